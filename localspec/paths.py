@@ -123,6 +123,11 @@ class Paths(NamedTuple):
     def store(self) -> Path:
         return self.data / "models"
 
+    @property
+    def tuned(self) -> Path:
+        """The drafts that were trained on this user's conversations."""
+        return self.data / "tuned"
+
 
 def default_paths() -> Paths:
     """Return the folders for this user and environment.

@@ -430,7 +430,7 @@ def test_no_rooms_import_each_other_in_a_circle() -> None:
 PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "llama_cpp": (("engine/llama",), "one place checks each return code and frees what it made"),
     "numpy": (
-        ("engine", "extras/embeddings"),
+        ("engine", "extras/embeddings", "extras/tune"),
         "only logits need it, and an idle daemon should stay small",
     ),
     "llguidance": (("engine",), "grammars work on the target's logits"),
@@ -461,10 +461,13 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "lsprotocol": (("extras/editors",), "as pygls"),
     "acp": (("extras/editors",), "as pygls"),
     # Nowhere.
-    "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
+    "gguf": (
+        ("extras/tune",),
+        "it writes models that were trained; our own strict reader reads headers of files of others",
+    ),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),
     "tests": ((), "as benchmarks"),
-    "torch": ((), "training is a script's, and 2 GB"),
+    "torch": (("extras/tune/network",), "2 GB, and an extra that most need not have"),
     "httpx": ((), "184 ms against 49 ms until the first word"),
     "requests": ((), "as httpx"),
     "openai": ((), "tests use it to show that we speak its protocol; 687 ms"),

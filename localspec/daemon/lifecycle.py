@@ -273,7 +273,7 @@ class Daemon:
         residents.retention_policy = registry.retention_policy
         database = paths.data / "conversations.sqlite"
         conversations = ConversationStore(
-            database, paths.model_states, paths.typed_lines, paths.unsaved_notice
+            database, paths.model_states, paths.typed_lines, paths.unsaved_notice, paths.tuned
         )
         parts = paths, supervisor, registry, conversations
         self._state = DaemonState(*parts, self.drain, self.configure)

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -146,6 +147,8 @@ class DaemonState:
     async def _resolve(self, name: str, receive: Receive) -> PairFiles:
         name = names.resolve_default(name, self.config)
         loaded = self.supervisor.residents.loaded_files(name)
+        if loaded and self._is_retired(loaded.draft):
+            loaded = None
         if loaded or not names.reads_files(name):
             return loaded or names.resolve_pair(name, self.config, self.registry)
         config = self.config
@@ -169,6 +172,24 @@ class DaemonState:
         """
         await self.supervisor.residents.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
+        await self.unload_retired_drafts()
+
+    async def unload_retired_drafts(self) -> None:
+        """Unload the idle pairs whose draft has been deleted.
+
+        A busy one is loaded again with its next request.
+        """
+        for pair in self.supervisor.residents.loaded:
+            if pair.files and self._is_retired(pair.files.draft):
+                await self.unload_if_idle(pair.name)
+
+    def _is_retired(self, draft: str | None) -> bool:
+        """Return whether this is a tuned draft that has been deleted."""
+        return (
+            draft is not None
+            and Path(draft).is_relative_to(self.paths.tuned)
+            and not Path(draft).exists()
+        )
 
     def take_notice(self, pair: str) -> str:
         """Return what only the next answer should mention. Clients over TCP get no problems of the files."""

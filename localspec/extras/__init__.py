@@ -29,6 +29,7 @@ COMMANDS = {
     "Data": {
         "stats": ("stats", "command", "Show tokens, speed and time saved over days."),
         "bench": ("bench", "command", "Measure whether speculation pays, and for what."),
+        "tune": ("tune", "command", "Train a pair's draft on what its target has answered."),
     },
     "Integrate": {
         "editor": ("editors", "editor_command", "Set up Vim, Neovim or another editor."),

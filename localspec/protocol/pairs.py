@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.settings import Pooling, UpstreamKind
+from localspec.protocol.tuned import TunedDraft
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Source = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -305,6 +306,7 @@ class PairView(Struct):
     - `contexts`: each twice the one before, up to the context that the models were trained for.
     - `problem`: a sentence about a file that has changed.
     - `calls`: how tool calls are written; "" without a chat template.
+    - `tuned`: the draft that `localspec tune` made of the pair's own, and that is used in its place.
     """
 
     name: str
@@ -328,6 +330,7 @@ class PairView(Struct):
     contexts: list[ContextView]
     problem: str
     calls: str = ""
+    tuned: TunedDraft | None = None
 
     @property
     def capabilities(self) -> list[Capability]:

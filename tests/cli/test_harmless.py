@@ -221,6 +221,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "templates rm": ["❮\x1b❯"],
     "templates path": ["", "good"],
     "stats": ["", "--json", "--html -", "--pair ❮\x1b❯"],
+    "tune": ["--status", "--revert"],
     "bench": ["--quick --repetitions 1", "❮\x1b❯", "compare ❮\x1b❯ x"],
     "config": [""],
     "config get": ["pair", "❮\x1b❯"],

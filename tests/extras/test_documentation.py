@@ -58,6 +58,8 @@ REFUSED = {
     "localspec show coder-7b --context 16384": (1, "localspec pull coder-7b"),
     "localspec verify coder-7b": (1, "localspec pull coder-7b"),
     "localspec rm coder-7b smollm2": (1, "coder-7b"),
+    "localspec tune --files ~/src/project": (2, "There is no file or folder"),
+    "localspec tune --revert": (1, "has no tuned draft"),
     "localspec chat": (2, "A chat needs a terminal"),
     "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,6 +140,8 @@ def pair(view: dict[str, Any]) -> None:
     rows.append(("tokenizers", _format_match(view)))
     rows += [("note", note) for note in view["notes"]]
     rows.append(("drafts", _DRAFT_DESCRIPTIONS[view["kind"]]))
+    if tuned := view.get("tuned"):
+        rows += format_tuned(tuned)
     rows.append(
         ("memory", f"{format_size(view['needed'])} with {view['context']} tokens of context")
     )
@@ -149,6 +152,20 @@ def pair(view: dict[str, Any]) -> None:
         rows.append(("", format_plan(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
     render.fields([(name, text) for name, text in rows if text])
+
+
+def format_tuned(tuned: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return rows about a tuned draft: since when it is used, and its figures beside the pair's own draft."""
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(tuned["created"]))
+    rows = [
+        ("tuned", f"since {since}: {tuned['method']}, from {tuned['tokens']} tokens of answers")
+    ]
+    for kind, rate in sorted(tuned["tokens_per_second"].items()):
+        text = f"{kind}: {rate['before']:.1f} → {rate['after']:.1f} tokens/s"
+        if tokens := tuned["tokens_per_pass"].get(kind):
+            text += f", {tokens['before']:.2f} → {tokens['after']:.2f} tokens per pass"
+        rows.append(("", text))
+    return rows
 
 
 def _print_upstream(view: dict[str, Any]) -> None:

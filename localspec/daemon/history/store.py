@@ -34,6 +34,7 @@ from localspec.protocol.conversations import (
     Undone,
 )
 from localspec.protocol.frames import ANONYMOUS_CLIENTS
+from localspec.registry.tuned import remove_tuned_drafts
 
 if TYPE_CHECKING:
     import sqlite3
@@ -67,7 +68,9 @@ class ConversationStore:
     program.
     """
 
-    def __init__(self, file: Path, states: Path, typed_lines: Path, lost: Path) -> None:
+    def __init__(
+        self, file: Path, states: Path, typed_lines: Path, lost: Path, tuned: Path
+    ) -> None:
         """Create the store without opening its file.
 
         Args:
@@ -75,10 +78,12 @@ class ConversationStore:
             states: the folder in which the engine saves prompt states, one folder per conversation id.
             typed_lines: the file of lines that people typed in chats, see `database.remove_lines`.
             lost: a file that holds the reason why the newest answer was not stored.
+            tuned: the folder of the drafts that learned from conversations.
         """
         self._file = file
         self._states = states
         self._typed_lines = typed_lines
+        self._tuned = tuned
         # Called in the store's thread for a turn of a conversation that was removed meanwhile, since the
         # engine may hold states of it that were made after the removal.
         self.on_removed_meanwhile: Callable[[str], object] = lambda _: None
@@ -377,6 +382,8 @@ class ConversationStore:
         """
         entry = self._find(name)
         prompts = self._read_prompts(entry.id)
+        # First, so that no draft that learned from the conversation outlives it if the daemon dies now.
+        remove_tuned_drafts(self._tuned, entry.id)
         with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
             cleanups.callback(self.remove_states, entry.id)
             cleanups.callback(logs.forget_prompts, entry.id)
@@ -403,6 +410,7 @@ class ConversationStore:
         ).fetchone()
         if not other_messages:
             return self.remove(conversation)
+        remove_tuned_drafts(self._tuned, conversation)
         self.remove_states(conversation)
         with self._deleting() as db:
             db.execute(
@@ -416,6 +424,7 @@ class ConversationStore:
         The caller has to drop what the engine holds in memory.
         """
         count = 0
+        remove_tuned_drafts(self._tuned, None)
         with contextlib.ExitStack() as cleanups:
             cleanups.callback(self.remove_states, None)
             cleanups.callback(logs.forget_prompts, None)
@@ -466,6 +475,7 @@ class ConversationStore:
                 (entry.id, question[0]),
             ).fetchone()
         if questions_left:
+            remove_tuned_drafts(self._tuned, entry.id)
             with self._deleting() as db:
                 db.execute(
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",

@@ -14,6 +14,7 @@ from localspec.daemon.http import tcp
 from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
 from localspec.paths import expand_user, split_model_names
 from localspec.protocol.frames import PairFiles
+from localspec.registry.tuned import find_tuned_draft
 
 if TYPE_CHECKING:
     from localspec.daemon.pairs.registry import Registry
@@ -62,7 +63,7 @@ def resolve_pair(
     """
     name = resolve_default(name, config)
     if name == BUILTIN:
-        return builtin_files()
+        return with_tuned_draft(builtin_files(), registry.paths.tuned)
     if upstream_pair := registry.upstream(name):
         return upstream_pair
     name = registry.resolve_alias(name)
@@ -85,6 +86,17 @@ def resolve_pair(
     files.draft_named = draft is not None and not record.draft_found
     if draft:  # a pair that was added with --no-draft gets none
         _add_other_drafts(files, registry.find_own_drafts(target))
+    return with_tuned_draft(files, registry.paths.tuned)
+
+
+def with_tuned_draft(files: PairFiles, tuned: Path) -> PairFiles:
+    """Return the files of a pair with its tuned draft, if there is one in the folder `tuned`.
+
+    The draft that it was made from replaces it if it turns out to be of no use.
+    """
+    if files.draft and (found := find_tuned_draft(tuned, files.target, files.draft)):
+        files.other_drafts = (files.draft, *files.other_drafts)
+        files.draft = str(found[0])
     return files
 
 

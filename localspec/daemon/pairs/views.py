@@ -33,6 +33,8 @@ from localspec.protocol.pairs import (
     PairList,
     PairView,
 )
+from localspec.protocol.tuned import TunedDraft
+from localspec.registry.tuned import find_tuned_draft
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile, Preset
@@ -281,6 +283,7 @@ def pair_details(
     view = describe_pair(registry.store, record, registry.free_memory(), load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
+    view.tuned = _find_tuned(registry, view)
     view.loaded = registry.in_use(record.name)
     view.problem = integrity.find_quick_problem(registry.store, record)
     if _has_own_template(registry, record.name):
@@ -288,6 +291,14 @@ def pair_details(
     if preset := registry.catalogue.presets.get(record.name):
         view.notes += tuple(_preset_notes(preset))
     return view
+
+
+def _find_tuned(registry: Registry, view: PairView) -> TunedDraft | None:
+    """Return the record of the tuned draft that is used in place of a pair's own, if there is one."""
+    if view.draft is None:
+        return None
+    found = find_tuned_draft(registry.paths.tuned, view.target.path, view.draft.path)
+    return found[1] if found else None
 
 
 def _has_own_template(registry: Registry, name: str) -> bool:

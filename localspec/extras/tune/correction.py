@@ -1,0 +1,160 @@
+"""Correct rows of a draft's output matrix, so that it predicts the texts of one person better.
+
+A draft's logits are `output matrix @ state`, where the state is what its last layer computes. The states stay
+as they are, so only a softmax regression has to be fitted: a convex problem, which numpy solves in minutes
+and which has no bad optimum. Only the rows of tokens that occur in the texts change. What all other tokens
+contribute to the softmax is a constant of each position, and is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from localspec.errors import LoadFailed
+from localspec.extras.tune.lessons import Lesson
+from localspec.extras.tune.reading import Floats, Integers, TextReader
+
+MAX_BATCH_POSITIONS, MIN_BATCH_POSITIONS, BATCHES_PER_EPOCH = 512, 32, 32
+MAX_EPOCHS = 60
+MAX_POSITIONS = 100_000  # 360 MB of states for a draft of 0.5 B
+# Epochs without an improvement on the validation texts after which the fit ends.
+PATIENCE_EPOCHS = 4
+# Adam (Kingma and Ba 2015). The first step is a fraction of the root mean square of the matrix; steps shrink
+# with the root of the epoch.
+STEP, DECAY_FIRST, DECAY_SECOND, EPSILON = 0.02, 0.9, 0.99, 1e-8
+# How far logits computed by numpy may be from llama.cpp's, as a fraction of their standard deviation.
+MAX_LOGIT_ERROR = 0.1
+LOWEST_LOGIT, TINY = -1e4, 1e-30  # stand for tokens that cannot come
+
+
+class NotLinear(LoadFailed):
+    """The draft's logits are not its states times its output matrix."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions of texts whose next token is known.
+
+    states: (n, width) of the draft's last layer. labels: (n,) the next token as an index into the rows that
+    may change. rest: (n,) logarithm of the sum of exp(logit) over all other tokens.
+    """
+
+    states: Floats
+    labels: Integers
+    rest: Floats
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Any) -> Positions:
+        return Positions(self.states[index], self.labels[index], self.rest[index])
+
+
+def collect_positions(
+    reader: TextReader, lessons: Sequence[Lesson], row_tokens: Integers, rows: Floats
+) -> Positions:
+    """Return the positions of lessons whose next token is a row, read with the draft.
+
+    No further lesson is read after MAX_POSITIONS.
+
+    row_tokens: (m,) sorted tokens whose rows may change. rows: (m, width) these rows of the output matrix.
+
+    Raises:
+        NotLinear: the logits are not the states times the matrix.
+    """
+    none = np.zeros(0, np.float32)
+    parts = [Positions(np.zeros((0, rows.shape[1]), np.float32), none.astype(np.int64), none)]
+    count = 0
+    for lesson in lessons:
+        start = 0
+        for logits, states in reader.read(lesson.tokens, lesson.first):
+            labels = lesson.labels[start : start + len(logits)]
+            start += len(logits)
+            parts.append(_positions(logits, states, labels, row_tokens, rows))
+            count += len(parts[-1])
+        if count >= MAX_POSITIONS:
+            break
+    names = ("states", "labels", "rest")
+    return Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _positions(
+    logits: Floats, states: Floats, labels: Integers, row_tokens: Integers, rows: Floats
+) -> Positions:
+    """Return the positions of one batch whose label is a row. The logits are overwritten."""
+    errors = np.abs(logits[:, row_tokens] - states @ rows.T)
+    if errors.mean() > MAX_LOGIT_ERROR * logits.std():
+        raise NotLinear("Its logits are not its states times its output matrix.")
+    logits[:, row_tokens] = -np.inf
+    highest = np.maximum(logits.max(1), LOWEST_LOGIT)
+    rest = highest + np.log(np.exp(logits - highest[:, None]).sum(1) + TINY)
+    index = np.minimum(np.searchsorted(row_tokens, labels), len(row_tokens) - 1)
+    return Positions(states, index, rest.astype(np.float32))[row_tokens[index] == labels]
+
+
+def fit_rows(
+    rows: Floats,
+    training: Positions,
+    validation: Positions,
+    report: Callable[[int], None],
+) -> Floats:
+    """Return the rows (m, width) that give the validation texts the highest probability.
+
+    The cross entropy of the training texts is minimized by Adam, and the rows of the best epoch are returned:
+    those given if none was better. report: called after each epoch with its number.
+    """
+    size = len(training) // BATCHES_PER_EPOCH
+    size = min(max(size, MIN_BATCH_POSITIONS), MAX_BATCH_POSITIONS)
+    generator = np.random.default_rng(0)
+    best, best_loss, best_epoch = rows, _mean_loss(rows, validation), 0
+    current = rows.copy()
+    first, second = np.zeros_like(rows), np.zeros_like(rows)
+    step_size = STEP * float(np.sqrt(np.mean(rows**2)))
+    steps = 0
+    for epoch in range(1, MAX_EPOCHS + 1):
+        order = generator.permutation(len(training))
+        for start in range(0, len(order), size):
+            _, gradient = _loss(current, training[order[start : start + size]])
+            steps += 1
+            first += (1 - DECAY_FIRST) * (gradient - first)
+            second += (1 - DECAY_SECOND) * (gradient**2 - second)
+            scale = np.sqrt(1 - DECAY_SECOND**steps) / (1 - DECAY_FIRST**steps)
+            current -= step_size / np.sqrt(epoch) * scale * first / (np.sqrt(second) + EPSILON)
+        validation_loss = _mean_loss(current, validation)
+        report(epoch)
+        if validation_loss < best_loss:
+            best, best_loss, best_epoch = current.copy(), validation_loss, epoch
+        elif epoch - best_epoch >= PATIENCE_EPOCHS:
+            break
+    return best
+
+
+def _loss(rows: Floats, positions: Positions) -> tuple[float, Floats]:
+    """Return the mean cross entropy in nats and its gradient (m, width)."""
+    logits = positions.states @ rows.T
+    highest = np.maximum(logits.max(1), positions.rest)
+    exponentials = np.exp(logits - highest[:, None])
+    total = exponentials.sum(1) + np.exp(positions.rest - highest)
+    index = np.arange(len(positions))
+    labelled = logits[index, positions.labels]
+    loss = float(np.mean(np.log(total) + highest - labelled))
+    exponentials /= total[:, None]
+    exponentials[index, positions.labels] -= 1
+    gradient: Floats = exponentials.T @ positions.states / np.float32(len(positions))
+    return loss, gradient
+
+
+def _mean_loss(rows: Floats, positions: Positions) -> float:
+    """Return the mean cross entropy in nats, 0 without positions."""
+    losses = [len(part) * _loss(rows, part)[0] for part in _parts(positions)]
+    return sum(losses) / len(positions) if losses else 0.0
+
+
+def _parts(positions: Positions) -> Iterator[Positions]:
+    """Yield positions in parts, so that their logits need little memory."""
+    for start in range(0, len(positions), MAX_BATCH_POSITIONS):
+        yield positions[start : start + MAX_BATCH_POSITIONS]

@@ -1,0 +1,262 @@
+"""Run a training process, pause it while the daemon answers, and adopt the draft if it is faster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from localspec.children import engine_environment
+from localspec.client.pairs import PairsClient
+from localspec.errors import LocalspecError, NoDaemon, NotFound
+from localspec.extras.tune.texts import TrainingText, TuneClient, infill_request
+from localspec.files import write_atomically
+from localspec.protocol.tuned import RECORD_FILE
+
+Report = Callable[[str, float], None]
+POLL_INTERVAL_S = 0.5
+# Held-out answers of each kind that are decoded again with both drafts, how long each may be, and how often.
+SPEED_ANSWERS, SPEED_TOKENS, SPEED_ROUNDS = 12, 128, 4
+# What a new draft must reach beside the present one, in the mean over kinds of work and for each kind. Tokens
+# per pass are exact. Tokens per second vary: two copies of one draft have come out at 0.94 and 1.17.
+MIN_PER_PASS, MIN_PER_PASS_OF_KIND = 1.02, 0.97
+MIN_SPEED, MIN_SPEED_OF_KIND = 1.0, 0.9
+
+
+class NotBetter(LocalspecError):
+    """The trained draft is not faster than the one it was made from."""
+
+
+class Training:
+    """A training process, which is stopped whenever the daemon answers someone."""
+
+    def __init__(self, job: dict[str, Any], report: Report) -> None:
+        """Start the process."""
+        self._report = report
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "localspec.extras.tune.training"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=engine_environment(),
+            start_new_session=True,  # Ctrl-C reaches this process, which ends the other
+        )
+        self._ended = threading.Event()
+        self._job = json.dumps(job).encode()
+
+    def run(self) -> dict[str, Any]:
+        """Wait for the process and return its result.
+
+        Raises:
+            LocalspecError: it failed.
+        """
+        pauses = threading.Thread(target=self._pause_while_busy, daemon=True)
+        pauses.start()
+        message: dict[str, Any] = {}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(self._job)
+            self._process.stdin.close()
+            for line in self._process.stdout:
+                message = json.loads(line)
+                if "stage" in message:
+                    self._report(message["stage"], message["done"])
+        except BrokenPipeError:  # it ended early, which its exit code says
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        finally:
+            self._ended.set()
+            pauses.join()
+            self._process.kill()
+            code = self._process.wait()
+            self._process.stdout.close()
+        if "result" in message:
+            result: dict[str, Any] = message["result"]
+            return result
+        if "error" in message:
+            raise LocalspecError(f"The draft could not be trained: {message['error']}")
+        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise LocalspecError(
+            f"The training ended early ({reason}); memory may not have been sufficient. "
+            "The pair's own draft stays in use."
+        )
+
+    def _pause_while_busy(self) -> None:
+        """Stop the process while the daemon has work, and let it go on afterwards."""
+        client, paused = PairsClient(autostart=False), False
+        while not self._ended.wait(POLL_INTERVAL_S):
+            try:
+                status = client.status()
+                busy = bool(status["running"] or status["waiting"])
+            except LocalspecError:
+                busy = False
+            if busy != paused:
+                paused = busy
+                os.kill(self._process.pid, signal.SIGSTOP if busy else signal.SIGCONT)
+
+
+def measure_speed(
+    client: TuneClient, names: Sequence[str], texts: Sequence[TrainingText], report: Report
+) -> list[dict[str, float]]:
+    """Return the tokens per second by kind of work for each of several pairs, asked in turns.
+
+    names: of the pairs, whose targets are the same. Nothing of these answers is saved. The first turn does
+    not count: in it each pair learns how well its draft does on such work. Of the others the fastest counts,
+    since other programs can only make an answer slower.
+    """
+    answers: list[list[tuple[int, float]]] = [[] for _ in names]  # tokens and seconds
+    total = (SPEED_ROUNDS + 1) * len(names)
+    for turn in range(SPEED_ROUNDS + 1):
+        order = range(len(names)) if turn % 2 == 0 else reversed(range(len(names)))
+        for step, index in enumerate(order):
+            report("measuring", (turn * len(names) + step) / total)
+            timings = [_answer_again(client, names[index], text) for text in texts]
+            measured = [(item["predicted_n"], item["predicted_ms"] / 1000) for item in timings]
+            if turn > 1:
+                answers[index] = list(map(_faster, answers[index], measured))
+            elif turn == 1:
+                answers[index] = measured
+            PairsClient(client.socket_path).unload(names[index])
+    return [_rate_by_kind(texts, of_pair) for of_pair in answers]
+
+
+def _faster(first: tuple[int, float], second: tuple[int, float]) -> tuple[int, float]:
+    """Return the answer that took less time for a token."""
+    return min(first, second, key=lambda answer: answer[1] / max(answer[0], 1))
+
+
+def _rate_by_kind(
+    texts: Sequence[TrainingText], answers: Sequence[tuple[int, float]]
+) -> dict[str, float]:
+    """Return the tokens per second of all answers of each kind of work together."""
+    sums: dict[str, tuple[int, float]] = {}
+    for text, (tokens, seconds) in zip(texts, answers, strict=True):
+        earlier = sums.get(text.kind, (0, 0.0))
+        sums[text.kind] = (earlier[0] + tokens, earlier[1] + seconds)
+    return {kind: tokens / seconds for kind, (tokens, seconds) in sums.items() if seconds}
+
+
+def _answer_again(client: TuneClient, pair: str, text: TrainingText) -> dict[str, Any]:
+    """Return the timings of the answer that a pair gives to the same question, greedily."""
+    if text.prefix:
+        answer = client.infill(infill_request(pair, text.prefix, text.suffix))
+    else:
+        request = {
+            "model": pair,
+            "messages": list(text.messages),
+            "temperature": 0,
+            "max_tokens": SPEED_TOKENS,
+        }
+        answer = client.chat(request)
+    timings: dict[str, Any] = answer["timings"]
+    return timings
+
+
+def choose_speed_texts(held_out: Sequence[TrainingText]) -> list[TrainingText]:
+    """Return the newest held-out texts of each kind, by which the speed is measured."""
+    kinds = sorted({text.kind for text in held_out})
+    return [
+        text
+        for kind in kinds
+        for text in [text for text in held_out if text.kind == kind][-SPEED_ANSWERS:]
+    ]
+
+
+def check_better(record: dict[str, Any]) -> None:
+    """Check by the record of a trained draft that it pays.
+
+    Raises:
+        NotBetter: it is accepted or decoded no better than the present draft, or worse for a kind of work.
+    """
+    failed = [
+        name
+        for name, least, least_of_kind in (
+            ("tokens_per_pass", MIN_PER_PASS, MIN_PER_PASS_OF_KIND),
+            ("tokens_per_second", MIN_SPEED, MIN_SPEED_OF_KIND),
+        )
+        if not _reaches(record[name], least, least_of_kind)
+    ]
+    if failed:
+        measures = " and ".join(name.replace("_", " ") for name in failed)
+        raise NotBetter(
+            f"The trained draft does not pay, by its {measures}. The present draft stays in use."
+        )
+
+
+def _reaches(gains: dict[str, dict[str, float]], least: float, least_of_kind: float) -> bool:
+    """Return whether gains reach a ratio in the mean, and another for each kind of work."""
+    ratios = [gain["after"] / gain["before"] for gain in gains.values()]
+    return (
+        bool(ratios) and statistics.geometric_mean(ratios) >= least and min(ratios) >= least_of_kind
+    )
+
+
+def adopt(folder: Path, trained: Path, record: dict[str, Any], client: TuneClient) -> None:
+    """Put the trained draft and its record in their place, where the daemon finds them.
+
+    Raises:
+        NotFound: a conversation that it learned from was removed meanwhile. Nothing is kept.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft, file = folder / record["file"], folder / RECORD_FILE
+    trained.replace(draft)
+    write_atomically(file, json.dumps(record, indent=2).encode())
+    for earlier in folder.glob("*.gguf"):
+        if earlier != draft:
+            earlier.unlink(missing_ok=True)
+    # From here on the daemon retires the draft with a conversation. Those removed before are noticed here.
+    try:
+        for conversation in record["conversations"]:
+            client.conversation(conversation)
+    except NotFound:
+        file.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
+        raise NotFound(
+            "A conversation that the draft learned from was removed meanwhile, so the draft was deleted."
+        ) from None
+
+
+def make_record(
+    base: Path,
+    target: str,
+    result: dict[str, Any],
+    learned: Sequence[TrainingText],
+    speeds: Sequence[dict[str, float]],
+) -> dict[str, Any]:
+    """Return the record of a tuned draft, a `TunedDraft`."""
+    info = base.stat()
+    before, after = speeds
+    created = time.time()
+    return {
+        "file": f"draft-{int(created)}.gguf",
+        "target": target,
+        "base": str(base),
+        "base_size": info.st_size,
+        "base_changed": info.st_mtime_ns,
+        "created": created,
+        "method": result["method"],
+        "conversations": sorted({text.conversation for text in learned if text.conversation}),
+        "tokens": result["tokens"],
+        "tokens_per_pass": result["tokens_per_pass"],
+        "tokens_per_second": {
+            kind: {"before": before[kind], "after": after[kind]} for kind in before if kind in after
+        },
+    }
+
+
+def unload(pair: str) -> None:
+    """Unload a pair if it is idle, so that its next answer uses another draft."""
+    try:
+        PairsClient(autostart=False).unload(pair)
+    except (NoDaemon, LocalspecError):
+        return

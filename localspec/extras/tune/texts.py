@@ -1,0 +1,193 @@
+"""Collect the texts that a draft learns from: answers in the history, and files that the target completes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.client.conversations import ConversationsClient
+from localspec.errors import LocalspecError, TemplateFailed
+
+MAX_CONVERSATIONS = 10_000
+HELD_OUT_SHARE = 0.25  # the newest texts, by which the new draft is judged
+FILE_KIND = "complete"  # the kind of work of completions in files, as editors ask for them
+COMPLETION_TOKENS = 96
+PLACES_PER_FILE = 4
+MIN_TEXTS = 20  # to learn from
+MIN_JUDGED_TEXTS = 16  # of a kind, so that four are left to judge by
+_LINES_BEFORE, _LINES_AFTER = 40, 20
+_MIN_LINES, _MAX_FILE_BYTES = 30, 1 << 20
+_ENDED_WELL = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """An answer of the target with what it answers: a rendered prompt, or the text around a place in a file.
+
+    conversation: the id of the conversation that it is from; "" for a completion in a file. messages: of a
+    chat, so that it can be asked again.
+    """
+
+    kind: str
+    answer: str
+    created: float = 0.0
+    prompt: str = ""
+    prefix: str = ""
+    suffix: str = ""
+    conversation: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+
+    def as_job(self) -> dict[str, str]:
+        """Return what the training process gets."""
+        text = {"kind": self.kind, "answer": self.answer}
+        if self.prefix:
+            return {**text, "prefix": self.prefix, "suffix": self.suffix}
+        return {**text, "prompt": self.prompt}
+
+
+class TuneClient(ConversationsClient):
+    """A client that also renders chats."""
+
+    def render_chat(self, pair: str, messages: Sequence[dict[str, str]]) -> str:
+        """Return the prompt of a chat up to the beginning of the answer."""
+        body = {"model": pair, "messages": list(messages)}
+        return str(self._json("POST", "/apply-template", body)["prompt"])
+
+
+def collect_history(client: TuneClient, pair: str) -> list[TrainingText]:
+    """Return the answers of a pair in the history, the oldest first."""
+    texts = []
+    for entry in client.conversations(MAX_CONVERSATIONS):
+        messages = client.conversation(entry["id"])["messages"]
+        for index, message in enumerate(messages):
+            if is_answer_of(message, pair):
+                texts.append(_chat_text(client, pair, entry["id"], messages[: index + 1]))
+    return sorted((text for text in texts if text), key=lambda text: text.created)
+
+
+def is_answer_of(message: dict[str, Any], pair: str) -> bool:
+    """Return whether a stored message is a text that the pair wrote to its end.
+
+    Answers with thoughts or calls are left out: how the model wrote them is not stored.
+    """
+    return (
+        message["role"] == "assistant"
+        and message.get("model") == pair
+        and message.get("finish") in _ENDED_WELL
+        and bool(message["content"])
+        and not message.get("reasoning_content")
+        and not message.get("tool_calls")
+    )
+
+
+def _chat_text(
+    client: TuneClient, pair: str, conversation: str, messages: Sequence[dict[str, Any]]
+) -> TrainingText | None:
+    """Return the last of some messages as an answer to the others; None if they cannot be rendered."""
+    *questions, answer = messages
+    plain = [{"role": message["role"], "content": message["content"]} for message in questions]
+    try:
+        prompt = client.render_chat(pair, plain)
+    except TemplateFailed:
+        return None
+    return TrainingText(
+        answer.get("kind") or "ask",
+        answer["content"],
+        answer["created"],
+        prompt=prompt,
+        conversation=conversation,
+        messages=tuple(plain),
+    )
+
+
+def find_places(paths: Iterable[Path]) -> list[tuple[str, str]]:
+    """Return texts before and after places in files, in an order that is random and always the same.
+
+    A folder stands for the files in it whose name ends like a program's or a text's.
+    """
+    generator, places = random.Random(0), []
+    for path in paths:
+        for file in sorted(path.rglob("*.*")) if path.is_dir() else [path]:
+            places += _places_of(file, generator)
+    generator.shuffle(places)
+    return places
+
+
+def _places_of(file: Path, generator: random.Random) -> list[tuple[str, str]]:
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_FILE_BYTES:
+            return []
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return []
+    places = []
+    for _ in range(PLACES_PER_FILE if len(lines) >= _MIN_LINES else 0):
+        number = generator.randrange(len(lines))
+        line = lines[number].rstrip("\n")
+        indent = len(line) - len(line.lstrip())
+        if line.strip():
+            cut = generator.randrange(indent, len(line))
+            before = "".join(lines[max(number - _LINES_BEFORE, 0) : number]) + line[:cut]
+            after = "".join(lines[number + 1 : number + 1 + _LINES_AFTER])
+            places.append((before or "\n", after))
+    return places
+
+
+def complete_places(
+    client: TuneClient,
+    pair: str,
+    places: Sequence[tuple[str, str]],
+    report: Callable[[int], bool],
+) -> list[TrainingText]:
+    """Return what the target writes at places in files, until `report` returns False.
+
+    report: called with the number of places.
+    """
+    texts = []
+    for number, (prefix, suffix) in enumerate(places, 1):
+        text = client.infill(infill_request(pair, prefix, suffix))["content"]
+        if text:
+            texts.append(TrainingText(FILE_KIND, text, prefix=prefix, suffix=suffix))
+        if not report(number):
+            break
+    return texts
+
+
+def infill_request(pair: str, prefix: str, suffix: str) -> dict[str, Any]:
+    """Return the request for a greedy completion of a place in a file."""
+    return {
+        "model": pair,
+        "input_prefix": prefix,
+        "input_suffix": suffix,
+        "n_predict": COMPLETION_TOKENS,
+        "temperature": 0,
+    }
+
+
+def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+    """Return the texts to learn from and the newest ones, by which the draft is judged, of each kind.
+
+    A kind of which there is too little to judge by is only learned from.
+    Texts of one conversation stay on one side, since later answers repeat the earlier ones.
+
+    Raises:
+        LocalspecError: there are too few.
+    """
+    learned: list[TrainingText] = []
+    held_out: list[TrainingText] = []
+    for kind in sorted({text.kind for text in texts}):
+        of_kind = [text for text in texts if text.kind == kind]
+        judged = len(of_kind) >= MIN_JUDGED_TEXTS
+        cut = int(len(of_kind) * (1 - HELD_OUT_SHARE)) if judged else len(of_kind)
+        earlier = {text.conversation for text in of_kind[:cut] if text.conversation}
+        learned += of_kind[:cut]
+        held_out += [text for text in of_kind[cut:] if text.conversation not in earlier]
+    if len(learned) < MIN_TEXTS or not held_out:
+        raise LocalspecError(
+            f"There are too few answers to learn from: {len(texts)}, and {2 * MIN_TEXTS} are needed. "
+            "Ask more, or let the target complete files: localspec tune --files FOLDER"
+        )
+    return learned, held_out

@@ -1,0 +1,63 @@
+"""The tuned drafts of one user: `localspec tune` writes them, and the daemon uses and retires them.
+
+data/tuned/KEY/NAME.gguf      the draft
+data/tuned/KEY/record.json    what it was made from; it is written last, and makes the daemon use the draft
+
+KEY is made of the paths of the target and of the draft that was tuned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from localspec.paths import read_file, remove_tree
+from localspec.protocol.tuned import RECORD_FILE, TunedDraft, tuned_folder
+
+
+def find_tuned_draft(root: Path, target: str, base: str) -> tuple[Path, TunedDraft] | None:
+    """Return the tuned draft of a pair with its record, or None.
+
+    One that was made from another state of the pair's draft does not count.
+    """
+    folder = tuned_folder(root, target, base)
+    record = _read_record(folder)
+    if record is None:
+        return None
+    try:
+        info = Path(base).stat()
+    except OSError:
+        return None
+    draft = folder / Path(record.file).name
+    is_current = (info.st_size, info.st_mtime_ns) == (record.base_size, record.base_changed)
+    return (draft, record) if is_current and draft.is_file() else None
+
+
+def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft]:
+    """Delete the tuned drafts that learned from a conversation, or all with None, and return their records.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    removed = []
+    for folder, record in _records(root):
+        if conversation is None or conversation in record.conversations:
+            remove_tree(folder)
+            removed.append(record)
+    return removed
+
+
+def _records(root: Path) -> Iterator[tuple[Path, TunedDraft]]:
+    for folder in sorted(root.glob("*")):
+        if record := _read_record(folder):
+            yield folder, record
+
+
+def _read_record(folder: Path) -> TunedDraft | None:
+    """Return the record in a folder, or None if there is none that this version understands."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_file(folder / RECORD_FILE), type=TunedDraft)
+    return None

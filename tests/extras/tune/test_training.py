@@ -1,0 +1,260 @@
+"""Training of drafts: the fit, the file that is written, and the process that does both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.synthetic import follow, target_cycle
+from localspec.children import engine_environment
+from localspec.engine.llama import Model, initialise
+from localspec.extras.tune import correction, training
+from localspec.extras.tune.lessons import Lesson, count_hits, mean_tokens_per_pass
+from localspec.extras.tune.model_file import EMBEDDINGS, OUTPUT, ModelFile
+from localspec.extras.tune.reading import TextReader
+from tests.support.pairs import N_VOCAB, cycle_pair
+
+BUILTIN = Path(training.__file__).parents[2] / "builtin"
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="this installation has no extra tune, with PyTorch"
+)
+
+
+def lesson_of(tokens: list[int], answer: int = 1) -> Lesson:
+    """Return a lesson whose labels are the text's own tokens."""
+    top = np.array(tokens[answer:], np.int64)[:, None]
+    return Lesson("ask", tokens[:-1], answer, answer - 1, top, np.ones(top.shape, np.float32))
+
+
+def hits_of(path: Path | str, lessons: list[Lesson]) -> float:
+    """Return the share of the lessons' tokens that a model predicts."""
+    with Model(str(path), n_gpu_layers=0) as model:
+        reader = TextReader(model, 1)
+        try:
+            return float(np.concatenate(count_hits(reader, lessons)).mean())
+        finally:
+            reader.close()
+
+
+def job_of(folder: Path, **values: Any) -> training.Job:
+    return training.Job(
+        **{
+            "target": str(folder / "target.gguf"),
+            "draft": str(folder / "draft.gguf"),
+            "output": str(folder / "new.gguf"),
+            "texts": [],
+            "held_out": [],
+            "seconds": 20.0,
+            "threads": 1,
+            **values,
+        }
+    )
+
+
+def cycle_lessons(count: int) -> list[Lesson]:
+    cycle = target_cycle(N_VOCAB)
+    return [lesson_of([first, *follow(cycle, first, 40)]) for first in range(0, 8 * count, 8)]
+
+
+# ------------------------------------------------------------------------ the fit
+
+
+def random_positions(
+    generator: np.random.Generator, rows: np.ndarray, n: int
+) -> correction.Positions:
+    states = generator.normal(size=(n, rows.shape[1])).astype(np.float32)
+    labels = (states @ rows.T).argmax(1)
+    rest = generator.normal(size=n).astype(np.float32) - 3
+    return correction.Positions(states, labels, rest)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(5, 4)).astype(np.float32)
+    positions = random_positions(generator, rows, 7)
+    _, gradient = correction._loss(rows, positions)
+    for index in np.ndindex(rows.shape):
+        step = np.zeros_like(rows)
+        step[index] = 1e-2
+        above, below = (correction._loss(rows + sign * step, positions)[0] for sign in (1, -1))
+        assert (above - below) / 2e-2 == pytest.approx(gradient[index], abs=2e-3)
+
+
+def test_a_fit_finds_the_rows_that_wrote_the_texts() -> None:
+    generator = np.random.default_rng(1)
+    right = generator.normal(size=(20, 16)).astype(np.float32)
+    wrong = right + generator.normal(size=right.shape).astype(np.float32)
+    learned, unseen = (random_positions(generator, right, n) for n in (4000, 1000))
+    fitted = correction.fit_rows(wrong, learned, unseen[:500], lambda *_: None)
+    judged = unseen[500:]
+    before, after = (
+        np.mean((judged.states @ rows.T).argmax(1) == judged.labels) for rows in (wrong, fitted)
+    )
+    assert before < 0.7 < 0.9 < after
+
+
+def test_a_fit_that_does_not_help_changes_nothing() -> None:
+    """The texts to learn from have random labels, and the rows are right for the others."""
+    generator = np.random.default_rng(2)
+    right = generator.normal(size=(20, 16)).astype(np.float32)
+    learned, unseen = (random_positions(generator, right, 500) for _ in range(2))
+    learned.labels[:] = generator.integers(0, 20, 500)
+    assert correction.fit_rows(right, learned, unseen, lambda *_: None) is right
+
+
+def replay(hits: list[bool], depth: int) -> int:
+    """Return the passes of one answer, token by token."""
+    passes = position = 0
+    while position < len(hits):
+        passes += 1
+        drafted = 0
+        while drafted < depth and position < len(hits) and hits[position]:
+            drafted, position = drafted + 1, position + 1
+        position += 1  # the target's own token
+    return passes
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=30), max_size=5), st.integers(1, 6))
+def test_tokens_per_pass_are_those_of_a_replay(answers: list[list[bool]], depth: int) -> None:
+    passes = sum(replay(answer, depth) for answer in answers)
+    expected = sum(map(len, answers)) / passes if passes else 0.0
+    assert mean_tokens_per_pass([np.array(a, bool) for a in answers], depth) == expected
+
+
+# ------------------------------------------------------------------------ files
+
+
+def test_a_copy_differs_in_nothing_but_what_was_changed(tmp_path: Path) -> None:
+    file, path = ModelFile(BUILTIN / "draft.gguf"), tmp_path / "copy.gguf"
+    matrix = file.read_tensor(EMBEDDINGS)
+    matrix[7] *= 2
+    file.write_copy(path, {OUTPUT: matrix}, "tuned draft")
+    copy = ModelFile(path)
+    assert set(copy.names) == {*file.names, OUTPUT}
+    for name in file.names:
+        assert np.array_equal(copy.read_tensor(name), file.read_tensor(name))
+    difference = np.abs(copy.read_tensor(OUTPUT) - matrix).max(1)
+    assert difference.max() <= np.abs(matrix).max() / 127
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template"):
+        assert copy.read_value(key) == file.read_value(key)
+    assert copy.read_value("general.name") == "tuned draft"
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.7])
+def test_rows_of_a_wrong_draft_are_made_right(tmp_path: Path, acceptance: float) -> None:
+    initialise()
+    pair = cycle_pair(tmp_path, acceptance)
+    lessons = cycle_lessons(40)
+    assert pair.draft is not None
+    file = ModelFile(Path(pair.draft))
+    training._train_rows(job_of(tmp_path), lessons, file)
+    before, after = (hits_of(path, lessons) for path in (pair.draft, tmp_path / "new.gguf"))
+    assert before == pytest.approx(acceptance, abs=0.15)
+    assert after > 0.95
+
+
+def test_a_draft_whose_logits_are_scaled_is_refused(tmp_path: Path) -> None:
+    initialise()
+    pair = cycle_pair(tmp_path)
+    assert pair.draft is not None
+    tokens = np.arange(20)
+    rows = 3 * ModelFile(Path(pair.draft)).read_tensor(OUTPUT)[:20]
+    with Model(pair.draft, n_gpu_layers=0) as model:
+        reader = TextReader(model, 1, states=True)
+        with pytest.raises(correction.NotLinear):
+            correction.collect_positions(reader, cycle_lessons(1), tokens, rows)
+        reader.close()
+
+
+@needs_torch
+@pytest.mark.parametrize("acceptance", [0.3, 0.7])
+def test_all_weights_of_a_wrong_draft_are_made_right(tmp_path: Path, acceptance: float) -> None:
+    initialise()
+    pair = cycle_pair(tmp_path, acceptance)
+    lessons = cycle_lessons(40)
+    assert training._train_draft(job_of(tmp_path), lessons) == "all weights"
+    assert pair.draft is not None
+    assert hits_of(pair.draft, lessons) < 0.9
+    assert hits_of(tmp_path / "new.gguf", lessons) > 0.95
+
+
+@needs_torch
+def test_the_decoder_computes_what_llama_cpp_computes() -> None:
+    from localspec.extras.tune import network
+
+    initialise()
+    path = BUILTIN / "draft.gguf"
+    tokens = list(range(100, 160))
+    decoder = network.Decoder(ModelFile(path), "cpu")
+    ours = decoder.logits(decoder(network.torch.tensor([tokens])))[0].detach().numpy()  # type: ignore[attr-defined]
+    with Model(str(path), n_gpu_layers=0) as model:
+        reader = TextReader(model, 1)
+        theirs = np.concatenate([logits for logits, _ in reader.read(tokens, 0)])
+        reader.close()
+    assert np.abs(ours - theirs).mean() < 0.03 * theirs.std()
+
+
+# ------------------------------------------------------------------------ the process
+
+
+def run_process(job: bytes) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit code of a training process, and what it wrote."""
+    run = subprocess.run(
+        [sys.executable, "-m", "localspec.extras.tune.training"],
+        input=job,
+        capture_output=True,
+        env=engine_environment(),
+        check=False,
+    )
+    return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_a_process_trains_and_compares(tmp_path: Path) -> None:
+    text = {
+        "kind": "ask",
+        "prompt": "<|user|>What is os.walk?<|end|><|assistant|>",
+        "answer": "A walk. " * 8,
+    }
+    place = {"kind": "complete", "prefix": "def f(x):\n    re", "suffix": "\n", "answer": "turn x"}
+    job = training.Job(
+        target=str(BUILTIN / "target.gguf"),
+        draft=str(BUILTIN / "draft.gguf"),
+        output=str(tmp_path / "new.gguf"),
+        texts=[text, place] * 4,
+        held_out=[text, place],
+        seconds=20,
+        threads=1,
+        method="rows",
+    )
+    code, messages = run_process(msgspec.json.encode(job))
+    assert code == 0
+    result = messages[-1]["result"]
+    assert result["method"] == "output rows"
+    assert result["tokens_per_pass"].keys() == {"ask", "complete"}
+    assert (tmp_path / "new.gguf").stat().st_mode & 0o077 == 0
+    assert {message["stage"] for message in messages[:-1]} >= {"reading", "training", "comparing"}
+
+
+def test_a_damaged_draft_is_an_error_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "draft.gguf").write_bytes(b"no model")
+    job = job_of(tmp_path, target=str(BUILTIN / "target.gguf"))
+    code, messages = run_process(msgspec.json.encode(job))
+    assert code == 1
+    assert "cannot load" in messages[-1]["error"]
+
+
+def test_the_output_matrix_of_a_file(tmp_path: Path) -> None:
+    pair = cycle_pair(tmp_path)
+    assert pair.draft is not None
+    assert ModelFile(Path(pair.draft)).output_name == OUTPUT
+    assert ModelFile(BUILTIN / "draft.gguf").output_name == EMBEDDINGS

@@ -1,0 +1,401 @@
+"""`localspec tune` and what the daemon does with a tuned draft."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.client.pairs import PairsClient
+from localspec.daemon.pairs.names import builtin_files
+from localspec.errors import LocalspecError
+from localspec.extras.tune import running
+from localspec.extras.tune.commands import command
+from localspec.extras.tune.texts import (
+    MIN_TEXTS,
+    TrainingText,
+    TuneClient,
+    find_places,
+    is_answer_of,
+    split_by_time,
+)
+from localspec.protocol.tuned import TunedDraft, tuned_folder
+from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
+from tests.support.daemons import Home, temporary_home, wait_for
+
+QUESTION = "What does shutil.copytree do?"
+FILES = builtin_files()
+TARGET, BASE = FILES.target, FILES.draft or ""
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with temporary_home() as home:
+        assert home.run("start").returncode == 0
+        yield home
+
+
+def put_tuned_draft(home: Home, *conversations: str, content: bytes | None = None) -> Path:
+    """Give the built-in pair a tuned draft, a copy of its own, that learned from these conversations."""
+    folder = tuned_folder(home.root / "data" / "tuned", TARGET, BASE)
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "method": "output rows",
+        "tokens": 7,
+        "tokens_per_pass": {"ask": {"before": 2, "after": 3}},
+    }
+    learned = [TrainingText("ask", "", conversation=name) for name in conversations]
+    record = running.make_record(
+        Path(BASE), TARGET, result, learned, [{"ask": 10.0}, {"ask": 12.0}]
+    )
+    (folder / "record.json").write_text(json.dumps(record))
+    (folder / record["file"]).write_bytes(content or Path(BASE).read_bytes())
+    return folder
+
+
+def ask(home: Home) -> tuple[str, str]:
+    """Ask the question, save the conversation, and return its id and the answer."""
+    answer = home.chat(QUESTION, temperature=0, localspec={"conversation": "new"}).json
+    return answer["localspec"]["conversation"], answer["choices"][0]["message"]["content"]
+
+
+def loaded_draft(home: Home) -> str:
+    """Return the path of the draft's file that the worker has open."""
+    pid = home.status()["worker_pid"]
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    paths = [line.split(maxsplit=5)[-1] for line in maps.splitlines()]
+    return next(path for path in paths if "draft" in path)
+
+
+# ------------------------------------------------------------------------ use and removal
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(home: Home) -> None:
+    name, answer = ask(home)
+    other, _ = ask(home)
+    assert loaded_draft(home) == BASE
+    folder = put_tuned_draft(home, name)
+    home.run("unload")
+    assert ask(home)[1] == answer
+    assert loaded_draft(home) == str(next(folder.glob("*.gguf")))
+    shown = home.run("show", "builtin").stdout
+    assert "ask: 10.0 → 12.0 tokens/s, 2.00 → 3.00 tokens per pass" in shown
+    assert "from 7 tokens of answers" in home.run("tune", "--status").stdout
+
+    assert home.run("history", "rm", other).returncode == 0  # nothing was learned from this one
+    assert folder.exists()
+    assert home.run("history", "rm", name).returncode == 0
+    assert not folder.exists()
+    assert ask(home)[1] == answer
+    assert loaded_draft(home) == BASE
+    assert "tuned" not in home.run("show", "builtin").stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(home: Home) -> None:
+    name, answer = ask(home)
+    put_tuned_draft(home, name)
+    home.run("unload")
+    with home.streaming("What does os.walk do?", max_tokens=900, ignore_eos=True) as stream:
+        stream.await_text()
+        assert home.run("history", "rm", name).returncode == 0
+        assert loaded_draft(home) != BASE
+        stream.leave()
+    wait_for(lambda: not home.status()["running"], "the answer's end")
+    assert ask(home)[1] == answer
+    assert loaded_draft(home) == BASE
+
+
+def test_a_new_tuned_draft_replaces_the_one_before(home: Home, tmp_path: Path) -> None:
+    name, _ = ask(home)
+    client = TuneClient(str(home.root / "run" / "localspec.sock"))
+    for number in (1, 2):
+        trained = tmp_path / "trained.gguf"
+        trained.write_bytes(b"draft")
+        record = {"file": f"draft-{number}.gguf", "conversations": [name]}
+        running.adopt(tmp_path / "tuned", trained, record, client)
+    assert sorted(path.name for path in (tmp_path / "tuned").iterdir()) == [
+        "draft-2.gguf",
+        "record.json",
+    ]
+
+
+def test_a_draft_goes_with_a_question_that_is_taken_back(home: Home) -> None:
+    name, _ = ask(home)
+    home.chat(QUESTION, localspec={"conversation": name})
+    folder = put_tuned_draft(home, name)
+    assert home.request("POST", f"/localspec/conversations/{name}/undo", {}).status == 200
+    assert not folder.exists()
+
+
+def test_all_drafts_go_with_the_whole_history(home: Home) -> None:
+    ask(home)
+    folder = put_tuned_draft(home)
+    assert home.request("DELETE", "/localspec/conversations").status == 200
+    assert not folder.exists()
+
+
+def test_another_draft_serves_if_the_tuned_one_is_damaged(home: Home) -> None:
+    _, answer = ask(home)
+    home.run("unload")
+    put_tuned_draft(home, content=b"no model")
+    assert ask(home)[1] == answer
+    assert ".gguf drafts instead" in home.status()["pair"]["note"]
+    assert home.status()["pair"]["draft"]
+
+
+def test_a_tuned_draft_of_another_state_of_the_file_is_not_used(tmp_path: Path) -> None:
+    base = tmp_path / "draft.gguf"
+    base.write_bytes(b"first")
+    folder = tuned_folder(tmp_path / "tuned", "target", str(base))
+    folder.mkdir(parents=True)
+    result = {"method": "output rows", "tokens": 1, "tokens_per_pass": {}}
+    record = running.make_record(base, "target", result, [], [{}, {}])
+    (folder / "record.json").write_text(json.dumps(record))
+    (folder / record["file"]).write_bytes(b"tuned")
+    found = find_tuned_draft(tmp_path / "tuned", "target", str(base))
+    assert found is not None
+    assert found[0] == folder / record["file"]
+    os.utime(base, ns=(1, 1))
+    assert find_tuned_draft(tmp_path / "tuned", "target", str(base)) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"target": 1}', "\x00"])
+def test_a_broken_record_is_no_tuned_draft(tmp_path: Path, content: str) -> None:
+    folder = tuned_folder(tmp_path, "target", str(tmp_path))
+    folder.mkdir()
+    (folder / "record.json").write_text(content)
+    assert find_tuned_draft(tmp_path, "target", str(tmp_path)) is None
+    assert remove_tuned_drafts(tmp_path, "any") == []
+
+
+def test_revert_and_forget(home: Home) -> None:
+    assert "has no tuned draft" in home.run("tune", "--revert").stderr
+    folder = put_tuned_draft(home)
+    assert home.run("tune", "--revert").returncode == 0
+    assert not folder.exists()
+    put_tuned_draft(home)
+    assert home.run("tune", "--forget").returncode == 0
+    assert not folder.exists()
+
+
+# ------------------------------------------------------------------------ a run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_compares_and_keeps_the_better_draft(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which draft is better depends on the machine, so only what follows from it is tested."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(home.root))
+    monkeypatch.setattr(running, "SPEED_ROUNDS", 1)
+    monkeypatch.setattr(running, "SPEED_ANSWERS", 3)
+    for file in sorted((Path(running.__file__).parents[1] / "bench").glob("*.py")):
+        shutil.copy(file, tmp_path)
+    arguments = ["--files", str(tmp_path), "--minutes", "30", "--method", "rows", "--json"]
+    try:
+        assert command.main(arguments, standalone_mode=False) == 0
+        problem = ""
+    except LocalspecError as error:
+        problem = error.message
+    report = json.loads(capsys.readouterr().out)
+    folder = tuned_folder(home.root / "data" / "tuned", TARGET, BASE)
+    assert (not problem) is report["adopted"] is folder.exists()
+    assert report["adopted"] or "The present draft stays in use." in problem
+    assert report["tuned"]["tokens_per_pass"].keys() == {"complete"}
+    assert report["tuned"]["tokens_per_second"]["complete"]["before"] > 0
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name] * report["adopted"]
+    if report["adopted"]:
+        assert next(folder.glob("*.gguf")).stat().st_mode & 0o077 == 0
+
+
+def test_too_few_answers_are_an_error_that_says_what_to_do(home: Home) -> None:
+    ask(home)
+    run = home.run("tune")
+    assert run.returncode == 1
+    assert "too few answers" in run.stderr
+    assert "--files" in run.stderr
+
+
+def test_a_killed_training_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    training = running.Training({}, lambda *_: None)
+    threading.Timer(0.3, lambda: started[0].send_signal(signal.SIGKILL)).start()
+    with pytest.raises(LocalspecError, match="SIGKILL"):
+        training.run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_training_stops_while_the_daemon_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = [True]
+    monkeypatch.setattr(running, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(PairsClient, "status", lambda _: {"running": int(busy[0]), "waiting": 0})
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda _, **options: popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"], **options
+        ),
+    )
+    training = running.Training({}, lambda *_: None)
+    pid = training._process.pid
+
+    def run() -> None:
+        with pytest.raises(LocalspecError, match="SIGKILL"):
+            training.run()
+
+    runner = threading.Thread(target=run)
+    runner.start()
+
+    def state() -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    wait_for(lambda: state() == "T", "the process is stopped")
+    busy[0] = False
+    wait_for(lambda: state() != "T", "the process goes on")
+    os.kill(pid, signal.SIGKILL)
+    runner.join()
+
+
+def test_a_draft_is_not_kept_if_a_conversation_is_gone(home: Home, tmp_path: Path) -> None:
+    name, _ = ask(home)
+    client = TuneClient(str(home.root / "run" / "localspec.sock"))
+    folder = tmp_path / "tuned"
+    for conversations, kept in (([name], True), ([name, "00000000"], False)):
+        trained = tmp_path / "trained.gguf"
+        trained.write_bytes(b"draft")
+        with nullcontext() if kept else pytest.raises(LocalspecError, match="removed meanwhile"):
+            running.adopt(
+                folder, trained, {"file": "draft-1.gguf", "conversations": conversations}, client
+            )
+        assert (folder / "draft-1.gguf").exists() is kept
+        assert (folder / "record.json").exists() is kept
+
+
+# ------------------------------------------------------------------------ what is compared
+
+
+ratios = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.8, 0.92, 0.99, 1.05, 1.3]))
+
+
+def gains(ratio: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {kind: {"before": 100.0, "after": 100 * value} for kind, value in ratio.items()}
+
+
+@given(ratios, ratios)
+def test_a_draft_is_adopted_only_if_no_kind_loses_and_the_mean_gains(
+    per_pass: dict[str, float], speed: dict[str, float]
+) -> None:
+    record = {"tokens_per_pass": gains(per_pass), "tokens_per_second": gains(speed)}
+    pays = bool(per_pass) and bool(speed)
+    pays = pays and math.prod(per_pass.values()) ** (1 / len(per_pass)) >= 1.02
+    pays = pays and math.prod(speed.values()) ** (1 / len(speed)) >= 1
+    pays = pays and min(per_pass.values()) >= 0.97 and min(speed.values()) >= 0.9
+    with nullcontext() if pays else pytest.raises(running.NotBetter, match="stays in use"):
+        running.check_better(record)
+
+
+texts = st.lists(
+    st.builds(
+        TrainingText,
+        kind=st.sampled_from(["ask", "code"]),
+        answer=st.just("a"),
+        conversation=st.sampled_from(["", "c1", "c2", "c3"]),
+    ),
+    min_size=60,
+    max_size=90,
+)
+
+
+@given(texts)
+def test_the_newest_texts_are_held_out_and_no_conversation_is_on_both_sides(
+    drawn: list[TrainingText],
+) -> None:
+    numbered = [
+        TrainingText(text.kind, str(number), float(number), conversation=text.conversation)
+        for number, text in enumerate(drawn)
+    ]
+    try:
+        learned, held_out = split_by_time(numbered)
+    except LocalspecError:
+        return
+    assert len(learned) >= MIN_TEXTS
+    for kind in ("ask", "code"):
+        newest = max((text.created for text in learned if text.kind == kind), default=-1.0)
+        judged = [text for text in held_out if text.kind == kind]
+        assert all(text.created > newest for text in judged)
+        known = {text.conversation for text in learned if text.kind == kind} - {""}
+        assert not known & {text.conversation for text in judged}
+
+
+def test_only_texts_that_the_target_ended_are_learned_from() -> None:
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": "text",
+        "model": "p",
+        "finish": "stop",
+    }
+    assert is_answer_of(answer, "p")
+    changes: tuple[dict[str, Any], ...] = (
+        {"role": "user"},
+        {"model": "q"},
+        {"finish": "interrupted"},
+        {"content": ""},
+        {"reasoning_content": "thoughts"},
+        {"tool_calls": [{}]},
+    )
+    for change in changes:
+        assert not is_answer_of(answer | change, "p")
+
+
+def test_places_are_lines_of_text_files(tmp_path: Path) -> None:
+    lines = [f"line {number} of a file\n" for number in range(60)]
+    (tmp_path / "a.py").write_text("".join(lines))
+    (tmp_path / "short.py").write_text("one line\n")
+    (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 100)
+    places = find_places([tmp_path])
+    assert places == find_places([tmp_path])
+    assert places
+    for prefix, suffix in places:
+        before, after = prefix.splitlines(), suffix.splitlines()
+        assert lines[0].startswith(before[-1][:5]) or before[-1] in "".join(lines)
+        assert all(f"{line}\n" in lines for line in [*before[:-1], *after])
+
+
+def test_the_record_that_is_written_is_the_one_that_is_read(tmp_path: Path) -> None:
+    import msgspec
+
+    (tmp_path / "draft.gguf").write_bytes(b"draft")
+    result = {
+        "method": "all weights",
+        "tokens": 3,
+        "tokens_per_pass": {"ask": {"before": 1, "after": 2}},
+    }
+    record = running.make_record(
+        tmp_path / "draft.gguf", "t", result, [], [{"ask": 1.0}, {"ask": 2.0}]
+    )
+    read = msgspec.convert(record, TunedDraft)
+    assert msgspec.to_builtins(read) == record
