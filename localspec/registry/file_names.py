@@ -16,9 +16,15 @@ _QUANT_IN_NAME = re.compile(
     r"(?=[-._]|$)",
     re.IGNORECASE,
 )
+# Words by which makers of models name a recipe of their own for several quantizations, as "KQuant-17GB".
+_RECIPE_IN_NAME = re.compile(
+    r"[-._]((?:kquant|dynamic|\d+(?:\.\d+)?gb)(?:-(?:dynamic|\d+(?:\.\d+)?gb))?)$", re.IGNORECASE
+)
 # Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
 _SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
-    "mtp": re.compile(r"^mtp[-._]|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE),
+    "mtp": re.compile(
+        r"^mtp[-._]|[-._]mtp-only(?:[-._]|$)|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE
+    ),
     "dflash": re.compile(
         r"(?:^|[-._])dflash\d*(?:[-._]|$)|^muse.*-assistant(?:[-._]|$)", re.IGNORECASE
     ),
@@ -78,7 +84,7 @@ def _rank_sidecar_quant(quant: str) -> int:
     """Return the place of a quantization among those of a sidecar, 0 for the best."""
     if quant in _SIDECAR_QUANTS:
         return _SIDECAR_QUANTS.index(quant)
-    bits = int(match[0]) if (match := re.search(r"\d+", quant.removeprefix("i1-"))) else 0
+    bits = count_bits(quant)
     # After those: others of four to eight bits, unnamed ones, more bits, and fewer than four.
     places = (4 <= bits <= MAX_BITS, bits == 0, bits > MAX_BITS, True)
     return len(_SIDECAR_QUANTS) + 1 + places.index(True)
@@ -96,17 +102,25 @@ def strip_part(name: str) -> str:
 def split_quant(file: str) -> tuple[str, str]:
     """Split a file name into its lower-case stem and its quantization.
 
-    If the file name states no quantization, that of the folder is used.
+    If the file name states no quantization, that of the folder is used, or the maker's name for its recipe.
     """
     path = PurePosixPath(file)
-    stem = strip_part(path.name)
-    matches = list(_QUANT_IN_NAME.finditer(stem))
-    if matches:
+    stem, quant = strip_part(path.name), ""
+    if matches := list(_QUANT_IN_NAME.finditer(stem)):
         match = matches[-1]
-        remainder = f"{stem[: match.start()].rstrip('-._')}{stem[match.end() :]}"
-        return remainder.lower(), _normalize_quant(match[1])
-    folder = _QUANT_IN_NAME.fullmatch(path.parent.name)
-    return stem.lower(), _normalize_quant(folder[1]) if folder else ""
+        stem, quant = f"{stem[: match.start()].rstrip('-._')}{stem[match.end() :]}", match[1]
+    elif folder := _QUANT_IN_NAME.fullmatch(path.parent.name):
+        quant = folder[1]
+    if recipe := _RECIPE_IN_NAME.search(stem):
+        stem, quant = stem[: recipe.start()], quant or recipe[1]
+    return stem.lower(), _normalize_quant(quant)
+
+
+def count_bits(quant: str) -> int:
+    """Return the bits of a weight, according to a quantization's name; 0 if it does not state them."""
+    if not _QUANT_IN_NAME.fullmatch(quant):
+        return 0
+    return int(re.findall(r"\d+", quant.removeprefix("i1-"))[0])
 
 
 def _normalize_quant(quant: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, write_model
-from localspec.errors import ModelNotFound
+from localspec.errors import ModelNotFound, NotOnHub
 from localspec.model_traits import POOLINGS
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.header import fit
@@ -122,6 +122,13 @@ def test_an_embedding_model_gets_no_draft_and_is_for_embeddings(
         record = puller.pull(f"it-{role}", decision.pair)
         assert (record.roles, record.target.pooling) == ((role,), POOLINGS[pooling - 1])
         assert record.kind == "none"
+
+
+def test_a_repository_that_has_only_drafts_is_no_model(hub: TestHub, puller: Puller) -> None:
+    hub.add(REPO, "Tiny-8B-MTP-ONLY-Q8_0.gguf", b"heads")
+    hub.add(REPO, "dflash-kquant.gguf", b"a draft")
+    with pytest.raises(NotOnHub, match=r"no model, .* \(DFlash and MTP heads\).* --draft"):
+        decide(puller, make_target(), make_catalogue())
 
 
 def test_a_decided_pair_is_not_decided_again(files: TestHub, puller: Puller) -> None:

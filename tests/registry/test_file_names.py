@@ -19,6 +19,7 @@ TARGET = "Qwen3.6-27B-Q4_K_M.gguf"
         ("mtp-Qwen3.6-27B-Q8_0.gguf", "mtp"),
         ("MTP/mtp-gemma-4-31B-it-BF16.gguf", "mtp"),
         ("gemma-4-E2B-it-assistant-Q8_0.gguf", "mtp"),
+        ("Qwen3.8-27B-MTP-ONLY-Q8_0.gguf", "mtp"),
         ("eagle3-gpt-oss-20b-F16.gguf", "eagle3"),
         ("gpt-oss-120b-eagle3-v2-Q8_0.gguf", "eagle3"),
         ("gemma-4-26B-A4B-it-speculator.eagle3.gguf", "eagle3"),
@@ -26,6 +27,7 @@ TARGET = "Qwen3.6-27B-Q4_K_M.gguf"
         ("gemma-4-12B-it-DFlash-Q4_K_M.gguf", "dflash"),
         ("Qwen3.8-27B-dflash2.gguf", "dflash"),
         ("Muse-Glimmer-30B-assistant-Q8_0.gguf", "dflash"),
+        ("dflash-kquant.gguf", "dflash"),
         ("dspark-DeepSeek-V4-Flash-0731-00001-of-00002.gguf", "dspark"),
         ("Qwen3.6-27B-MTP-Q4_K_M.gguf", None),  # a whole model with its heads
         ("Medical-Assistant-7B-Q4_K_M.gguf", None),

@@ -253,14 +253,54 @@ LISTINGS = [
         "",
     ),
     Listing(
-        "meta/Muse-Glimmer-30B-GGUF",
+        "unsloth/Muse-Glimmer-30B-GGUF",
         "llama",
         {
-            **quants("Muse-Glimmer-30B-*.gguf", Q8_0=32.0, Q4_K_M=18.4),
-            **quants("Muse-Glimmer-30B-assistant-*.gguf", BF16=2.2, Q8_0=1.2),
+            **quants("Muse-Glimmer-30B-UD-*.gguf", Q8_K_XL=31.5, Q6_K_XL=25.0, Q4_K_XL=15.88),
+            **quants("mmproj-Muse-Glimmer-30B-*.gguf", BF16=3.85, Q8_0=2.05),
+            "mmproj-kquant.gguf": 1.4,
+            "dflash-kquant.gguf": 1.63,
         },
-        "Muse-Glimmer-30B-Q4_K_M.gguf",
-        "Muse-Glimmer-30B-assistant-Q8_0.gguf",
+        "Muse-Glimmer-30B-UD-Q4_K_XL.gguf",
+        "dflash-kquant.gguf",
+    ),
+    Listing(
+        "meta-models/Muse-Glimmer-30B-GGUF",
+        "llama",
+        {
+            "muse-glimmer-30B-kquant-17gb.gguf": 16.76,
+            "muse-glimmer-30B-kquant-dynamic.gguf": 19.65,
+            "mmproj-kquant.gguf": 1.4,
+            "dflash-kquant.gguf": 1.63,
+        },
+        "muse-glimmer-30B-kquant-dynamic.gguf",
+        "dflash-kquant.gguf",
+    ),
+    Listing(
+        "meta-models/Muse-Glimmer-30B-GGUF",  # as its files were named later
+        "llama",
+        {
+            "Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf": 16.76,
+            "Muse-Glimmer-30B-KQuant-Dynamic-Q4_K_XL.gguf": 19.65,
+            "mmproj-kquant.gguf": 1.4,
+            "dflash-Muse-Glimmer-30B-Q4_K_M.gguf": 1.63,
+        },
+        "Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf",
+        "dflash-Muse-Glimmer-30B-Q4_K_M.gguf",
+    ),
+    Listing(
+        "unsloth/gemma-4-26B-A4B-it-qat-GGUF",
+        "gemma4",
+        {
+            "gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf": 14.25,
+            **quants("mmproj-*.gguf", BF16=1.19, F16=1.19, F32=2.29),
+            **quants(
+                "MTP/mtp-gemma-4-26B-A4B-it-*.gguf", BF16=0.86, F16=0.86, Q8_0=0.46, Q4_0=0.25
+            ),
+            "mtp-gemma-4-26B-A4B-it.gguf": 0.25,
+        },
+        "gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf",
+        "MTP/mtp-gemma-4-26B-A4B-it-Q8_0.gguf",
     ),
     Listing(
         "poolside/Laguna-XS-2.1-GGUF",
@@ -324,9 +364,9 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 def choose_content(listing: Listing, file: str, contents: dict[str, bytes]) -> bytes:
     """Return what a file of the listing holds."""
-    name = file.lower()
+    name = file.lower().rpartition("/")[2]
     for kind in ("eagle3", "dflash", "dspark"):
-        if kind in name or (kind == "dflash" and name.startswith("muse") and "assistant" in name):
+        if kind in name:
             return contents[kind]
     if name.startswith("mtp-") or "assistant" in name:
         return contents.get(f"{listing.kind} mtp", b"heads of another kind")

@@ -180,6 +180,9 @@ def test_the_models_of_a_repository() -> None:
         ("phi-q4.gguf", "Q4"),
         ("Qwen3-8B.gguf", ""),
         ("target.gguf", ""),
+        ("muse-glimmer-30B-kquant-17gb.gguf", "KQUANT-17GB"),
+        ("muse-glimmer-30B-kquant-dynamic.gguf", "KQUANT-DYNAMIC"),
+        ("Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf", "Q4_K_M"),
     ],
 )
 def test_the_quantization_is_read_from_the_name(file: str, quant: str) -> None:

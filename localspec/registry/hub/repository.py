@@ -16,7 +16,13 @@ import msgspec
 
 from localspec.errors import BadGguf, InvalidRequest, NotOnHub
 from localspec.registry.catalogue import FILE_PATTERN, REPO_PATTERN, REVISION_PATTERN
-from localspec.registry.file_names import MAX_BITS, is_no_model, split_quant, strip_part
+from localspec.registry.file_names import (
+    MAX_BITS,
+    count_bits,
+    is_no_model,
+    split_quant,
+    strip_part,
+)
 from localspec.registry.header.fit import Fits
 from localspec.registry.header.model import shard_names
 from localspec.registry.hub.hub import ListedFile
@@ -77,8 +83,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bits(self) -> int:
         """The bits of a weight, according to the quantization's name; 0 if it does not state them."""
-        match = re.search(r"\d+", self.quant.removeprefix("i1-"))
-        return int(match[0]) if match else 0
+        return count_bits(self.quant)
 
 
 def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
@@ -183,7 +188,7 @@ def derive_model_name(repo: str) -> str:
     The same model thus has the same name in other repositories.
     """
     name = split_quant(repo.rpartition("/")[2])[0]
-    name = re.sub(r"[-._](gguf|mtp|qat)(?=[-._]|$)", "", name)
+    name = re.sub(r"[-._](gguf|mtp(?:-only)?|qat)(?=[-._]|$)", "", name)
     if re.match(r"[a-z-]+_[a-z]", name):  # the packager put the owner before the name
         name = name.partition("_")[2]
     return name.removeprefix("meta-")

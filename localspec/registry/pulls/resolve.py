@@ -20,6 +20,7 @@ from localspec.errors import (
     InvalidRequest,
     LocalspecError,
     ModelNotFound,
+    NotOnHub,
     Offline,
     PullCancelled,
     RegistryError,
@@ -27,6 +28,7 @@ from localspec.errors import (
     UnsafePath,
 )
 from localspec.files import sync_folder
+from localspec.model_traits import SIDECAR_LABELS
 from localspec.paths import read_file
 from localspec.registry.catalogue import (
     FILE_PATTERN,
@@ -36,7 +38,7 @@ from localspec.registry.catalogue import (
     HubFile,
 )
 from localspec.registry.disk.discovery import find_models
-from localspec.registry.file_names import SidecarFile, rank_sidecars
+from localspec.registry.file_names import SidecarFile, guess_sidecar_kind, rank_sidecars
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
 from localspec.registry.header.model import ModelInfo, read_local_model
@@ -326,7 +328,7 @@ def decide(
     """Return the pair to pull. A pair that was pulled from the same reference before keeps its files.
 
     Raises:
-        NotOnHub, HubError and below: the repository cannot be read.
+        NotOnHub, HubError and below: the repository cannot be read, or has no model.
         InvalidRequest: the repository has several models and the request does not say which.
         BadGguf, UnsafeModel: the target is unusable.
         NotMatched, CannotRollBack: the named draft is unusable.
@@ -391,7 +393,15 @@ class _Decider:
 
     def _choose_target(self, reference: Reference, listed: Sequence[ListedFile]) -> CataloguePair:
         """Return a pair that has only the target."""
-        matched = match_choices(reference, list_choices(listed, everything=bool(reference.file)))
+        choices = list_choices(listed, everything=bool(reference.file))
+        kinds = {kind for file in listed if (kind := guess_sidecar_kind(file.file))}
+        if kinds and not choices:
+            labels = " and ".join(sorted(SIDECAR_LABELS[kind] for kind in kinds))
+            raise NotOnHub(
+                f"{reference.repo} contains no model, only what drafts for one ({labels}). Pull the "
+                f"model with it: localspec pull OWNER/REPO --draft {reference}"
+            )
+        matched = match_choices(reference, choices)
         earlier = [
             choice
             for choice in matched
