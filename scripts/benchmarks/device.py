@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from benchmarks.command import positive
 from benchmarks.traces.replay import FixedDepths, Replay
@@ -93,11 +94,28 @@ def compare(
     return Outcome(fixed_ms(0), {depth: fixed_ms(depth) for depth in depths}, times[-1])
 
 
+def compare_draws(
+    target: str,
+    rates: Sequence[float],
+    draws: int,
+    sequences: int = 1,
+    depths: Sequence[int] = DEPTHS,
+) -> Outcome:
+    """Replay several texts of such rates in every way. Return the means of their milliseconds per token."""
+    outcomes = [compare(target, make_text(rates, 1 + n), sequences, depths) for n in range(draws)]
+    return Outcome(
+        fmean(outcome.plain for outcome in outcomes),
+        {depth: fmean(outcome.fixed[depth] for outcome in outcomes) for depth in depths},
+        fmean(outcome.auto for outcome in outcomes),
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Print a table of ratios."""
     parser = argparse.ArgumentParser("scripts/bench device", description=__doc__)
     parser.add_argument("--tokens", type=positive, default=512, help="of a text (512)")
     parser.add_argument("--sequences", type=positive, default=1, help="at once (1)")
+    parser.add_argument("--draws", type=positive, default=3, help="texts of each kind (3)")
     options = parser.parse_args(arguments)
     length = options.tokens * options.sequences
     texts = {f"{rate}": [rate] * length for rate in (0.95, 0.8, 0.6, 0.4, 0.0)}
@@ -108,7 +126,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write("|---|---|--:|--:|--:|--:|\n")
     for target in TARGETS:
         for name, rates in texts.items():
-            outcome = compare(target, make_text(rates), options.sequences)
+            outcome = compare_draws(target, rates, options.draws, options.sequences)
             figures = (
                 f"{outcome.best_fixed / outcome.auto:.3f} | {outcome.plain / outcome.auto:.3f}"
             )

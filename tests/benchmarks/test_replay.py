@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device import bursts, compare, device_profile, make_text
+from benchmarks.device import bursts, compare, compare_draws, device_profile, make_text
 from benchmarks.traces.replay import (
     Costs,
     Replay,
@@ -194,6 +194,31 @@ def test_auto_is_as_fast_as_the_best_depth_if_changes_of_width_are_dear(
     outcome = compare(target, make_text(rates), depths=(1, 2, 4, 7, 15))
     assert outcome.best_fixed / outcome.auto >= 0.94  # a change costs 1 % of so short a text
     assert outcome.plain / outcome.auto >= 0.98
+
+
+@pytest.mark.parametrize("every", [40, 80])
+@pytest.mark.parametrize("target", ["8B", "32B"])
+def test_texts_that_change_are_hardly_slower_than_plain_if_changes_of_width_are_dear(
+    target: str, every: int
+) -> None:
+    outcome = compare_draws(target, bursts(0.95, 0.1, every, 512), 3, depths=())
+    assert outcome.plain / outcome.auto >= (0.95 if target == "8B" else 1.05)
+
+
+@pytest.mark.parametrize("target", ["8B", "32B"])
+def test_four_sequences_are_hardly_slower_than_plain_if_changes_of_width_are_dear(
+    target: str,
+) -> None:
+    outcome = compare(target, make_text(bursts(0.95, 0.1, 40, 1024)), 4, depths=())
+    assert outcome.plain / outcome.auto >= 0.94
+
+
+def test_the_cost_of_a_draft_is_learned_from_replayed_passes_alone() -> None:
+    replay = Replay(make_text([0.8] * 200), device_profile("8B"), Calibration())
+    replay.run()
+    drafter = replay.pair.drafter
+    assert drafter is not None
+    assert drafter.steps.ms(1) == pytest.approx(1.03, rel=0.02)
 
 
 @pytest.mark.parametrize("target", ["8B", "32B", "70B"])

@@ -237,14 +237,15 @@ class Context(Resource):
     def finite_logits(self, row: int) -> Logits:
         """Return the logits of a row. Raises BadBatch, or NotFinite if the highest is not finite."""
         logits = self.logits(row)
-        self._highest(logits)
+        self.find_highest(logits)
         return logits
 
     def argmax_token(self, row: int) -> int:
         """Return the token with the highest logit of a row. Raises as `finite_logits`."""
-        return self._highest(self.logits(row))
+        return self.find_highest(self.logits(row))
 
-    def _highest(self, logits: Logits) -> int:
+    def find_highest(self, logits: Logits) -> int:
+        """Return the index of the highest of some logits. Raises NotFinite if that is not finite."""
         token = int(logits.argmax())  # The index of a NaN, if there is one.
         if not math.isfinite(logits[token]):
             raise _not_finite(self.model)
@@ -269,6 +270,25 @@ class Context(Resource):
         if not np.isfinite(state).all():
             raise _not_finite(self.model)
         return state
+
+    def emit_embeddings(self) -> None:
+        """Make passes emit the embedding of every row from now on, besides its logits.
+
+        It is what the output matrix is multiplied with: the last layer's output after its norm.
+        """
+        C.llama_set_embeddings(self.handle, True)
+
+    def embedding(self, row: int) -> States:
+        """Return a view (n_embd,) of a row's embedding, valid until the next pass.
+
+        Raises:
+            BadBatch: the row has none.
+        """
+        pointer = C.llama_get_embeddings_ith(self.handle, row)
+        if not pointer:
+            raise BadBatch(f"Row {row} has no embedding{format_last_error()}.")
+        view: States = np.ctypeslib.as_array(pointer, (self.model.n_embd,))
+        return view
 
     def pooled(self, sequence: int) -> States:
         """Return a view (n_pooled,) of a sequence's embedding or score, valid until the next pass.

@@ -5,6 +5,8 @@ With that width a pass gives the same logits wherever a token stands in it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from localspec.engine.cache.prefixes import PrefixStore
@@ -12,12 +14,14 @@ from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Logits
 from localspec.engine.pair.lane import EXACT_CHUNK_TOKENS, Lane
 from localspec.engine.pair.models import PairModels
+from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.engine.speculation.drafters.mtp import Sidecar
 from localspec.errors import InvalidRequest
 
-CANDIDATE_WIDTHS = range(4, 9)
+# At least three drafts: copied text is worth them without a draft model.
+CANDIDATE_WIDTHS = range(4, 17)
 _TEST_PASSES = 3  # the self-test compares the tokens of this many passes
 
 
@@ -25,7 +29,7 @@ class ExactMode:
     """The exact lane of a pair, made at first use.
 
     made: the lane, once it is made. width: of its passes, once a self-test has found it, now or at an earlier
-    load. reason: why there can be no exact lane, once that is known. drafter: that of the shared lane.
+    load. reason: why there can be no exact lane, once that is known.
     """
 
     def __init__(
@@ -39,7 +43,7 @@ class ExactMode:
         """Prepare the lane without making it.
 
         draft: the context that drafts for this lane, too. If it belongs to heads that read the target's
-        cache, the lane gets a context of its own, with a drafter like `drafter`, which is set before then.
+        cache, the lane gets a context of its own, with a drafter like that of `draft_with`.
         """
         self.made: Lane | None = None
         self.width = width if width in CANDIDATE_WIDTHS else None
@@ -52,10 +56,18 @@ class ExactMode:
                 f"{models.n_ctx} tokens; use a smaller `context`, or `exact = true`, which plans for both"
             )
         self._models = models
-        self.drafter: DraftModel | None = None
+        self._drafter: DraftModel | None = None
+        self._acceptance: Calibration | None = None
         self._draft = draft
         self._costs = costs
         self._prefixes = prefixes
+
+    def draft_with(
+        self, drafter: DraftModel | None, calibrations: Mapping[str, Calibration]
+    ) -> None:
+        """Set the drafter of the shared lane, and what is known of its drafts by their kind."""
+        self._drafter = drafter
+        self._acceptance = calibrations[drafter.kind] if drafter is not None else None
 
     def lane(self) -> Lane:
         """Return the lane, which is made at the first call.
@@ -81,7 +93,7 @@ class ExactMode:
             rows=rows,
         )
         batch = Batch(rows)
-        self.width = self.width or choose_width(context, batch, self._costs)
+        self.width = self.width or self._choose_width(context, batch)
         if self.width is None:
             context.close()
             self.reason = "no pass width gives the same logits in every row"
@@ -95,17 +107,29 @@ class ExactMode:
             )
         slots = Slots(context, draft, models.parallel, 1, self._prefixes, exact=True)
         lane = Lane(context, batch, slots, self._costs, self.width)
-        if draft is not None and isinstance(self.drafter, Sidecar):
-            lane.drafter = self.drafter.copy_for(draft, slots.evict)
+        if draft is not None and isinstance(self._drafter, Sidecar):
+            lane.drafter = self._drafter.copy_for(draft, slots.evict)
         return lane
 
+    def _choose_width(self, context: Context, batch: Batch) -> int | None:
+        """Return the width that promises most of those that pass the self-test; None if none does."""
+        for width in sorted(CANDIDATE_WIDTHS, key=self._expected_rate, reverse=True):
+            if passes_self_test(context, batch, width):
+                return width
+        return None
 
-def choose_width(context: Context, batch: Batch, costs: CostTable) -> int | None:
-    """Return the cheapest width of 4…8 that passes with this model on this machine; None if none does."""
-    for width in sorted(CANDIDATE_WIDTHS, key=costs.ms):
-        if passes_self_test(context, batch, width):
-            return width
-    return None
+    def _expected_rate(self, width: int) -> float:
+        """Return the tokens per millisecond that passes of this width promise at the best depth.
+
+        Without a draft model all but one row are padding.
+        """
+        pass_ms = self._costs.ms(width)
+        if self._drafter is None or self._acceptance is None:
+            return 1 / pass_ms
+        n_tokens = Belief(self._acceptance).survival((), width - 1).cumsum()
+        drafting_ms = np.arange(width) * self._drafter.draft_ms
+        drafting_ms[1:] += self._drafter.round_ms
+        return float((n_tokens / (pass_ms + drafting_ms)).max())
 
 
 def passes_self_test(context: Context, batch: Batch, width: int) -> bool:

@@ -19,7 +19,7 @@ from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
 from localspec.engine.pair.profile import WIDTHS, PrefillCost, estimate_depth_ratio
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.engine.speculation.acceptance import Floats
+from localspec.engine.speculation.acceptance import MAX_DRAFTS, Floats
 from localspec.engine.speculation.cost import (
     AttentionCost,
     Clock,
@@ -117,7 +117,28 @@ class Lane:
     def make_pass_costs(self, n_sequences: int) -> PassCosts:
         """Return the costs of passes over `n_sequences` sequences, for a decision."""
         n_equal_sequences = n_sequences if self.needs_equal_rows and n_sequences > 1 else 0
-        return PassCosts(lambda rows: self.pass_ms(rows, n_sequences), n_equal_sequences)
+        known = np.empty(0)  # for all that the decision asks for
+
+        def ms(rows: int) -> Floats:
+            nonlocal known
+            if len(known) <= rows:
+                known = self.pass_ms(max(rows, n_sequences + MAX_DRAFTS), n_sequences)
+            return known[: rows + 1]
+
+        change_ms, used = self.costs.change.total_ms, self._widths.used
+        if not change_ms or self.width is not None:
+            return PassCosts(ms, n_equal_sequences)
+        table = self.costs.for_sequences(n_sequences)
+        plain_changes = table.padded_width(n_sequences, used) != used.rows
+
+        def switch_ms(rows: int) -> float:
+            width = table.padded_width(rows, used)
+            changes = width != used.rows
+            back_ms = change_ms if changes and not plain_changes else 0.0
+            counted_ms = (changes - plain_changes) * used.change_ms
+            return self._widths.settling_ms(width) + back_ms - counted_ms
+
+        return PassCosts(ms, n_equal_sequences, switch_ms, 2 * change_ms)
 
     def pass_ms(self, rows: int, n_sequences: int = 1) -> Floats:
         """Return the milliseconds (rows + 1,) of a pass, by the number of rows that it must hold.

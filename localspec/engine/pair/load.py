@@ -429,8 +429,8 @@ def assemble_pair(
         make_room = slots.evict if draft.borrows else partial(_evict_draft, slots, exact)
         with hold_sample_text(context, batch) if draft.borrows else nullcontext(0) as n_before:
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
-    exact.drafter = drafting.drafter
     learned = make_learned(costs, drafting, earlier.stored)
+    exact.draft_with(drafting.drafter, learned.calibrations)
     usable = no_rollback is None
     verdict = compare_draft(context, batch, drafting, learned, job.turn) if usable else None
     pair = LoadedPair(

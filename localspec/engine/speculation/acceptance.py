@@ -35,6 +35,7 @@ IS_GOOD = GRID >= 0.6  # the rates at which drafting pays on most machines
 _NEW_DRAFTS = (
     16  # after this many checked drafts a draft model is not new, and all sequences may try it
 )
+_REFRESH_DRAFTS = 8  # checked drafts after which what was learned is applied
 _PRIOR_DRAFTS = 50  # the weight of the initial expectation, in checked drafts
 
 
@@ -74,7 +75,9 @@ class Calibration:
         mixed = self.share @ self.rates
         self.unseen: Floats = mixed[None, :] ** np.arange(MAX_DRAFTS + 1)[:, None]
         self.good = float(self.prior @ IS_GOOD)  # the share of text for which drafting pays
-        self._n_learned = 0
+        self._n_checked = float(self.count.sum())
+        # The prior's movement since: prior ← _kept · prior + _pulled
+        self._n_learned, self._kept, self._pulled = 0, 1.0, np.zeros(len(GRID))
 
     def learn(self, bucket_index: int, hit: bool, expected: float, belief: Floats) -> None:
         """Learn from one checked draft.
@@ -83,24 +86,30 @@ class Calibration:
         be accepted. belief: what is now believed of the text's rate.
         """
         self.count[bucket_index] += 1
+        self._n_checked += 1
         # Stochastic gradient descent on the log-odds. The step shrinks to 2 %, so that it still follows.
         step = max(2.0 / (float(self.count[bucket_index]) + 8), 0.02)
-        self.offset[bucket_index] = min(
-            max(self.offset[bucket_index] + step * (hit - expected), -6.0), 6.0
-        )
-        rate = max(1 / (float(self.count.sum()) + 1), 0.005)
+        offset = float(self.offset[bucket_index]) + step * (hit - expected)
+        self.offset[bucket_index] = min(max(offset, -6.0), 6.0)
+        rate = max(1 / (self._n_checked + 1), 0.005)
         self.share *= 1 - rate
         self.share[bucket_index] += rate
-        # The prior moves toward what texts turn out to be, faster while few drafts were checked, and never
-        # below a floor under every rate.
-        pull = max(1 / (float(self.count.sum()) + _PRIOR_DRAFTS), 0.002)
+        # The prior moves toward what texts turn out to be, faster while few drafts were checked.
+        pull = max(1 / (self._n_checked + _PRIOR_DRAFTS), 0.002)
         if self._certain:
             pull *= 4 * expected * (1 - expected)
-        self.prior = np.maximum((1 - pull) * self.prior + pull * belief, 0.002)
-        self.prior /= self.prior.sum()
+        self._kept *= 1 - pull
+        self._pulled *= 1 - pull
+        self._pulled += pull * belief
         self._n_learned += 1
-        if self._n_learned >= 8:
-            self._refresh()
+        if self._n_learned >= _REFRESH_DRAFTS:
+            self._apply_learned()
+
+    def _apply_learned(self) -> None:
+        """Apply what was learned to the prior, which keeps a floor under every rate, and to the rates."""
+        self.prior = np.maximum(self._kept * self.prior + self._pulled, 0.002)
+        self.prior /= self.prior.sum()
+        self._refresh()
 
     def average_prior(self, belief: Floats) -> None:
         """Average the prior with `belief` (len(GRID),), an estimate of what texts are like."""
@@ -119,6 +128,8 @@ class Calibration:
         return float(self.count.sum()) < _NEW_DRAFTS
 
     def as_dict(self) -> dict[str, Any]:
+        if self._n_learned:
+            self._apply_learned()
         return {
             "prior": self.prior.tolist(),
             "offset": self.offset.tolist(),
@@ -178,12 +189,15 @@ class Belief:
 
     def observe(self, bucket_index: int, hit: bool) -> None:
         """Learn that a draft was accepted or rejected. The drafts after a rejected one say nothing."""
-        rates = self.calibration.rates[bucket_index]
-        expected = float(self.weights @ rates)
-        weights = self.weights * (rates if hit else 1 - rates)
-        self.weights = weights / max(float(weights.sum()), 1e-12)
-        self.calibration.learn(bucket_index, hit, expected, self.weights)
-        self.fade(1)
+        before, rates = self.weights, self.calibration.rates[bucket_index]
+        expected = float(before @ rates)
+        after = before * rates
+        if not hit:
+            after = before - after
+        after /= max(expected if hit else 1 - expected, 1e-12)
+        self.weights = after
+        self.calibration.learn(bucket_index, hit, expected, after)
+        self._n_faded = 1
 
     def fade(self, tokens: int) -> None:
         """Note that `tokens` tokens have passed without information, so some of the belief is stale."""
@@ -193,6 +207,13 @@ class Belief:
     def mean(self) -> float:
         """The acceptance rate expected of the next draft."""
         return float(self.weights @ self.calibration.unseen[1])
+
+    def survival_beyond(self, known: Sequence[int], count: int) -> Floats:
+        """Return (count,) probabilities: that the drafts of these buckets and 1…count more all survive."""
+        weights = self.weights
+        for bucket_index in known:
+            weights = weights * self.calibration.rates[bucket_index]
+        return np.asarray(self.calibration.unseen[1 : count + 1] @ weights)
 
     def survival(self, known: Sequence[int], depth: int) -> Floats:
         """Return (depth + 1,) probabilities: entry j is that the first j drafts all survive.

@@ -7,9 +7,10 @@ that neither loses what the other gains. A round with drafts is charged with wha
 plain round and credited with the tokens that it gains, and a probe of the draft model with its cost.
 Nothing is tried that the purse could not pay for if all of it failed. So drafts cost an answer at most
 the initial balances and what each round refills: 2 plain rounds and 2 % without a draft model, and
-5 rounds and 1 % more with one. Sequences that share a pass divide its cost by their drafts. Together
-they may cost more than each alone, so that one round can overdraw a purse, which then has to be
-refilled first.
+5 rounds and 1 % more with one. Where a change of the pass's width is dear, as on a GPU that records
+graphs, each is charged, and one there and back is added to the initial balance. Sequences that share a
+pass divide its cost by their drafts. Together they may cost more than each alone, so that one round can
+overdraw a purse, which then has to be refilled first.
 
 Three things are outside the budget: drafts that the client predicted, drafts of a depth that it
 fixed, and the first reading of a text by the draft model, which happens once per token.
@@ -118,10 +119,13 @@ class Purse:
         self._initial_rounds, self._refill_rounds = initial_rounds, refill_rounds
         self._balance_ms: float | None = None
 
-    def open(self, plain_ms: float) -> None:
-        """Set the initial balance, unless there is one. plain_ms: the answer's share of a plain round."""
+    def open(self, plain_ms: float, extra_ms: float = 0.0) -> None:
+        """Set the initial balance, unless there is one.
+
+        plain_ms: the answer's share of a plain round. extra_ms: is added to the usual balance.
+        """
         if self._balance_ms is None:
-            self._balance_ms = self._initial_rounds * plain_ms
+            self._balance_ms = self._initial_rounds * plain_ms + extra_ms
 
     @property
     def balance_ms(self) -> float:

@@ -152,7 +152,8 @@ class Controller:
             costs = costs - costs[0]
             for drafter, candidate in offers:
                 if candidate.tokens and not drafter.predicted:
-                    budget.known.open(plain_ms / self._sequences)
+                    share = 1 / self._sequences
+                    budget.known.open(plain_ms * share, passes.round_trip_ms * share)
                     candidate.limit = budget.known.affords(costs[: candidate.limit + 1])
             offers = [offer for offer in offers if offer[1].limit]
         if not offers:
@@ -182,6 +183,7 @@ class Controller:
             profile.overhead(sequences, False),
             profile.overhead(sequences, True),
             n_equal,
+            passes.switch_ms,
         )
         if any(step.drafting.policy.fixed for step in steps):
             decisions = [
@@ -201,6 +203,9 @@ class Controller:
             if depth == 0:
                 step.drafter = None
             step.drafts.depth = depth
+            if len(steps) > 1 and passes.switch_ms is not None and step.candidate is not None:
+                # Drafts beyond the depth that was decided would change the width of the pass.
+                step.candidate.limit = min(step.candidate.limit, depth)
             step.drafts.cut(depth)
         return rate
 
@@ -303,7 +308,7 @@ class Controller:
         share_ms = (pass_ms + self._costs().overhead(n_decoding, False)) / n_decoding
         for step in steps:
             step.plain_ms = share_ms
-            step.purse.open(share_ms)
+            step.purse.open(share_ms, passes.round_trip_ms / len(steps))
 
     def _charge(self, steps: list[SequenceStep], passes: PassCosts, rows: int) -> None:
         """Divide what the drafts cost beyond a plain round between the budgets of their sequences.
@@ -314,7 +319,10 @@ class Controller:
         before = n_equal or rows
         after = n_equal * (1 + max(counts)) if n_equal else rows + sum(counts)
         pass_ms = passes.ms(after)
-        row_ms = float(pass_ms[after] - pass_ms[before]) / max(sum(counts), 1)
+        extra_ms = float(pass_ms[after] - pass_ms[before])
+        if passes.switch_ms is not None:
+            extra_ms += passes.switch_ms(after)
+        row_ms = extra_ms / max(sum(counts), 1)
         for step, count in zip(steps, counts, strict=True):
             if step.candidate and _is_charged(step) and (count or step.drafted):
                 step.cost_ms = row_ms * count + _drafting_ms(step, steps)
@@ -409,6 +417,8 @@ def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: in
         counts = np.arange(candidate.limit + 1)
         rows = n_equal * (1 + counts) if n_equal else base_rows + len(steps) * counts
         pass_ms = costs.pass_ms[np.minimum(rows, len(costs.pass_ms) - 1)]
+        if costs.switch_ms is not None:
+            pass_ms = pass_ms + np.array([0.0, *map(costs.switch_ms, rows[1:].tolist())])
         extra_ms = (pass_ms - pass_ms[0]) / len(steps) + counts * candidate.step_ms
         extra_ms[1:] += candidate.round_ms
         candidate.limit = step.purse.affords(extra_ms)

@@ -97,6 +97,12 @@ class WidthHistory:
         """Whether the last pass cost no change, not even that its graph was recorded."""
         return not self._change.total_ms or self._n_repeats >= SETTLING_PASSES
 
+    def settling_ms(self, rows: int) -> float:
+        """Return what a pass of `rows` rows would cost more now than a replayed one, in milliseconds."""
+        if rows != self._last:
+            return self._change.first_ms
+        return self._change.second_ms if self._n_repeats == 0 else 0.0
+
     @property
     def used(self) -> UsedWidth:
         """The width in use, and the price of another one."""

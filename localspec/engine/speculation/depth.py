@@ -54,10 +54,14 @@ class PassCosts:
     """The cost of the target's pass of a round. ms: returns milliseconds (rows + 1,) by the pass's rows.
 
     n_equal_sequences: number of sequences if all must have equally many rows; 0: each has its own number.
+    switch_ms: returns what a change of the width for so many rows really costs, with the way back, beyond the
+    share of it that `ms` counts; None: changes cost nothing. round_trip_ms: a change there and back.
     """
 
     ms: Callable[[int], Floats]
     n_equal_sequences: int = 0
+    switch_ms: Callable[[int], float] | None = None
+    round_trip_ms: float = 0.0
 
     def ms_by_depth(self, rows: int, deepest: int = 0) -> Floats:
         """Return the milliseconds (MAX_DRAFTS + 1,) by the drafts of one sequence.
@@ -76,13 +80,14 @@ class RoundCosts:
 
     pass_ms[rows]: the target's pass of that width, padding included, long enough for every candidate at
     its limit. plain_ms, drafting_ms: all that is neither a pass nor a draft, in a round without drafts and
-    in one with drafts. n_equal_sequences: as in `PassCosts`.
+    in one with drafts. n_equal_sequences, switch_ms: as in `PassCosts`.
     """
 
     pass_ms: Floats
     plain_ms: float
     drafting_ms: float
     n_equal_sequences: int = 0
+    switch_ms: Callable[[int], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +201,7 @@ class MeasuredDepth:
         limit = min(candidate.limit, len(pass_ms) - 1)
         if drafted >= limit:
             return False
-        gain = candidate.belief.survival(candidate.known, limit)[drafted + 1 :].cumsum()
+        gain = candidate.belief.survival_beyond(candidate.known, limit - drafted).cumsum()
         cost = pass_ms[drafted + 1 : limit + 1] - pass_ms[drafted]
         cost += _COUNTS[1 : limit - drafted + 1] * candidate.step_ms
         return bool((gain - rate * cost).max() > 0)

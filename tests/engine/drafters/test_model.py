@@ -18,6 +18,7 @@ from localspec.engine.speculation.drafters.draft_model import (
     PROBE_CONTEXT_TOKENS,
     PROBE_ROWS,
     DraftModel,
+    probability,
 )
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair
@@ -175,3 +176,18 @@ def test_request_for_no_drafts_gets_none(drafting: DraftHarness) -> None:
     n_past_draft = drafting.slot.n_past_draft
     assert drafting.propose(0).tokens == []
     assert drafting.slot.n_past_draft == n_past_draft
+
+
+@pytest.mark.parametrize("size", [7, 400, 4097, 32_000, 151_936])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_confidence_of_a_row_is_nearly_its_softmax(size: int, seed: int) -> None:
+    """Rows are flat, as of a doubtful model, or have some tokens far above all others."""
+    rng = np.random.default_rng(seed)
+    for spread, lead in ((0.0, 0.0), (1.0, 3.0), (2.5, 10.0), (2.5, 14.0), (3.0, 25.0)):
+        row = rng.normal(0, spread, size).astype(np.float32)
+        likely = rng.choice(size, min(20, size), replace=False)
+        row[likely] = lead - rng.exponential(2.0, len(likely)) * (spread > 0)
+        row[rng.choice(size, size // 10, replace=False)] = -np.inf
+        token = int(row.argmax())
+        share = 1 / float(np.exp(row.astype(np.float64) - row[token]).sum())
+        assert probability(row, token) == pytest.approx(share, rel=0.1, abs=1e-3), (spread, lead)

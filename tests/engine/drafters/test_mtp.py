@@ -17,7 +17,7 @@ from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec import model_traits
 from localspec.engine.cache import slot as hidden
 from localspec.engine.cache.slot import TAIL_STATES, HiddenStates
-from localspec.engine.llama import Logits, NoKvSlot, NotFinite
+from localspec.engine.llama import NoKvSlot, NotFinite
 from localspec.engine.llama import model as binding
 from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.pair import NO_DRAFT
@@ -162,11 +162,11 @@ def test_request_for_heads_reports_why_there_are_none(cycle: Running, load: Load
 def test_failing_heads_are_named_in_the_reason(
     cyclic: Running, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(_row: int) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     cyclic.forget()
-    monkeypatch.setattr(get_heads(cyclic), "_proposals", fail)
+    monkeypatch.setattr(get_heads(cyclic), "_read_logits", fail)
     answer = cyclic.ask([5], 30, speculative=mtp(2))
     assert answer.tokens == expected(5, 30)
     assert "the MTP heads" in str(answer.done.speculation.reason)
@@ -199,10 +199,11 @@ def record_proposals(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[P
     propose_drafts, append_draft = heads.propose, heads._append_draft
     gaps: dict[DraftRequest, list[float]] = {}
 
-    def record_gap(request: DraftRequest, logits: Logits) -> None:
+    def record_gap(request: DraftRequest, row: int) -> None:
+        logits = heads._read_logits(row, request.tokens)
         second, best = np.partition(logits, -2)[-2:].tolist()
         gaps.setdefault(request, []).append(best - second)
-        append_draft(request, logits)
+        append_draft(request, row)
 
     def propose(requests: Any) -> None:
         gaps.clear()
@@ -490,7 +491,8 @@ def test_sidecar_computes_the_logits_of_its_files_on_every_device(
     measured: list[tuple[int, float, float]] = []
     append_draft = Heads._append_draft
 
-    def record_errors(heads: Heads, request: DraftRequest, logits: Logits) -> None:
+    def record_errors(heads: Heads, request: DraftRequest, row: int) -> None:
+        logits = heads._read_logits(row, request.tokens)
         token = (request.slot.tokens + request.tokens)[-1]
         state = heads._draft_states[request]
         measured.append(
@@ -500,7 +502,7 @@ def test_sidecar_computes_the_logits_of_its_files_on_every_device(
                 float(np.abs(state - states[token]).max()),
             )
         )
-        append_draft(heads, request, logits)
+        append_draft(heads, request, row)
 
     monkeypatch.setattr(Heads, "_append_draft", record_errors)
     for exact in (False, True):

@@ -15,7 +15,7 @@ import numpy as np
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import LayerBatch, Logits, States
-from localspec.engine.speculation.acceptance import Belief, find_bucket
+from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.depth import MAX_DEPTH, Candidate
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.draft_model import (
@@ -23,7 +23,6 @@ from localspec.engine.speculation.drafters.draft_model import (
     PROBE_ROWS,
     DraftModel,
     ModelDrafter,
-    probability,
 )
 from localspec.engine.speculation.drafters.mtp import MAX_STATE_GAP_TOKENS
 
@@ -42,8 +41,7 @@ class BlockDrafter(ModelDrafter):
         if candidate is None or not isinstance(model, BlockDraft):
             return None
         candidate.limit = min(candidate.limit, model.max_drafts)
-        candidate.steps, candidate.step_ms = None, model.row_ms
-        candidate.round_ms = model.round_ms
+        candidate.steps = None
         return candidate
 
 
@@ -65,12 +63,12 @@ class BlockDraft(DraftModel):
         self._inputs = LayerBatch(min(_ROWS, self._batch.capacity), n_inputs, n_positions)
         block_ms = self._costs.ms(1 + self._first_row)
         self.probe_ms = block_ms + self.token_prefill_ms * PROBE_CONTEXT_TOKENS
-        # The time of a round with drafts without that of `row_ms`: a pass that reads what was accepted, the
+        # The time of a round with drafts without that of `draft_ms`: a pass that reads what was accepted, the
         # pass of the block, and all around them. Corrected by each round.
         self.round_ms = 2 * block_ms
 
     @property
-    def row_ms(self) -> float:
+    def draft_ms(self) -> float:
         """The cost of one more draft in a block, in milliseconds."""
         narrowest, widest = 1 + self._first_row, self.max_drafts + self._first_row
         block_ms = self._costs.ms(widest) - self._costs.ms(narrowest)
@@ -93,7 +91,7 @@ class BlockDraft(DraftModel):
             self._draft_blocks(active, count)
             if n_unread <= MAX_DEPTH + 1:
                 spent_ms = (self._clock() - start) * 1e3 / len(active)
-                self.round_ms += 0.2 * (spent_ms - count * self.row_ms - self.round_ms)
+                self.round_ms += 0.2 * (spent_ms - count * self.draft_ms - self.round_ms)
         self.own_s += self._clock() - start - (self.busy_s - busy)
 
     def _draft_blocks(self, requests: Sequence[DraftRequest], count: int) -> None:
@@ -118,8 +116,7 @@ class BlockDraft(DraftModel):
         for offset in range(min(request.limit, count)):
             if offset and not request.more(request):
                 return
-            logits = self._read_logits(row + self._first_row + offset, request.tokens)
-            self._append_draft(request, logits)
+            self._append_draft(request, row + self._first_row + offset)
 
     def _add_block(self, last: int, position: int, sequence: int, count: int) -> int:
         """Add the last token of a text and masks for `count` drafts. Return the first row."""
@@ -136,14 +133,14 @@ class BlockDraft(DraftModel):
         before. Behind the text itself, the first scores count.
         """
         if not self._n_selected:
-            return self._proposals(row)
+            return super()._read_logits(row, drafted)
         n, lattice = self._n_selected, self.context.finite_states(row)
         before = self.context.states(row - 1)[0][:n] if drafted else np.empty(0)
         places = np.flatnonzero(before == drafted[-1]) if drafted else before
         start = n * (1 + (int(places[0]) if len(places) else 0))
         logits = np.full(self.context.n_vocab, -np.inf, dtype=np.float32)
         logits[lattice[:n].astype(np.intp)] = lattice[start : start + n]
-        return self._shared.to_target_logits(logits)
+        return logits
 
     def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Read texts as far as there is time. Return the requests whose text is read."""
@@ -200,9 +197,8 @@ class BlockDraft(DraftModel):
                 self._batch.clear()
                 row = self._add_block(tokens[place], place, self._scratch, 1)
                 self._run_pass(timed=False)
-                logits = self._read_logits(row + self._first_row, ())
-                best = int(np.argmax(logits))
-                comparisons.append((find_bucket(probability(logits, best)), best == token))
+                best, bucket = self._predict(row + self._first_row)
+                comparisons.append((bucket, best == token))
                 self.context.remove(self._scratch, place)
         finally:
             self.context.remove(self._scratch, 0)
@@ -223,9 +219,8 @@ class BlockDraft(DraftModel):
                 self._run_pass(timed=False)
                 drafted: list[int] = []
                 for offset, token in enumerate(slot.tokens[end + 1 : end + 1 + count]):
-                    logits = self._read_logits(row + self._first_row + offset, drafted)
-                    best = int(np.argmax(logits))
-                    belief.observe(find_bucket(probability(logits, best)), best == token)
+                    best, bucket = self._predict(row + self._first_row + offset, drafted)
+                    belief.observe(bucket, best == token)
                     if best != token:
                         break
                     drafted.append(best)

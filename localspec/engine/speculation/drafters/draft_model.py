@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ PROBE_CONTEXT_TOKENS, PROBE_ROWS = 20, 4
 PREFILL_WIDTH = 64  # the cost per token of a pass of this width stands for that of a prompt
 
 
+# A draft's confidence is computed from at least so many tokens of its row, evenly spread, and from all that
+# are at least _LIGHT times as likely, unless these are more than 1/16 of the row.
+_MIN_SAMPLED_TOKENS, _LIGHT, _MAX_HEAVY_SHARE = 4096, math.exp(-5), 1 / 16
 ROUND_WEIGHT = 0.1  # of the last round in the cost of a round's first draft
 UNREAD_TAIL_TOKENS = 8  # tokens that are left for the pass of the first draft
 PROBE_INTERVAL_TOKENS = 8  # fewest tokens between two probes
@@ -59,9 +63,14 @@ class ModelDrafter(Drafter):
         # Rounds that share the cost of a first prefill.
         spread = max(min(request.left, 96) / 4, 1.0)
         entry_ms = self._model.prefill_ms(request.slot) / spread
-        steps, round_ms = self._model.steps, self._model.round_ms
+        model = self._model
         return Candidate(
-            self.belief, request.limit, steps.ms(1), entry_ms, steps=steps, round_ms=round_ms
+            self.belief,
+            request.limit,
+            model.draft_ms,
+            entry_ms,
+            steps=model.steps,
+            round_ms=model.round_ms,
         )
 
     def propose(self, requests: list[DraftRequest]) -> None:
@@ -155,6 +164,11 @@ class DraftModel:
         return max(self.count_unread(slot) - 1, 0) * self.token_prefill_ms
 
     @property
+    def draft_ms(self) -> float:
+        """The cost of one more draft for one sequence, in milliseconds."""
+        return self.steps.ms(1)
+
+    @property
     def token_prefill_ms(self) -> float:
         """The cost of a prompt's token in milliseconds, in wide passes."""
         return self._costs.per_token_ms(PREFILL_WIDTH)
@@ -171,25 +185,25 @@ class DraftModel:
         start, busy = self._clock(), self.busy_s
         active = self._read_texts([request for request in requests if request.more(request)])
         step_start, is_first = self._clock(), True
-        width = self._read_singly(active)
+        width, later_ms = self._read_singly(active), dict[int, list[float]]()
         while active:
             rows = self._fill_batch(active)
-            self._run_padded_pass(width)
+            self._run_padded_pass(width, timed=is_first)
             for request, (row, length) in zip(active, rows, strict=True):
                 self._note_read(request, row, length)
-                self._append_draft(request, self._proposals(row))
-            self._observe_step(len(rows), (self._clock() - step_start) * 1e3, is_first)
+                self._append_draft(request, row)
+            spent_ms = (self._clock() - step_start) * 1e3
+            if self._widths.is_replayed:  # a change of width says nothing about other rounds
+                if is_first:  # it reads text as well
+                    more_ms = max(spent_ms - self.steps.ms(len(rows)), 0.0) / len(rows)
+                    self.round_ms += ROUND_WEIGHT * (more_ms - self.round_ms)
+                else:
+                    later_ms.setdefault(max(len(rows), width), []).append(spent_ms)
             active = [request for request in active if request.more(request)]
             step_start, is_first = self._clock(), False
+        for sequences, times in later_ms.items():
+            self.steps.observe(sequences, sum(times) / len(times))
         self.own_s += self._clock() - start - (self.busy_s - busy)
-
-    def _observe_step(self, sequences: int, ms: float, is_first: bool) -> None:
-        """Learn from the time of a draft for each of `sequences`. The first of a round reads text as well."""
-        if is_first:
-            more_ms = max(ms - self.steps.ms(sequences), 0.0) / sequences
-            self.round_ms += ROUND_WEIGHT * (more_ms - self.round_ms)
-        else:
-            self.steps.observe(sequences, ms)
 
     def _read_singly(self, requests: Sequence[DraftRequest]) -> int:
         """Read all but the last unread token of each text in passes as narrow as those of drafts.
@@ -218,13 +232,13 @@ class DraftModel:
                 self._note_read(request, row, end)
         return width
 
-    def _run_padded_pass(self, width: int) -> None:
+    def _run_padded_pass(self, width: int, timed: bool = True) -> None:
         """Run a pass with rows that nobody reads, until it has `width`."""
         n_added = max(width - self._batch.rows, 0)
         for position in range(n_added):
             self._batch.add(0, position, self._scratch, True)
         try:
-            self._run_pass()
+            self._run_pass(timed)
         finally:
             if n_added:
                 self.context.remove(self._scratch, 0)
@@ -285,28 +299,38 @@ class DraftModel:
         """Return how many tokens of a text are read in that time, at least one; 0 seconds: no limit."""
         return max(int(seconds * 1e3 / self.token_prefill_ms), 1) if seconds else 1 << 31
 
-    def _proposals(self, row: int) -> Logits:
-        return self._shared.to_target_logits(self.context.finite_logits(row))
+    def _read_logits(self, row: int, drafted: Sequence[int]) -> Logits:
+        """Return the draft's logits in a row of the last pass. drafted: the round's drafts before it."""
+        del drafted
+        return self.context.logits(row)
+
+    def _predict(self, row: int, drafted: Sequence[int] = ()) -> tuple[int, int]:
+        """Return the likeliest token in a row of the last pass, and the bucket of its confidence."""
+        logits = self._shared.only_shared(self._read_logits(row, drafted))
+        token = self.context.find_highest(logits)
+        return token, find_bucket(probability(logits, token))
 
     def _save_mark(self, slot: Slot) -> None:
         """Save a state that cannot be cut, so that `Slots` can go back to it after a rejection."""
         if not self.context.cuttable and slot.n_past_draft:
             slot.draft_mark = slot.n_past_draft, self.context.save(slot.draft_id, partial=True)
 
-    def _append_draft(self, request: DraftRequest, logits: Logits) -> None:
+    def _append_draft(self, request: DraftRequest, row: int) -> None:
+        """Add the draft that a row of the last pass gives."""
         if request.sampler is None:
-            token = int(logits.argmax())
-            confidence = probability(logits, token)
+            token, bucket = self._predict(row, request.tokens)
         else:
+            logits = self._read_logits(row, request.tokens)
+            self.context.find_highest(logits)
             history = request.slot.tokens + request.tokens
-            row = request.sampler.adjusted(logits, history)
+            adjusted = request.sampler.adjusted(self._shared.to_target_logits(logits), history)
             position = request.generated + len(request.tokens)
-            probs = request.sampler.distribution(row, position)
+            probs = request.sampler.distribution(adjusted, position)
             token = probs.pick(request.sampler.uniform())
-            confidence = probs.probability_of(token)
+            bucket = find_bucket(probs.probability_of(token))
             request.probs.append(probs)
         request.tokens.append(token)
-        request.buckets.append(find_bucket(confidence))
+        request.buckets.append(bucket)
 
     def probe(self, slot: Slot, belief: Belief) -> None:
         """Check whether the draft model predicts the end of a text that was written without it.
@@ -351,12 +375,10 @@ class DraftModel:
             self._run_pass(timed=False)
         finally:
             self.context.remove(self._scratch, 0)
-        comparisons = []
-        for row, token in enumerate(chosen, start=last_row + 1 - len(chosen)):
-            logits = self._proposals(row)
-            best = int(logits.argmax())
-            comparisons.append((find_bucket(probability(logits, best)), best == token))
-        return comparisons
+        predicted = map(self._predict, range(last_row + 1 - len(chosen), last_row + 1))
+        return [
+            (bucket, best == token) for (best, bucket), token in zip(predicted, chosen, strict=True)
+        ]
 
     def _prefill(self, slot: Slot, end: int) -> None:
         """Read the tokens up to `end` in chunks."""
@@ -392,14 +414,19 @@ class DraftModel:
 
 
 def probability(logits: Logits, token: int) -> float:
-    """Return the softmax probability of one token, within 1e-2 of that over the whole row.
+    """Return the softmax probability of a row's likeliest token, within about 5 % of itself.
 
-    Tokens 16 nats below it are left out, because the exponential of a whole row would cost more than all
-    else here.
+    The exponential of a whole row would cost more than all else here. So tokens that are less than e^-5 as
+    likely are counted by a sample of them, and in a row in which many are more likely, all others are.
     """
-    near = logits[logits >= logits[token] - 16.0]
-    total = float(np.exp(near - logits[token]).sum())
-    return 1.0 / total if total > 0 else 0.0
+    best = logits[token]
+    step = max(len(logits) // _MIN_SAMPLED_TOKENS, 1)
+    sample = np.exp(logits[::step] - best)
+    light = sample[sample < _LIGHT]
+    if len(sample) - len(light) > _MAX_HEAVY_SHARE * len(sample):
+        return 1.0 / max(step * float(sample.sum()), 1.0)
+    heavy = logits[logits >= best + math.log(_LIGHT)]
+    return 1.0 / (float(np.exp(heavy - best).sum()) + step * float(light.sum()))
 
 
 # ------------------------------------------------------------------------ shared
@@ -434,6 +461,13 @@ class SharedTokens:
     def to_draft(self, token: int) -> int:
         """Return the draft's id for a token of the target: the same, or its stand-in."""
         return self.stand_ins.get(token, token)
+
+    def only_shared(self, logits: Logits) -> Logits:
+        """Return the draft's logits of the shared tokens, by the target's ids; the others are changed."""
+        if not self.size:
+            return logits
+        logits[self.differing] = -np.inf
+        return logits[: self.common]
 
     def to_target_logits(self, logits: Logits) -> Logits:
         """Return the draft's logits as a row of the target's.

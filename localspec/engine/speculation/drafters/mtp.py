@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, StateBatch, States
-from localspec.engine.speculation.acceptance import Belief, find_bucket
+from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter, probability
+from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
 
 # The states of up to this many tokens may be missing: their cells are poor, but those before stay useful.
 MAX_STATE_GAP_TOKENS = 64
@@ -157,10 +157,7 @@ class Sidecar(Heads):
         self._batch.clear()
         row = self._add_text(slot, position - 1, position, position - 1, slot.draft_id)
         self._run_pass(timed=False)
-        logits = self._proposals(row)
-        best = int(logits.argmax())
-        confidence = find_bucket(probability(logits, best))
-        self._predictions[slot.draft_id] = _Prediction(belief, position, best, confidence)
+        self._predictions[slot.draft_id] = _Prediction(belief, position, *self._predict(row))
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
     def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
