@@ -307,8 +307,9 @@ class Daemon:
         """
         state, path = self._state, self._state.paths.socket
         loop = asyncio.get_running_loop()
+        # Not asyncio's own handlers, which it removes before the process has ended.
         for signal_number in _SIGNALS:
-            loop.add_signal_handler(signal_number, self.drain)
+            signal.signal(signal_number, lambda *_: loop.call_soon_threadsafe(self.drain))
         state.conversations.on_removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
             state.forget_states(name), loop
         )
@@ -340,6 +341,8 @@ class Daemon:
             await state.supervisor.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
+            for signal_number in _SIGNALS:
+                signal.signal(signal_number, signal.SIG_IGN)
 
     def _create_upstreams(self) -> UpstreamPairs:
         """Create the table of other servers. It is imported at first use, because most daemons have none."""

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +136,14 @@ def test_an_idle_daemon_ends_cleanly_on(
     number: signal.Signals, home: Home, daemon: RunningDaemon
 ) -> None:
     daemon.process.send_signal(number)
+    assert daemon.stop() == 0
+    assert not home.socket.exists()
+
+
+def test_signals_up_to_the_last_moment_change_nothing(home: Home, daemon: RunningDaemon) -> None:
+    while daemon.process.poll() is None:
+        daemon.process.send_signal(signal.SIGTERM)
+        time.sleep(0.0005)
     assert daemon.stop() == 0
     assert not home.socket.exists()
 

@@ -82,7 +82,7 @@ def decode(_: Any, batch: Any) -> str:
         return "load-measure"
     if batch.n_tokens > 40:
         return "read-prompt"
-    time.sleep(0.002)  # otherwise the text would be complete before the fault comes
+    time.sleep(0.01)  # otherwise the text would be complete before the fault comes
     return "write"
 
 
