@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device import bursts, compare, compare_draws, device_profile, make_text
+from benchmarks.device import (
+    bursts,
+    compare,
+    compare_draws,
+    device_profile,
+    make_text,
+    warm_start,
+)
 from benchmarks.traces.replay import (
     Costs,
     Replay,
@@ -244,3 +251,45 @@ def test_a_round_stays_at_the_width_in_use_and_drafts_in_passes_of_one_width() -
     changes = sum(a != b for a, b in pairwise(target))
     assert changes < len(target) / 8
     assert draft.count(1) > 0.9 * len(draft)
+
+
+# A small model, of which a pass takes about as long as another program's turn on the processor.
+SMALL_TARGET = {1: 1.0, 2: 1.15, 3: 1.3, 4: 1.4, 5: 1.6, 6: 1.7, 8: 2.0, 12: 2.6, 16: 3.1, 32: 5.5}
+SMALL_DRAFT = {1: 0.13, 2: 0.15, 4: 0.2, 8: 0.3, 16: 0.45, 64: 1.4}
+
+
+def small_profile(wide: float = 1.0) -> CostProfile:
+    """Return the costs of a small model, with passes of five and more rows `wide` times as dear."""
+    target = {rows: ms * (wide if rows >= 5 else 1.0) for rows, ms in SMALL_TARGET.items()}
+    return CostProfile(CostTable(target), CostTable(SMALL_DRAFT), 0.2)
+
+
+def last_half_ms(replay: Replay) -> float:
+    """Replay a text, and return the milliseconds of its last half."""
+    replay.run()
+    return replay.spent_ms[-1] - replay.spent_ms[len(replay.spent_ms) // 2]
+
+
+@pytest.mark.parametrize("rate", [0.95, 0.8, 0.6])
+def test_a_pass_that_waited_does_not_end_drafting(rate: float) -> None:
+    text = make_text([rate] * 400, 3)
+
+    def replay(waiting: int, wait_ms: float) -> float:
+        """Replay with a wait of `wait_ms` in pass number `waiting`."""
+        replay = Replay(text, small_profile(), warm_start(text))
+        spend, passes = replay.clock.spend, itertools.count()
+        replay.clock.spend = lambda ms: spend(ms + wait_ms * (next(passes) == waiting))  # type: ignore[method-assign]
+        return last_half_ms(replay)
+
+    undisturbed = replay(0, 0.0)
+    for waiting in range(20, 44):
+        assert undisturbed / replay(waiting, 50.0) > 0.93, waiting
+
+
+@pytest.mark.parametrize("wide", [1.3, 1.5, 2.0])
+@pytest.mark.parametrize("rate", [0.95, 0.8, 0.6])
+def test_wide_passes_that_were_measured_too_dear_are_tried_again(rate: float, wide: float) -> None:
+    text = make_text([rate] * 800, 3)
+    informed = Replay(text, small_profile(), warm_start(text))
+    misled = Replay(text, small_profile(), warm_start(text), believed=small_profile(wide))
+    assert last_half_ms(informed) / last_half_ms(misled) > 0.93

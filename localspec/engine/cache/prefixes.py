@@ -92,7 +92,9 @@ class CopyCost:
     def observe_copy(self, size: int, spent_ms: float) -> None:
         """Learn from the time that a copy of `size` bytes took."""
         if size >= 1 << 20:  # the time of a smaller copy is mostly that of the call
-            self.ms_per_mib += 0.3 * (spent_ms / (size / (1 << 20)) - self.ms_per_mib)
+            # A copy that waited for other programs must not make all copies look too dear to try again.
+            ms_per_mib = min(spent_ms / (size / (1 << 20)), 2 * self.ms_per_mib)
+            self.ms_per_mib += 0.3 * (ms_per_mib - self.ms_per_mib)
 
     def restoring_pays(self, tokens: int, size: int) -> bool:
         """Whether restoring a state of `size` bytes is cheaper than reading `tokens` tokens."""

@@ -32,6 +32,8 @@ from localspec.engine.speculation.step import SequenceStep
 
 MAX_UNPROVEN_DRAFTS = 3  # per round, until a draft of this kind was accepted in the text
 _SEARCH_TIME_DECAY = 0.95  # what remains of the estimated time of a search with each new one
+# A wider pass that takes less than this share of its expected time is tried again at once.
+_MUCH_FASTER = 0.9
 LIKELY_SURVIVAL = 0.5  # drafts that are at least this likely to be kept might pay in a wider pass
 
 
@@ -224,29 +226,38 @@ class Controller:
         counts = []
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             candidate = step.candidate
-            if not depth or candidate is None or not candidate.tokens:
+            if not depth or candidate is None:
+                counts.append(depth)
+                continue
+            if len(steps) == 1 and (count := self._explore_wider(step, candidate, depth, passes)):
+                counts.append(count)
+                continue
+            if not candidate.tokens:
                 counts.append(depth)
                 continue
             deepest = max([0, *depths[:at], *depths[at + 1 :]])
             ms = passes.ms_by_depth(rows - depth, deepest)
             # Each sequence pays its share of what a round costs without these drafts.
             ms = ms - (1 - share) * ms[0] + share * overhead
-            count = self._explore_wider(candidate, depth) if len(steps) == 1 else 0
-            count = count or step.drafting.policy.choose_first_count(
-                candidate, ms[: depth + 1], rate
-            )
-            counts.append(count)
+            policy = step.drafting.policy
+            counts.append(policy.choose_first_count(candidate, ms[: depth + 1], rate))
         return counts
 
-    def _explore_wider(self, candidate: Candidate, depth: int) -> int:
-        """Return how many known tokens to verify to learn the cost of a wider pass; 0: none now.
+    def _explore_wider(
+        self, step: SequenceStep, candidate: Candidate, depth: int, passes: PassCosts
+    ) -> int:
+        """Return how many drafts to verify to learn the cost of a wider pass; 0: none now.
 
-        No more than `depth` of them seem to pay.
+        No more than `depth` of them seem to pay. Where a change of the width is dear, only tokens that cost
+        nothing are worth one.
         """
+        if not candidate.tokens and passes.switch_ms is not None:
+            return 0
         survival = candidate.belief.survival(candidate.known, candidate.limit)
         likely = int((survival >= LIKELY_SURVIVAL).sum()) - 1
         if likely > depth and not self._wide_passes.take():
             self._wide_passes.begin()
+            step.explores = True
             return likely
         return 0
 
@@ -277,7 +288,7 @@ class Controller:
                 step.drafted = len(step.drafts.tokens)
                 # Under the rejection rule no draft may be dropped because of its token: the remaining ones
                 # would no longer be distributed as q, and the answer not as p.
-                if not step.verifier.reject and step.candidate is not None:
+                if not (step.verifier.reject or step.explores) and step.candidate is not None:
                     step.candidate.known = step.drafts.buckets
                     policy = step.drafting.policy
                     step.drafts.cut(policy.worth_verifying(step.candidate, extra_ms, rate))
@@ -295,6 +306,8 @@ class Controller:
                 return True  # that at least one token is drafted was decided
             if candidate is None or self._is_eog(drafts.tokens[-1]):
                 return False
+            if step.explores:
+                return len(drafts.tokens) < drafts.depth
             candidate.known = drafts.buckets
             return policy.keep_drafting(candidate, pass_ms, rate)
 
@@ -345,6 +358,8 @@ class Controller:
 
         plain_ms: cost of a round without drafts.
         """
+        if step.explores and spent_ms < _MUCH_FASTER * (step.plain_ms + (step.cost_ms or 0.0)):
+            self._wide_passes.end()  # it may pay, so go on until its cost is known
         budget = step.drafting.budget
         budget.known.refill(plain_ms / n_sequences)
         budget.model.refill(plain_ms / n_sequences)

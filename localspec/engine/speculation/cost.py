@@ -111,6 +111,14 @@ class WidthHistory:
         return UsedWidth(self._last, round(self._change.total_ms / max(self._run, MIN_RUN), 2))
 
 
+def average_with(known_ms: float, ms: float, weight: float) -> float:
+    """Return the average of a known time and a new one of `weight`, limited to MAX_OUTLIER_RATIO times it.
+
+    Without the limit, a single long wait could make something look so dear that it is not tried again.
+    """
+    return known_ms + weight * (min(ms, MAX_OUTLIER_RATIO * known_ms) - known_ms)
+
+
 class CostTable:
     """The milliseconds of a pass of one model, by width.
 

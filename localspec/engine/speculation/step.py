@@ -92,7 +92,7 @@ class SequenceStep:
     most. drafted: tokens that were drafted, of which not all need be verified.
     cost_ms: cost of the drafts beyond a plain round, as the budget bears it; None: outside the budget.
     plain_ms: the sequence's share of a plain round.
-    searched: whether a search for drafts was made.
+    searched: whether a search for drafts was made. explores: whether it has more drafts than seem to pay.
     first_row: row of the last token read; -1 for a chunk in the middle of a prompt. read_row: row of the
     first token read.
     repeats: the pass brought nothing and is made again. error: an error that ends this sequence alone.
@@ -110,6 +110,7 @@ class SequenceStep:
     cost_ms: float | None = None
     plain_ms: float = 0.0
     searched: bool = False
+    explores: bool = False
     first_row: int = -1
     read_row: int = -1
     repeats: bool = False

@@ -97,6 +97,7 @@ class Replay(Driven):
 
     depth: as a request's `speculative.depth`, None for `auto`. calibration: learns. sequences: that walk
     at once, each along its own part of the trace, of the same length; dearer: as a SimulatedContext's.
+    believed: what the engine begins with instead of the profile.
     """
 
     def __init__(
@@ -107,10 +108,13 @@ class Replay(Driven):
         depth: int | None = None,
         sequences: int = 1,
         dearer: float = 0.0,
+        believed: CostProfile | None = None,
     ) -> None:
-        self._time = SimulatedClock()
-        self._simulated = SimulatedPair(trace, profile, calibration, self._time, sequences, dearer)
-        super().__init__(self._simulated, self._time)
+        self.clock = SimulatedClock()
+        self._simulated = SimulatedPair(
+            trace, profile, calibration, self.clock, sequences, dearer, believed
+        )
+        super().__init__(self._simulated, self.clock)
         self._overhead_ms = profile.overhead_ms
         self._tokens = len(trace.target) // sequences
         self._sequences = sequences
@@ -140,11 +144,11 @@ class Replay(Driven):
                 self._drafted[sequence.id] = sequence.tally.drafted
             self.depths.append(sum(self._drafted.values()) - before)
             # Each token has a character to show, so there is a delta in every round.
-            self._time.spend(self._overhead_ms)
+            self.clock.spend(self._overhead_ms)
             for number, answer in self.answers.items():
                 written[number] = answer.deltas[-1].tokens if answer.deltas else 0
             new = sum(written.values()) - len(self.spent_ms) + 1
-            self.spent_ms += [1e3 * self._time()] * new
+            self.spent_ms += [1e3 * self.clock()] * new
         return self.spent_ms[-1]
 
     def run_together(self) -> float:

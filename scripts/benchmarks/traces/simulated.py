@@ -180,7 +180,7 @@ class SimulatedPair(LoadedPair):
     """A loaded pair whose models play a trace, after a prompt of token 0.
 
     Several sequences play parts of it, each after a prompt of the token that stands before its own;
-    dearer: as SimulatedContext's.
+    dearer: as SimulatedContext's. believed: what the engine begins with instead of the real costs.
     """
 
     def __init__(
@@ -191,9 +191,11 @@ class SimulatedPair(LoadedPair):
         clock: SimulatedClock,
         sequences: int = 1,
         dearer: float = 0.0,
+        believed: CostProfile | None = None,
     ) -> None:
         """Prepare a replay. Raises ValueError if the costs have no draft."""
-        if costs.draft is None:
+        believed = believed or costs
+        if costs.draft is None or believed.draft is None:
             raise ValueError("this cost profile has no draft")
         right = range(1, len(trace.target) + 1)
         guessed = [
@@ -206,7 +208,7 @@ class SimulatedPair(LoadedPair):
         # Tables of its own, since the rounds correct them.
         table, steps = (
             CostTable(measured.as_dict(), change=measured.change)
-            for measured in (costs.target, costs.draft)
+            for measured in (believed.target, believed.draft)
         )
         settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
         models = PairModels(
@@ -226,7 +228,7 @@ class SimulatedPair(LoadedPair):
             no_draft="",
             chooses_on_device=False,
             learned=LearnedProfile(
-                CostProfile(table, steps, costs.overhead_ms), {"draft": calibration}
+                CostProfile(table, steps, believed.overhead_ms), {"draft": calibration}
             ),
             profile=ProfileStore(None, ""),
             prefixes=prefixes,

@@ -16,6 +16,7 @@ import numpy as np
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import LayerBatch, Logits, States
 from localspec.engine.speculation.acceptance import Belief
+from localspec.engine.speculation.cost import average_with
 from localspec.engine.speculation.depth import MAX_DEPTH, Candidate
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.draft_model import (
@@ -91,7 +92,8 @@ class BlockDraft(DraftModel):
             self._draft_blocks(active, count)
             if n_unread <= MAX_DEPTH + 1:
                 spent_ms = (self._clock() - start) * 1e3 / len(active)
-                self.round_ms += 0.2 * (spent_ms - count * self.draft_ms - self.round_ms)
+                drafts_ms = count * self.draft_ms
+                self.round_ms = average_with(drafts_ms + self.round_ms, spent_ms, 0.2) - drafts_ms
         self.own_s += self._clock() - start - (self.busy_s - busy)
 
     def _draft_blocks(self, requests: Sequence[DraftRequest], count: int) -> None:
@@ -226,4 +228,4 @@ class BlockDraft(DraftModel):
                     drafted.append(best)
             finally:
                 self.context.remove(self._scratch, 0)
-        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
+        self._time_probe(start)

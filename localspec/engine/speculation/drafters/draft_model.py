@@ -15,7 +15,13 @@ from localspec.compatibility import Compatibility
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Vocab
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
-from localspec.engine.speculation.cost import GUESSED_ROUNDS, Clock, CostTable, WidthHistory
+from localspec.engine.speculation.cost import (
+    GUESSED_ROUNDS,
+    Clock,
+    CostTable,
+    WidthHistory,
+    average_with,
+)
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 
@@ -195,8 +201,11 @@ class DraftModel:
             spent_ms = (self._clock() - step_start) * 1e3
             if self._widths.is_replayed:  # a change of width says nothing about other rounds
                 if is_first:  # it reads text as well
-                    more_ms = max(spent_ms - self.steps.ms(len(rows)), 0.0) / len(rows)
-                    self.round_ms += ROUND_WEIGHT * (more_ms - self.round_ms)
+                    step_ms = self.steps.ms(len(rows))
+                    first_ms = average_with(
+                        step_ms + len(rows) * self.round_ms, spent_ms, ROUND_WEIGHT
+                    )
+                    self.round_ms = max(first_ms - step_ms, 0.0) / len(rows)
                 else:
                     later_ms.setdefault(max(len(rows), width), []).append(spent_ms)
             active = [request for request in active if request.more(request)]
@@ -348,7 +357,11 @@ class DraftModel:
             last_row, slot.tokens[end + 1 - n_compared :]
         ):
             belief.observe(bucket_index, hit)
-        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
+        self._time_probe(start)
+
+    def _time_probe(self, start: float) -> None:
+        """Learn from the time of a probe that began at `start`."""
+        self.probe_ms = average_with(self.probe_ms, (self._clock() - start) * 1e3, 0.3)
 
     def compare_predictions(
         self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None

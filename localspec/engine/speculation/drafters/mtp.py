@@ -158,7 +158,7 @@ class Sidecar(Heads):
         row = self._add_text(slot, position - 1, position, position - 1, slot.draft_id)
         self._run_pass(timed=False)
         self._predictions[slot.draft_id] = _Prediction(belief, position, *self._predict(row))
-        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
+        self._time_probe(start)
 
     def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Return the requests whose target has read something.
