@@ -197,6 +197,10 @@ class Config:
             "answer requests for an unknown model with the configured pair", at_once=True
         ),
     ] = False
+    tune_by_night: Annotated[
+        bool,
+        SettingMeaning("tune the configured pair's draft by night", at_once=True),
+    ] = False
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
     problems: tuple[Problem, ...] = field(default=(), compare=False)
 

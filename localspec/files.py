@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import threading
@@ -54,6 +55,40 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """
     with replace_atomically(path, sync=sync) as file:
         file.write(data)
+
+
+@contextlib.contextmanager
+def hold_folder(path: Path) -> Iterator[bool]:
+    """Hold a lock of a folder during the block; yield False if another process holds it.
+
+    The kernel releases it when its holder dies.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete a folder with its content, unless another process holds it.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    import shutil  # imported late, because most commands do not need it
+
+    with contextlib.suppress(FileNotFoundError), hold_folder(folder) as is_free:
+        if is_free:
+            shutil.rmtree(folder)
 
 
 def sync_folder(path: Path) -> None:

@@ -328,6 +328,8 @@ class Daemon:
             asyncio.run_coroutine_threadsafe(self.configure(), loop)
 
         stop_watching = start(state, reconfigure)
+        if (nightly := extras.load("tune", "nightly")) is not None:
+            nightly.start(state, stop_watching)
         threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=sockets)

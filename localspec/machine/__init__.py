@@ -29,6 +29,7 @@ from localspec.machine.host import available_bytes as available_bytes
 from localspec.machine.host import detect_cpu as detect_cpu
 from localspec.machine.host import find_compiler as find_compiler
 from localspec.machine.host import install_hint as install_hint
+from localspec.machine.host import is_on_battery as is_on_battery
 from localspec.machine.host import memory_bytes as memory_bytes
 from localspec.machine.host import read_text as read_text
 from localspec.machine.host import run_command as run_command

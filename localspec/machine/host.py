@@ -268,6 +268,30 @@ def _available_in_cgroups(host: Host) -> Iterator[int]:
                 yield int(limit) - int(used) + (int(cached[1]) if cached else 0)
 
 
+# ------------------------------------------------------------------------ power
+
+
+_POWER_SUPPLIES = Path("/sys/class/power_supply")
+
+
+def is_on_battery(host: Host, supplies: Path = _POWER_SUPPLIES) -> bool:
+    """Return whether the machine runs on its battery; False where the system does not report it.
+
+    supplies: the folder of Linux with a folder for each battery and mains adapter. The batteries of devices,
+    as of a mouse, do not count.
+    """
+    if host.system == "Darwin":
+        return "'Battery Power'" in host.run(["pmset", "-g", "batt"]).out
+    discharges = False
+    for supply in sorted(supplies.glob("*")):
+        kind, scope = (host.read(str(supply / name)).strip() for name in ("type", "scope"))
+        if kind in ("Mains", "USB") and host.read(str(supply / "online")).strip() == "1":
+            return False
+        if kind == "Battery" and scope != "Device":
+            discharges |= host.read(str(supply / "status")).strip() == "Discharging"
+    return discharges
+
+
 # ------------------------------------------------------------------------ energy
 # Measure the energy that the machine uses: processors by RAPL, NVIDIA GPUs by NVML.
 #

@@ -8,6 +8,8 @@ from pathlib import Path
 from msgspec import Struct
 
 RECORD_FILE = "record.json"
+# Begins the name of a folder beside the drafts in which one is being made. Its maker holds a lock of it.
+WORK_PREFIX = "training-"
 
 
 def tuned_folder(root: Path, target: str, base: str) -> Path:

@@ -2,6 +2,7 @@
 
 data/tuned/KEY/NAME.gguf      the draft
 data/tuned/KEY/record.json    what it was made from; it is written last, and makes the daemon use the draft
+data/tuned/training-NAME      a draft in the making
 
 KEY is made of the paths of the target and of the draft that was tuned.
 """
@@ -9,13 +10,19 @@ KEY is made of the paths of the target and of the draft that was tuned.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 
 import msgspec
 
-from localspec.paths import read_file, remove_tree
-from localspec.protocol.tuned import RECORD_FILE, TunedDraft, tuned_folder
+from localspec.files import remove_abandoned
+from localspec.paths import read_file
+from localspec.protocol.tuned import (
+    RECORD_FILE,
+    WORK_PREFIX,
+    TunedDraft,
+    tuned_folder,
+)
 
 
 def find_tuned_draft(root: Path, target: str, base: str) -> tuple[Path, TunedDraft] | None:
@@ -39,21 +46,22 @@ def find_tuned_draft(root: Path, target: str, base: str) -> tuple[Path, TunedDra
 def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft]:
     """Delete the tuned drafts that learned from a conversation, or all with None, and return their records.
 
+    Deleted is also what may have learned from it: drafts without a record, and what a training left behind
+    that was killed. One that runs notices by itself that the conversation is gone.
+
     Raises:
         OSError: a file cannot be deleted.
     """
     removed = []
-    for folder, record in _records(root):
-        if conversation is None or conversation in record.conversations:
-            remove_tree(folder)
-            removed.append(record)
-    return removed
-
-
-def _records(root: Path) -> Iterator[tuple[Path, TunedDraft]]:
     for folder in sorted(root.glob("*")):
-        if record := _read_record(folder):
-            yield folder, record
+        if folder.name.startswith(WORK_PREFIX):
+            remove_abandoned(folder)
+            continue
+        record = _read_record(folder)
+        if record is None or conversation is None or conversation in record.conversations:
+            shutil.rmtree(folder)
+            removed += [record] if record else []
+    return removed
 
 
 def _read_record(folder: Path) -> TunedDraft | None:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import shutil
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from localspec import installation
-from localspec.cli import inputs, suggest
+from localspec.cli import inputs, settings, suggest
 from localspec.cli.app import NumberOption
-from localspec.cli.settings import usable_cores
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import format_tuned
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, UsageError
-from localspec.extras.tune import running
+from localspec.extras.tune import running, tuning
 from localspec.extras.tune import texts as collecting
-from localspec.paths import default_paths, expand_user, make_private_directory
+from localspec.paths import default_paths, expand_user
 from localspec.protocol.tuned import tuned_folder
 
-_READING_SHARE = 0.3  # of the time, in which the target completes files
+# Answers since the last tuned draft, without which none is made by night.
+NEW_ANSWERS = 40
 
 
 @click.command(
@@ -64,15 +58,27 @@ _READING_SHARE = 0.3  # of the time, in which the target completes files
     help="Train all weights (needs PyTorch) or rows of the output matrix.",
 )
 @click.option(
+    "--auto/--no-auto",
+    default=None,
+    help="Do this by night from now on, or no longer: between 1 and 6 o'clock, when nobody has asked "
+    "for a while and the machine is not on battery.",
+)
+@click.option(
     "--status", is_flag=True, help="Show the tuned draft, and what could be learned from."
 )
 @click.option("--revert", is_flag=True, help="Delete the tuned draft of the pair.")
 @click.option("--forget", is_flag=True, help="Delete the tuned drafts of all pairs.")
+@click.option("--by-night", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
     actions = [name for name in ("status", "revert", "forget") if options[name]]
+    actions += ["auto"] if options["auto"] is not None else []
     if len(actions) > 1 or (actions and files):
-        raise UsageError("--status, --revert, --forget and --files cannot be used together.")
+        raise UsageError(
+            "--auto, --status, --revert, --forget and --files cannot be used together."
+        )
+    if options["auto"] is not None:
+        return _set_auto(on=options["auto"])
     if options["forget"]:
         shutil.rmtree(default_paths().tuned, ignore_errors=True)
         render.line("All tuned drafts are deleted.")
@@ -85,13 +91,25 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
         return _revert(view, folder)
     if options["status"]:
         return _show_status(view, as_json=options["as_json"])
-    if importlib.util.find_spec("gguf") is None:
-        raise UsageError(
-            "A draft is written with gguf, which is not installed; run: "
-            f"{installation.install_extra_command('tune')}"
-        )
-    places = collecting.find_places([_existing(name) for name in files])
-    return _tune(view, folder, places, options)
+    plan = tuning.Plan(
+        view,
+        folder,
+        options["minutes"] * 60,
+        options["method"],
+        collecting.find_places([_existing(name) for name in files]),
+        NEW_ANSWERS if options["by_night"] else 0,
+    )
+    return _tune(plan, as_json=options["as_json"])
+
+
+def _set_auto(*, on: bool) -> int:
+    settings.change("tune_by_night", "true" if on else "false")
+    render.line(
+        "The configured pair's draft is tuned by night from now on. To end that: localspec tune --no-auto"
+        if on
+        else "Drafts are not tuned by night."
+    )
+    return 0
 
 
 def _existing(name: str) -> Path:
@@ -137,79 +155,28 @@ def _show_status(view: dict[str, Any], *, as_json: bool) -> int:
     return 0
 
 
-def _tune(
-    view: dict[str, Any], folder: Path, places: list[tuple[str, str]], options: dict[str, Any]
-) -> int:
-    """Collect, train, compare and adopt. Raises LocalspecError if the new draft is not used."""
-    client, name = collecting.TuneClient(), view["name"]
-    base, target = view["draft"]["path"], view["target"]["path"]
-    seconds = options["minutes"] * 60
-    with Progress(f"tune {name}") as progress, _work_folder() as work:
+def _tune(plan: tuning.Plan, *, as_json: bool) -> int:
+    """Check the present tuned draft, and make a new one. Raises LocalspecError if that is not used."""
+    with Progress(f"tune {plan.name}") as progress:
 
         def report(stage: str, done: float) -> None:
             progress.show(f"{stage} {10 * int(10 * done)}%", 0, 0)
 
-        texts = collecting.collect_history(client, name)
-        if places:
-            texts += _complete(client, name, places, _READING_SHARE * seconds, report)
-            seconds *= 1 - _READING_SHARE
-        learned, held_out = collecting.split_by_time(texts)
-        trained = work / "draft.gguf"
-        job = {
-            "target": target,
-            "draft": base,
-            "output": str(trained),
-            "texts": [text.as_job() for text in learned],
-            "held_out": [text.as_job() for text in held_out],
-            "seconds": seconds,
-            "threads": usable_cores(),
-            "method": options["method"],
-        }
-        result = running.Training(job, report).run()
-        running.unload(name)
-        # A copy, so that both drafts begin with nothing known: what an earlier load has measured would favour
-        # one of them.
-        copy = shutil.copyfile(base, work / "present.gguf")
-        pairs = [f"{target},{copy}", f"{target},{trained}"]
-        compared = running.choose_speed_texts(held_out)
-        speeds = running.measure_speed(client, pairs, compared, report)
-        record = running.make_record(Path(base), target, result, learned, speeds)
-        progress.clear()
+        if tuning.check_present(plan, report) and not plan.folder.exists():
+            progress.clear()
+            render.note(
+                f"The tuned draft of {plan.name} was accepted less often than the pair's own on the "
+                "answers since, so it is deleted."
+            )
         try:
-            running.check_better(record)
-        except running.NotBetter:
-            _print_result(name, record, adopted=False, as_json=options["as_json"])
+            record = tuning.tune(plan, report)
+        except running.NotBetter as error:
+            progress.clear()
+            _print_result(plan.name, error.record, adopted=False, as_json=as_json)
             raise
-        running.adopt(folder, trained, record, client)
-    running.unload(name)
-    _print_result(name, record, adopted=True, as_json=options["as_json"])
+        progress.clear()
+    _print_result(plan.name, record, adopted=True, as_json=as_json)
     return 0
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    """Make a folder on the disk of the tuned drafts, and delete it afterwards with what is in it."""
-    root = default_paths().tuned
-    make_private_directory(root)
-    with tempfile.TemporaryDirectory(prefix="training-", dir=root) as folder:
-        yield Path(folder)
-
-
-def _complete(
-    client: collecting.TuneClient,
-    name: str,
-    places: list[tuple[str, str]],
-    seconds: float,
-    report: running.Report,
-) -> list[collecting.TrainingText]:
-    """Return what the target writes at places in files, as many as the time allows."""
-    deadline = time.monotonic() + seconds
-
-    def completed(count: int) -> bool:
-        report("completing files", count / len(places))
-        return time.monotonic() < deadline
-
-    return collecting.complete_places(client, name, places, completed)
 
 
 def _print_result(name: str, record: dict[str, Any], *, adopted: bool, as_json: bool) -> None:

@@ -125,7 +125,7 @@ def train_decoder(
     """Minimize the cross entropy between the target's likeliest tokens and the draft's.
 
     seconds: processor time that this may take, so that time in which the process is paused does not count.
-    report: called with the share of the work that is done.
+    report: called with the share of the work that is done after each step, with 1.0 when it is done.
     """
     torch.set_num_threads(threads)
     weights = list(decoder.weights.values())
@@ -139,9 +139,9 @@ def train_decoder(
     for step in range(n_steps):
         spent = (time.process_time() - start) / (seconds * threads)
         done = max(spent, step / n_steps)
-        report(min(done, 1.0))
         if done >= 1:
             break
+        report(done)
         if not order:
             order = generator.sample(batches, len(batches))
         for group in optimizer.param_groups:
@@ -150,6 +150,7 @@ def train_decoder(
         _loss(decoder, order.pop(), device).backward()
         torch.nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
         optimizer.step()
+    report(1.0)
 
 
 def _make_batches(lessons: Sequence[Lesson]) -> list[list[Lesson]]:

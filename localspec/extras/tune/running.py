@@ -1,4 +1,4 @@
-"""Run a training process, pause it while the daemon answers, and adopt the draft if it is faster."""
+"""Run a training process, pause it while it would disturb, and adopt the draft if it is faster."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoDaemon, NotFound
 from localspec.extras.tune.texts import TrainingText, TuneClient, infill_request
 from localspec.files import write_atomically
+from localspec.machine import Host, available_bytes, is_on_battery, memory_bytes
 from localspec.protocol.tuned import RECORD_FILE
 
 Report = Callable[[str, float], None]
@@ -32,12 +33,20 @@ MIN_PER_PASS, MIN_PER_PASS_OF_KIND = 1.02, 0.97
 MIN_SPEED, MIN_SPEED_OF_KIND = 1.0, 0.9
 
 
+# Training waits while less than this share of the memory is available.
+MIN_AVAILABLE_MEMORY = 1 / 16
+
+
 class NotBetter(LocalspecError):
-    """The trained draft is not faster than the one it was made from."""
+    """The trained draft, of which there is a record, is not faster than the one it was made from."""
+
+    def __init__(self, message: str, record: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.record = record
 
 
 class Training:
-    """A training process, which is stopped whenever the daemon answers someone."""
+    """A training process, which is stopped while the daemon answers someone, and on battery."""
 
     def __init__(self, job: dict[str, Any], report: Report) -> None:
         """Start the process."""
@@ -59,7 +68,7 @@ class Training:
         Raises:
             LocalspecError: it failed.
         """
-        pauses = threading.Thread(target=self._pause_while_busy, daemon=True)
+        pauses = threading.Thread(target=self._pause_and_go_on, daemon=True)
         pauses.start()
         message: dict[str, Any] = {}
         assert self._process.stdin is not None
@@ -91,18 +100,31 @@ class Training:
             "The pair's own draft stays in use."
         )
 
-    def _pause_while_busy(self) -> None:
-        """Stop the process while the daemon has work, and let it go on afterwards."""
-        client, paused = PairsClient(autostart=False), False
+    def _pause_and_go_on(self) -> None:
+        """Stop the process while there is a reason to, and let it go on afterwards."""
+        client, host, paused = PairsClient(autostart=False), Host.current(), ""
         while not self._ended.wait(POLL_INTERVAL_S):
-            try:
-                status = client.status()
-                busy = bool(status["running"] or status["waiting"])
-            except LocalspecError:
-                busy = False
-            if busy != paused:
-                paused = busy
-                os.kill(self._process.pid, signal.SIGSTOP if busy else signal.SIGCONT)
+            reason = find_pause_reason(client, host)
+            if bool(reason) != bool(paused):
+                os.kill(self._process.pid, signal.SIGSTOP if reason else signal.SIGCONT)
+            if reason and reason != paused:
+                self._report(reason, 0.0)
+            paused = reason
+
+
+def find_pause_reason(client: PairsClient, host: Host) -> str:
+    """Return why nothing should be trained now; "" if nothing speaks against it."""
+    try:
+        status = client.status()
+        if status["running"] or status["waiting"]:
+            return "paused while the daemon answers"
+    except LocalspecError:  # no daemon runs
+        pass
+    if is_on_battery(host):
+        return "paused on battery"
+    if host.system == "Linux" and available_bytes(host) < MIN_AVAILABLE_MEMORY * memory_bytes():
+        return "paused while memory is short"
+    return ""
 
 
 def measure_speed(
@@ -176,7 +198,7 @@ def check_better(record: dict[str, Any]) -> None:
     """Check by the record of a trained draft that it pays.
 
     Raises:
-        NotBetter: it is accepted or decoded no better than the present draft, or worse for a kind of work.
+        NotBetter: it is accepted or decoded no better than the pair's own draft, or worse for a kind of work.
     """
     failed = [
         name
@@ -184,16 +206,17 @@ def check_better(record: dict[str, Any]) -> None:
             ("tokens_per_pass", MIN_PER_PASS, MIN_PER_PASS_OF_KIND),
             ("tokens_per_second", MIN_SPEED, MIN_SPEED_OF_KIND),
         )
-        if not _reaches(record[name], least, least_of_kind)
+        if not reaches(record[name], least, least_of_kind)
     ]
     if failed:
         measures = " and ".join(name.replace("_", " ") for name in failed)
         raise NotBetter(
-            f"The trained draft does not pay, by its {measures}. The present draft stays in use."
+            f"The trained draft does not pay, by its {measures}. The present draft stays in use.",
+            record,
         )
 
 
-def _reaches(gains: dict[str, dict[str, float]], least: float, least_of_kind: float) -> bool:
+def reaches(gains: dict[str, dict[str, float]], least: float, least_of_kind: float) -> bool:
     """Return whether gains reach a ratio in the mean, and another for each kind of work."""
     ratios = [gain["after"] / gain["before"] for gain in gains.values()]
     return (

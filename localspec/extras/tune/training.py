@@ -17,9 +17,11 @@ from typing import Any
 
 import msgspec
 
+from localspec import installation
 from localspec.engine.priority import lower_priority
 from localspec.errors import LocalspecError
 
+SAVE_INTERVAL_S = 300.0  # of a draft in the making
 DEPTH = 4  # of the rounds that are replayed to compare drafts
 VALIDATION_SHARE = 0.1  # of the lessons, by which the numpy way decides when to stop
 TEACHING_SHARE = 0.4  # of the time, for the target's reading
@@ -33,7 +35,8 @@ class Job(msgspec.Struct):
     - `texts`, `held_out`: as in `make_lesson`, the oldest first.
     - `seconds`: time that reading and training may take.
     - `method`: "rows", "weights", or "auto" for the latter if PyTorch is installed and `network` knows the
-      draft's architecture.
+      draft's architecture. "none" only compares the draft with the one in `output`.
+    - `start`: a copy of the draft that was trained before, whose weights are trained further.
     """
 
     target: str
@@ -44,6 +47,7 @@ class Job(msgspec.Struct):
     seconds: float
     threads: int
     method: str = "auto"
+    start: str = ""
 
 
 def _send(**values: object) -> None:
@@ -73,6 +77,7 @@ def train(job: Job) -> dict[str, Any]:
     from localspec.engine.llama import Model
     from localspec.extras.tune import lessons as reading
 
+    taught: list[reading.Lesson] = []
     with Model(job.target, n_gpu_layers=0) as target:
         n_ctx = min(target.n_ctx_train or reading.MAX_CONTEXT, reading.MAX_CONTEXT)
         with Model(job.draft, n_gpu_layers=0) as draft:
@@ -87,9 +92,9 @@ def train(job: Job) -> dict[str, Any]:
             report(count / len(lessons))
             return time.process_time() < deadline
 
-        # The newest first, since the time may not suffice for all.
-        taught = reading.read_lessons(target, job.threads, lessons[::-1], go_on)
-    method = _train_draft(job, taught)
+        if job.method != "none":  # the newest first, since the time may not suffice for all
+            taught = reading.read_lessons(target, job.threads, lessons[::-1], go_on)
+    method = _train_draft(job, taught) if job.method != "none" else ""
     before = _measure(job.draft, job.threads, held_out, "comparing")
     after = _measure(job.output, job.threads, held_out, "comparing the new draft")
     return {
@@ -105,7 +110,7 @@ def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
     """Train in the best way that is possible, write the draft, and return what was trained."""
     from localspec.extras.tune.model_file import ModelFile
 
-    file = ModelFile(Path(job.draft))
+    file = ModelFile(Path(job.start or job.draft))
     seconds = (1 - TEACHING_SHARE) * job.seconds
     if job.method != "rows" and importlib.util.find_spec("torch") is not None:
         from localspec.extras.tune import network
@@ -116,12 +121,22 @@ def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
             if job.method == "weights":
                 raise
         else:
-            report = _reporter("training")
-            network.train_decoder(decoder, lessons, seconds, job.threads, report)
-            file.write_copy(Path(job.output), decoder.values(), "tuned draft")
+            report, saved = _reporter("training"), time.monotonic()
+
+            def report_and_save(done: float) -> None:
+                nonlocal saved
+                report(done)
+                if done >= 1 or time.monotonic() - saved > SAVE_INTERVAL_S:
+                    saved = time.monotonic()
+                    file.write_copy(Path(job.output), decoder.values())
+
+            network.train_decoder(decoder, lessons, seconds, job.threads, report_and_save)
             return "all weights"
     if job.method == "weights":
-        raise LocalspecError("PyTorch is not installed; to train without it: --method rows")
+        raise LocalspecError(
+            "All weights are trained with PyTorch, which is not installed; run: "
+            f"{installation.install_extra_command('tune')}. To train without it: --method rows"
+        )
     _train_rows(job, lessons, file)
     return "output rows"
 
@@ -154,7 +169,7 @@ def _train_rows(job: Job, lessons: Sequence[Any], file: Any) -> None:
         validation,
         lambda epoch: report(epoch / correction.MAX_EPOCHS),
     )
-    file.write_copy(Path(job.output), {OUTPUT: matrix}, "tuned draft")
+    file.write_copy(Path(job.output), {OUTPUT: matrix})
 
 
 def _measure(path: str, threads: int, lessons: Sequence[Any], stage: str) -> dict[str, float]:

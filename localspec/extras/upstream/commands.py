@@ -16,6 +16,8 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
 from localspec.extras.upstream import export
 from localspec.extras.upstream.export import ENGINES, Deployment
+from localspec.paths import default_paths
+from localspec.protocol.tuned import tuned_folder
 
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -104,7 +106,8 @@ def command(
         raise UsageError(
             "--nodes needs --host: the name by which the others reach the first machine."
         )
-    exported = _with_weights(_load_pair(inputs.resolve_pair(name)), weights, draft_weights)
+    exported = _load_pair(inputs.resolve_pair(name), with_tuned="llama-server" in (form, engine))
+    exported = _with_weights(exported, weights, draft_weights)
     if form == "compose":
         render.verbatim(
             export.render_compose(exported, location, engine or "vllm").removesuffix("\n")
@@ -118,8 +121,11 @@ def command(
     return 0
 
 
-def _load_pair(name: str) -> export.ExportedPair:
-    """Return a pair as the daemon has it installed, or else as the catalogue describes it."""
+def _load_pair(name: str, *, with_tuned: bool) -> export.ExportedPair:
+    """Return a pair as the daemon has it installed, or else as the catalogue describes it.
+
+    with_tuned: its draft is the one that `localspec tune` has made, if there is one.
+    """
     client = PairsClient()
     entries = client.pairs(everything=True)["pairs"]
     lowered = name.strip().lower()
@@ -135,9 +141,15 @@ def _load_pair(name: str) -> export.ExportedPair:
             (listed_pair for listed_pair in entries if listed_pair["name"] == view["name"]), {}
         )
     pair_name = str((view or entry)["name"])
-    return export.read_pair(
+    exported = export.read_pair(
         name, entry, view, ConversationsClient().statistics(_ALL_DAYS, pair_name)["total"]
     )
+    if with_tuned and view and view.get("tuned") and exported.draft:
+        paths = exported.target.path, exported.draft.path
+        tuned = tuned_folder(default_paths().tuned, *paths) / view["tuned"]["file"]
+        draft = replace(exported.draft, repo="", file=tuned.name, path=str(tuned))
+        exported = replace(exported, draft=draft)
+    return exported
 
 
 def _with_weights(

@@ -447,7 +447,7 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
             served.add("--spec-draft-hf", pair.draft.quantized)
         elif pair.draft:
             served.add("--spec-draft-model", pair.draft.path)
-    if not pair.target.repo:
+    if not (pair.target.repo and (pair.draft is None or pair.draft.repo)):
         served.notes.append("Copy the files to where it runs, and name them as they lie there.")
     served.notes.insert(0, pair.depth_note)
     return served

@@ -84,6 +84,7 @@ MAX_TENSORS = 1 << 17
 MAX_KEY_LENGTH = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
+DEFAULT_ALIGNMENT = 32  # bytes
 LLAMA_ALIGNMENT = 32  # bytes; TENSOR_ALIGNMENT of ggml, which ends the process on any other
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -163,13 +164,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The content of a GGUF header. `read` is the number of bytes that were fetched for it."""
+    """The content of a GGUF header.
+
+    table_offset, data_offset: where the tensor table and the tensors' data begin. read: the number of bytes
+    that were fetched for it.
+    """
 
     name: str
     file_size: int
     version: int
     metadata: Mapping[str, Value]
     tensors: tuple[Tensor, ...]
+    table_offset: int
     data_offset: int
     read: int
 
@@ -281,11 +287,19 @@ def read_header(source: Source) -> Header:
             raise cursor.error(f"the metadata key '{key[:80]}' is empty or appears twice")
         metadata[key] = _read_value(cursor, key)
     alignment = _read_alignment(cursor, metadata)
+    table_offset = cursor.position
     rows = [_read_tensor(cursor) for _ in range(tensor_count)]
     data_offset = _round_up(cursor.position, alignment)
     tensors = _check_layout(cursor, rows, data_offset, alignment)
     return Header(
-        source.name, source.size, version, metadata, tensors, data_offset, len(cursor.buffer)
+        source.name,
+        source.size,
+        version,
+        metadata,
+        tensors,
+        table_offset,
+        data_offset,
+        len(cursor.buffer),
     )
 
 
@@ -342,7 +356,7 @@ def _read_scalar(cursor: _Cursor, kind: int) -> int | float | bool:
 
 
 def _read_alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
-    value = metadata.get("general.alignment", 32)
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
         raise cursor.error("'general.alignment' is not a power of two up to 1 MiB")
     return value

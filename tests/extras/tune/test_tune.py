@@ -10,9 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +25,8 @@ from hypothesis import strategies as st
 from localspec.client.pairs import PairsClient
 from localspec.daemon.pairs.names import builtin_files
 from localspec.errors import LocalspecError
-from localspec.extras.tune import running
+from localspec.extras.tune import running, tuning
+from localspec.extras.tune import texts as collecting
 from localspec.extras.tune.commands import command
 from localspec.extras.tune.texts import (
     MIN_TEXTS,
@@ -32,6 +36,7 @@ from localspec.extras.tune.texts import (
     is_answer_of,
     split_by_time,
 )
+from localspec.files import hold_folder
 from localspec.protocol.tuned import TunedDraft, tuned_folder
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
 from tests.support.daemons import Home, temporary_home, wait_for
@@ -176,16 +181,31 @@ def test_a_tuned_draft_of_another_state_of_the_file_is_not_used(tmp_path: Path) 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"target": 1}', "\x00"])
 def test_a_broken_record_is_no_tuned_draft(tmp_path: Path, content: str) -> None:
+    """It goes with any conversation, because nobody knows what it learned from."""
     folder = tuned_folder(tmp_path, "target", str(tmp_path))
     folder.mkdir()
     (folder / "record.json").write_text(content)
     assert find_tuned_draft(tmp_path, "target", str(tmp_path)) is None
     assert remove_tuned_drafts(tmp_path, "any") == []
+    assert not folder.exists()
+
+
+def test_what_a_killed_training_left_goes_with_any_conversation(tmp_path: Path) -> None:
+    abandoned, running_ = tmp_path / "training-a", tmp_path / "training-b"
+    for folder in (abandoned, running_):
+        folder.mkdir()
+        (folder / "draft.gguf").touch()
+    with hold_folder(running_):
+        remove_tuned_drafts(tmp_path, "any")
+        assert not abandoned.exists()
+        assert running_.exists()
 
 
 def test_revert_and_forget(home: Home) -> None:
     assert "has no tuned draft" in home.run("tune", "--revert").stderr
     folder = put_tuned_draft(home)
+    exported = home.run("export", "builtin", "--to", "llama-server").stdout
+    assert str(next(folder.glob("*.gguf"))) in exported
     assert home.run("tune", "--revert").returncode == 0
     assert not folder.exists()
     put_tuned_draft(home)
@@ -222,6 +242,122 @@ def test_a_run_compares_and_keeps_the_better_draft(
     assert [path.name for path in folder.parent.iterdir()] == [folder.name] * report["adopted"]
     if report["adopted"]:
         assert next(folder.glob("*.gguf")).stat().st_mode & 0o077 == 0
+
+
+@pytest.fixture
+def scripted(home: Home, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replace the training process by one that has figures set here. Return the jobs that it gets."""
+    jobs: list[dict[str, Any]] = []
+    monkeypatch.setenv("LOCALSPEC_HOME", str(home.root))
+    speeds = [{"ask": 100.0}, {"ask": 120.0}]
+
+    class Scripted(running.Training):
+        gain = 1.2
+
+        def __init__(self, job: dict[str, Any], report: running.Report) -> None:
+            jobs.append(job)
+
+        def run(self) -> dict[str, Any]:
+            if jobs[-1]["method"] != "none":
+                Path(jobs[-1]["output"]).write_bytes(b"trained")
+            figures = {"ask": {"before": 2.0, "after": 2.0 * self.gain}}
+            return {"method": "output rows", "tokens": 9, "tokens_per_pass": figures}
+
+    monkeypatch.setattr(running, "Training", Scripted)
+    monkeypatch.setattr(running, "measure_speed", lambda *_: speeds)
+    texts = [
+        TrainingText("ask", f"answer {number}", time.time() + number, prompt=f"question {number}")
+        for number in range(60)
+    ]
+    monkeypatch.setattr(collecting, "collect_history", lambda *_: texts)
+    return jobs
+
+
+def tune(home: Home, *arguments: str) -> None:
+    assert command.main(list(arguments), standalone_mode=False) == 0
+
+
+def test_a_worse_tuned_draft_is_deleted_before_a_new_one_is_made(
+    home: Home,
+    scripted: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tune(home)
+    folder = tuned_folder(home.root / "data" / "tuned", TARGET, BASE)
+    first = next(folder.glob("*.gguf"))
+    assert [job["method"] for job in scripted] == ["auto"]  # there was nothing to check
+    for gain, deleted in ((1.0, False), (0.9, True)):
+        monkeypatch.setattr(running.Training, "gain", gain)
+        with pytest.raises(running.NotBetter):
+            command.main([], standalone_mode=False)
+        assert [job["method"] for job in scripted[-2:]] == ["none", "auto"]
+        assert scripted[-2]["output"] == str(first)
+        assert ("it is deleted" in capsys.readouterr().err) is deleted
+        assert folder.exists() is not deleted
+
+
+def test_by_night_only_new_answers_are_a_reason(
+    home: Home, scripted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(home, "--by-night")
+    texts = [TrainingText("ask", str(number), 1.0) for number in range(60)]
+    monkeypatch.setattr(collecting, "collect_history", lambda *_: texts)
+    with pytest.raises(LocalspecError, match="Fewer than 40 answers are new"):
+        command.main(["--by-night"], standalone_mode=False)
+    assert len(scripted) == 1
+
+
+def test_a_run_without_room_on_the_disk_is_refused(
+    home: Home, scripted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(LocalspecError, match="1000 bytes are free"):
+        command.main([], standalone_mode=False)
+    assert not scripted
+    assert not list((home.root / "data" / "tuned").iterdir())
+
+
+def test_a_killed_run_is_gone_on_with_if_all_that_it_learned_from_is_still_there(
+    tmp_path: Path,
+) -> None:
+    base = tmp_path / "base.gguf"
+    base.write_bytes(b"base")
+    view = {"name": "mine", "target": {"path": "target"}, "draft": {"path": str(base)}}
+    plan = tuning.Plan(view, tmp_path / "none", 1.0)
+    texts = [TrainingText("ask", "a", prompt=str(number)) for number in range(5)]
+
+    def resume(learned: list[TrainingText], plan: tuning.Plan = plan) -> str:
+        """Return what a run goes on with after one that was killed."""
+        killed, work = (tmp_path / f"training-{name}" for name in ("killed", "new"))
+        killed.mkdir()
+        with hold_folder(killed):
+            assert tuning._resume(replace(plan, view=view), texts[:3], killed) == ""
+        work.mkdir()
+        (killed / "draft.gguf").write_bytes(b"half trained")
+        with hold_folder(work):
+            start = tuning._resume(plan, learned, work)
+        assert not killed.exists()
+        assert not start or Path(start).read_bytes() == b"half trained"
+        shutil.rmtree(work)
+        return start
+
+    assert resume(texts[:3])
+    assert resume(texts)
+    assert not resume(texts[1:])
+    assert not resume(texts, replace(plan, view={**view, "target": {"path": "other"}}))
+    with hold_folder_of(tmp_path / "training-running") as folder:
+        (folder / "draft.gguf").touch()
+        resume(texts)
+        assert (folder / "draft.gguf").exists()
+
+
+@contextmanager
+def hold_folder_of(folder: Path) -> Iterator[Path]:
+    """Make a folder and hold it as a run does."""
+    folder.mkdir()
+    with hold_folder(folder):
+        yield folder
 
 
 def test_too_few_answers_are_an_error_that_says_what_to_do(home: Home) -> None:

@@ -1,0 +1,60 @@
+"""Tune the configured pair by night, as `localspec tune --auto` asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+from localspec.daemon.state import DaemonState
+from localspec.machine import Host, is_on_battery
+
+CHECK_INTERVAL_S = 600.0
+NIGHT_HOURS = range(1, 6)  # local time
+MINUTES = 120  # that a run may take
+
+_log = logging.getLogger("localspec.tune")
+
+
+def start(state: DaemonState, stop: threading.Event) -> None:
+    """Look in a thread, until `stop` is set, whether it is time for a run."""
+    threading.Thread(target=_watch, args=(state, stop), name="tune", daemon=True).start()
+
+
+def _watch(state: DaemonState, stop: threading.Event) -> None:
+    last_night, last_count = -1, -1
+    while not stop.wait(CHECK_INTERVAL_S):
+        now, count = time.localtime(), state.supervisor.metrics.counts.requests
+        is_quiet, last_count = count == last_count, count  # nobody has asked since the last look
+        if (
+            state.config.tune_by_night
+            and now.tm_hour in NIGHT_HOURS
+            and now.tm_yday != last_night
+            and is_quiet
+            and not is_on_battery(Host.current())
+        ):
+            last_night = now.tm_yday
+            _tune(stop)
+
+
+def _tune(stop: threading.Event) -> None:
+    """Run the command, until the daemon ends, and log what it says."""
+    command = [sys.executable, "-P", "-m", "localspec", "tune", "--by-night"]
+    command += ["--minutes", str(MINUTES)]
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except OSError as error:
+        _log.warning("cannot tune by night: %s", error)
+        return
+    _log.info("tuning by night")
+    while process.poll() is None:
+        if stop.wait(1.0):
+            process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, _ = process.communicate(timeout=1.0)
+            _log.info("tuning ended with code %d: %s", process.returncode, output.decode().strip())

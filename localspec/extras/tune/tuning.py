@@ -1,0 +1,205 @@
+"""One run of `localspec tune`: check the present tuned draft, train another, and adopt it if it is faster."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localspec.cli.settings import usable_cores
+from localspec.cli.terminal.pairs import format_size
+from localspec.errors import LocalspecError
+from localspec.extras.tune import running
+from localspec.extras.tune import texts as collecting
+from localspec.extras.tune.texts import TrainingText, TuneClient
+from localspec.files import hold_folder, remove_abandoned, write_atomically
+from localspec.paths import default_paths, make_private_directory
+from localspec.protocol.tuned import WORK_PREFIX
+
+_COMPLETING_SHARE = 0.3  # of the time, in which the target completes files
+_MIN_CHECKED_TEXTS = 16  # answers since a draft was made, by which it is checked
+_COPIES = 5  # of the draft that a run has on the disk at most, the adopted one included
+_TRAINED, _STATE = "draft.gguf", "state.json"  # in the work folder
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to tune, and how.
+
+    view: the pair, a `PairView`. folder: of its tuned draft. places: in files, for the target to complete.
+    seconds: for all of it, without pauses. new_answers: how many there must be since the last tuned draft.
+    """
+
+    view: dict[str, Any]
+    folder: Path
+    seconds: float
+    method: str = "auto"
+    places: Sequence[tuple[str, str]] = field(default_factory=list)
+    new_answers: int = 0
+
+    @property
+    def name(self) -> str:
+        return str(self.view["name"])
+
+    @property
+    def target(self) -> str:
+        return str(self.view["target"]["path"])
+
+    @property
+    def base(self) -> Path:
+        """The pair's own draft."""
+        return Path(self.view["draft"]["path"])
+
+    def job(self, **values: Any) -> dict[str, Any]:
+        """Return what the training process gets."""
+        job = {
+            "target": self.target,
+            "draft": str(self.base),
+            "texts": [],
+            "seconds": self.seconds,
+            "threads": usable_cores(),
+        }
+        return job | values
+
+
+def tune(plan: Plan, report: running.Report) -> dict[str, Any]:
+    """Train a draft, compare it with the pair's own, and return its record.
+
+    Raises:
+        NotBetter: it does not pay. The error has the record.
+        LocalspecError: it could not be trained.
+    """
+    client = TuneClient()
+    texts = collecting.collect_history(client, plan.name)
+    created = (plan.view.get("tuned") or {}).get("created", 0.0)
+    if sum(text.created > created for text in texts) < plan.new_answers:
+        raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
+    with _work_folder() as work:
+        _check_room(plan.base, work)
+        seconds = plan.seconds
+        if plan.places:
+            texts += _complete(client, plan, report)
+            seconds *= 1 - _COMPLETING_SHARE
+        learned, held_out = collecting.split_by_time(texts)
+        trained = work / _TRAINED
+        job = plan.job(
+            output=str(trained),
+            start=_resume(plan, learned, work),
+            texts=[text.as_job() for text in learned],
+            held_out=[text.as_job() for text in held_out],
+            seconds=seconds,
+            method=plan.method,
+        )
+        result = running.Training(job, report).run()
+        running.unload(plan.name)
+        # A copy, so that both drafts begin with nothing known: what an earlier load has measured would favour
+        # one of them.
+        copy = shutil.copyfile(plan.base, work / "present.gguf")
+        pairs = [f"{plan.target},{copy}", f"{plan.target},{trained}"]
+        speeds = running.measure_speed(client, pairs, running.choose_speed_texts(held_out), report)
+        record = running.make_record(plan.base, plan.target, result, learned, speeds)
+        running.check_better(record)
+        running.adopt(plan.folder, trained, record, client)
+    running.unload(plan.name)
+    return record
+
+
+def check_present(plan: Plan, report: running.Report) -> dict[str, Any] | None:
+    """Compare the pair's tuned draft with its own on the answers since, and delete it if it is worse.
+
+    Return the tokens per pass by kind of work, or None if there are too few answers to tell.
+    """
+    tuned = plan.view.get("tuned")
+    if not tuned:
+        return None
+    texts = [
+        text
+        for text in collecting.collect_history(TuneClient(), plan.name)
+        if text.created > tuned["created"]
+    ]
+    if len(texts) < _MIN_CHECKED_TEXTS:
+        return None
+    job = plan.job(
+        output=str(plan.folder / tuned["file"]),
+        held_out=[text.as_job() for text in texts],
+        method="none",
+    )
+    gains: dict[str, Any] = running.Training(job, report).run()["tokens_per_pass"]
+    if not running.reaches(gains, 1.0, running.MIN_PER_PASS_OF_KIND):
+        shutil.rmtree(plan.folder)
+        running.unload(plan.name)
+    return gains
+
+
+def _check_room(base: Path, work: Path) -> None:
+    """Check that the disk holds the drafts of a run. Raises LocalspecError if it does not."""
+    needed, free = _COPIES * base.stat().st_size, shutil.disk_usage(work).free
+    if needed > free:
+        raise LocalspecError(
+            f"Tuning needs {format_size(needed)} in {work.parent}, and {format_size(free)} are free."
+        )
+
+
+def _complete(client: TuneClient, plan: Plan, report: running.Report) -> list[TrainingText]:
+    """Return what the target writes at places in files, as many as the time allows."""
+    deadline = time.monotonic() + _COMPLETING_SHARE * plan.seconds
+
+    def completed(count: int) -> bool:
+        report("completing files", count / len(plan.places))
+        return time.monotonic() < deadline
+
+    return collecting.complete_places(client, plan.name, plan.places, completed)
+
+
+# ------------------------------------------------------------------------ resuming
+# A run that is killed leaves its folder, with the draft as it was last saved. The next run of the pair goes
+# on with it if it still learns from all that the other had learned from.
+
+
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    """Make a folder on the disk of the tuned drafts, and delete it afterwards with what is in it."""
+    root = default_paths().tuned
+    make_private_directory(root)
+    with (
+        tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=root) as folder,
+        hold_folder(Path(folder)),
+    ):
+        yield Path(folder)
+
+
+def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
+    """Return the path of a half-trained draft to go on with; "": there is none.
+
+    Delete what earlier runs left. Write down what this one learns from, as digests.
+    """
+    info = plan.base.stat()
+    state = {
+        "target": plan.target,
+        "base": [str(plan.base), info.st_size, info.st_mtime_ns],
+        "learned": sorted({_digest(text) for text in learned}),
+    }
+    start = ""
+    for folder in work.parent.glob(f"{WORK_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError), hold_folder(folder) as is_abandoned:
+            if is_abandoned and not start:
+                earlier = json.loads((folder / _STATE).read_bytes())
+                known = set(earlier.pop("learned", [""]))
+                if known <= set(state["learned"]) and earlier.items() <= state.items():
+                    (folder / _TRAINED).rename(work / "start.gguf")
+                    start = str(work / "start.gguf")
+        remove_abandoned(folder)
+    write_atomically(work / _STATE, json.dumps(state).encode())
+    return start
+
+
+def _digest(text: TrainingText) -> str:
+    content = json.dumps([text.prompt, text.prefix, text.suffix, text.answer])
+    return hashlib.sha256(content.encode()).hexdigest()
