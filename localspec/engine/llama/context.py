@@ -271,25 +271,6 @@ class Context(Resource):
             raise _not_finite(self.model)
         return state
 
-    def emit_embeddings(self) -> None:
-        """Make passes emit the embedding of every row from now on, besides its logits.
-
-        It is what the output matrix is multiplied with: the last layer's output after its norm.
-        """
-        C.llama_set_embeddings(self.handle, True)
-
-    def embedding(self, row: int) -> States:
-        """Return a view (n_embd,) of a row's embedding, valid until the next pass.
-
-        Raises:
-            BadBatch: the row has none.
-        """
-        pointer = C.llama_get_embeddings_ith(self.handle, row)
-        if not pointer:
-            raise BadBatch(f"Row {row} has no embedding{format_last_error()}.")
-        view: States = np.ctypeslib.as_array(pointer, (self.model.n_embd,))
-        return view
-
     def pooled(self, sequence: int) -> States:
         """Return a view (n_pooled,) of a sequence's embedding or score, valid until the next pass.
 

@@ -21,12 +21,13 @@ from localspec.extras.tune import texts as collecting
 from localspec.paths import default_paths, expand_user
 from localspec.protocol.tuned import tuned_folder
 
+TUNED_KINDS = ("model", "mtp-sidecar", "eagle3", "dflash", "dspark")
 # Answers since the last tuned draft, without which none is made by night.
 NEW_ANSWERS = 40
 
 
 @click.command(
-    help="Train PAIR's own draft model (default: the configured pair's) on what its target has answered, so "
+    help="Train PAIR's own draft (default: the configured pair's) on what its target has answered, so "
     "that more of its drafts are accepted. It learns from the saved conversations and, with --files, from "
     "completions that the target writes in your files. Answers stay what they are; only their speed changes. "
     "The new draft is used if it is faster on the newest answers, which it did not learn from.",
@@ -121,10 +122,10 @@ def _existing(name: str) -> Path:
 
 def _folder(view: dict[str, Any]) -> Path:
     """Return the folder of the pair's tuned draft. Raises LocalspecError if the pair cannot have one."""
-    if view["kind"] != "model":
+    if view["kind"] not in TUNED_KINDS:
         raise LocalspecError(
-            f"The pair {view['name']} has no draft model that could be tuned. Only draft models can be; to "
-            "add one: localspec drafts"
+            f"The pair {view['name']} has no draft in a file of its own, which could be tuned. To find one: "
+            "localspec drafts"
         )
     return tuned_folder(default_paths().tuned, view["target"]["path"], view["draft"]["path"])
 

@@ -1,9 +1,10 @@
 """Correct rows of a draft's output matrix, so that it predicts the texts of one person better.
 
-A draft's logits are `output matrix @ state`, where the state is what its last layer computes. The states stay
-as they are, so only a softmax regression has to be fitted: a convex problem, which numpy solves in minutes
-and which has no bad optimum. Only the rows of tokens that occur in the texts change. What all other tokens
-contribute to the softmax is a constant of each position, and is computed once.
+A draft's logits are `output matrix @ state`, where the state is what its last layer computes. So the states
+can be computed from the logits, by least squares, whatever kind of draft it is. They stay as they are, and
+only a softmax regression has to be fitted: a convex problem, which numpy solves in minutes and which has no
+bad optimum. Only the rows of tokens that occur in the texts change. What all other tokens contribute to the
+softmax is a constant of each position, and is computed once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from localspec.errors import LoadFailed
 from localspec.extras.tune.lessons import Lesson
-from localspec.extras.tune.reading import Floats, Integers, TextReader
+from localspec.extras.tune.reading import Booleans, Floats, Integers, Reader
 
 MAX_BATCH_POSITIONS, MIN_BATCH_POSITIONS, BATCHES_PER_EPOCH = 512, 32, 32
 MAX_EPOCHS = 60
@@ -26,8 +27,11 @@ PATIENCE_EPOCHS = 4
 # Adam (Kingma and Ba 2015). The first step is a fraction of the root mean square of the matrix; steps shrink
 # with the root of the epoch.
 STEP, DECAY_FIRST, DECAY_SECOND, EPSILON = 0.02, 0.9, 0.99, 1e-8
-# How far logits computed by numpy may be from llama.cpp's, as a fraction of their standard deviation.
+# How far logits may be from any state times the matrix, as a fraction of their standard deviation.
 MAX_LOGIT_ERROR = 0.1
+# Added to the diagonal of the least squares, as a fraction of its mean: states in directions that hardly
+# change any logit stay small.
+RIDGE = 1e-6
 LOWEST_LOGIT, TINY = -1e4, 1e-30  # stand for tokens that cannot come
 
 
@@ -55,26 +59,33 @@ class Positions:
 
 
 def collect_positions(
-    reader: TextReader, lessons: Sequence[Lesson], row_tokens: Integers, rows: Floats
+    reader: Reader, lessons: Sequence[Lesson], matrix: Floats, tokens: Integers, changing: Booleans
 ) -> Positions:
-    """Return the positions of lessons whose next token is a row, read with the draft.
+    """Return the positions of lessons whose next token is a row that may change, read with the draft.
 
     No further lesson is read after MAX_POSITIONS.
 
-    row_tokens: (m,) sorted tokens whose rows may change. rows: (m, width) these rows of the output matrix.
+    matrix: (m, width) the output matrix. tokens: (m,) the sorted tokens of its rows. changing: (m,) which
+    rows may change.
 
     Raises:
-        NotLinear: the logits are not the states times the matrix.
+        NotLinear: the logits are no states times the matrix.
     """
     none = np.zeros(0, np.float32)
-    parts = [Positions(np.zeros((0, rows.shape[1]), np.float32), none.astype(np.int64), none)]
+    parts = [Positions(np.zeros((0, matrix.shape[1]), np.float32), none.astype(np.int64), none)]
+    solve = _solver(matrix)
     count = 0
     for lesson in lessons:
         start = 0
-        for logits, states in reader.read(lesson.tokens, lesson.first):
-            labels = lesson.labels[start : start + len(logits)]
-            start += len(logits)
-            parts.append(_positions(logits, states, labels, row_tokens, rows))
+        for all_logits in reader.read(lesson.tokens, lesson.first):
+            labels = lesson.labels[start : start + len(all_logits)]
+            start += len(all_logits)
+            logits = all_logits[:, tokens]
+            states = solve(logits)
+            errors = np.abs(logits - states @ matrix.T)
+            if errors.mean() > MAX_LOGIT_ERROR * logits.std():
+                raise NotLinear("Its logits are not its states times its output matrix.")
+            parts.append(_positions(logits, states, labels, tokens, changing))
             count += len(parts[-1])
         if count >= MAX_POSITIONS:
             break
@@ -82,18 +93,25 @@ def collect_positions(
     return Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
+def _solver(matrix: Floats) -> Callable[[Floats], Floats]:
+    """Return a function that computes states (n, width) from their logits (n, m), by least squares."""
+    square = (matrix.T @ matrix).astype(np.float64)
+    square += RIDGE * np.trace(square) / len(square) * np.eye(len(square))
+    inverse = np.linalg.pinv(square, hermitian=True).astype(np.float32)
+    return lambda logits: np.asarray(logits @ matrix @ inverse, np.float32)
+
+
 def _positions(
-    logits: Floats, states: Floats, labels: Integers, row_tokens: Integers, rows: Floats
+    logits: Floats, states: Floats, labels: Integers, tokens: Integers, changing: Booleans
 ) -> Positions:
-    """Return the positions of one batch whose label is a row. The logits are overwritten."""
-    errors = np.abs(logits[:, row_tokens] - states @ rows.T)
-    if errors.mean() > MAX_LOGIT_ERROR * logits.std():
-        raise NotLinear("Its logits are not its states times its output matrix.")
-    logits[:, row_tokens] = -np.inf
-    highest = np.maximum(logits.max(1), LOWEST_LOGIT)
-    rest = highest + np.log(np.exp(logits - highest[:, None]).sum(1) + TINY)
-    index = np.minimum(np.searchsorted(row_tokens, labels), len(row_tokens) - 1)
-    return Positions(states, index, rest.astype(np.float32))[row_tokens[index] == labels]
+    """Return the positions of one batch whose label is a row that may change."""
+    rest_logits = np.where(changing, -np.inf, logits)
+    highest = np.maximum(rest_logits.max(1), LOWEST_LOGIT)
+    rest = highest + np.log(np.exp(rest_logits - highest[:, None]).sum(1) + TINY)
+    row = np.minimum(np.searchsorted(tokens, labels), len(tokens) - 1)
+    is_row = changing[row] & (tokens[row] == labels)
+    index = np.cumsum(changing) - 1  # of each row among those that may change
+    return Positions(states, index[row], rest.astype(np.float32))[is_row]
 
 
 def fit_rows(

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from localspec.engine.llama import Model, Vocab
+from localspec.engine.llama import Vocab
 from localspec.engine.prompt.infill import infill_tokens
-from localspec.extras.tune.reading import MAX_CONTEXT, Booleans, Floats, Integers, TextReader
+from localspec.extras.tune.reading import Booleans, Floats, Integers, Reader
 from localspec.protocol.frames import InfillPrompt
 
-__all__ = ["MAX_CONTEXT"]
 TOP_TOKENS = 16  # whose probabilities are kept of each position
 
 
@@ -62,10 +61,10 @@ def make_lesson(text: dict[str, Any], vocab: Vocab, n_ctx: int) -> Lesson:
     )
 
 
-def teach(reader: TextReader, lesson: Lesson) -> Lesson:
+def teach(reader: Reader, lesson: Lesson) -> Lesson:
     """Return the lesson with what the target writes at each position, also within the prompt."""
     top, shares = [], []
-    for logits, _ in reader.read(lesson.tokens, 0):
+    for logits in reader.read(lesson.tokens, 0):
         best = np.argpartition(logits, -TOP_TOKENS, axis=1)[:, -TOP_TOKENS:]
         best_logits = np.take_along_axis(logits, best, 1)
         order = np.argsort(-best_logits, axis=1)
@@ -84,14 +83,14 @@ def teach(reader: TextReader, lesson: Lesson) -> Lesson:
     )
 
 
-def count_hits(reader: TextReader, lessons: Sequence[Lesson]) -> list[Booleans]:
+def count_hits(reader: Reader, lessons: Sequence[Lesson]) -> list[Booleans]:
     """Return for each lesson which tokens of its answer the draft predicts.
 
     The lessons must be untaught, so that their labels are the texts' own tokens.
     """
     hits = []
     for lesson in lessons:
-        parts = [logits.argmax(1) for logits, _ in reader.read(lesson.tokens, lesson.first)]
+        parts = [logits.argmax(1) for logits in reader.read(lesson.tokens, lesson.first)]
         predicted = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         hits.append(predicted == lesson.labels)
     return hits
@@ -115,19 +114,15 @@ def mean_tokens_per_pass(hits: Sequence[Booleans], depth: int) -> float:
 
 
 def read_lessons(
-    model: Model, threads: int, lessons: Sequence[Lesson], done: Callable[[int], bool]
+    reader: Reader, lessons: Sequence[Lesson], done: Callable[[int], bool]
 ) -> list[Lesson]:
     """Return the lessons as the target teaches them, until `done` returns False; the others stay as they are.
 
-    done: called with the number of lessons that were read.
+    reader: of the target. done: called with the number of lessons that were read.
     """
     taught: list[Lesson] = []
-    reader = TextReader(model, threads)
-    try:
-        for lesson in lessons:
-            taught.append(teach(reader, lesson))
-            if not done(len(taught)):
-                break
-    finally:
-        reader.close()
+    for lesson in lessons:
+        taught.append(teach(reader, lesson))
+        if not done(len(taught)):
+            break
     return [*taught, *lessons[len(taught) :]]

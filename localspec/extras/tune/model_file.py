@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 
 from localspec.engine.llama.quantization import Bytes, choose_type, dequantize, quantize
-from localspec.extras.tune.reading import Floats
+from localspec.errors import LoadFailed
+from localspec.extras.tune.reading import Floats, Integers
 from localspec.files import replace_atomically
+from localspec.model_traits import sidecar_kind
 from localspec.registry.header.gguf import DEFAULT_ALIGNMENT, FileSource, Tensor, read_header
 
 OUTPUT, EMBEDDINGS = "output.weight", "token_embd.weight"
+_HEAD_OUTPUT = ".nextn.shared_head_head.weight"  # ends the name of the output matrix of MTP heads
+_OFFSETS = "d2t"  # by row of an EAGLE-3 sidecar with a small vocabulary: its token less its number
 _COUNT_OFFSET = 8  # of the number of tensors, behind the magic and the version
 
 
@@ -35,9 +39,36 @@ class ModelFile:
         return list(self._tensors)
 
     @property
+    def is_sidecar(self) -> bool:
+        """Whether it drafts from states of a target."""
+        return sidecar_kind(self.architecture, self._tensors) is not None
+
+    @property
     def output_name(self) -> str:
-        """The tensor that is the output matrix: the token embeddings if the file has no other."""
-        return OUTPUT if OUTPUT in self._tensors else EMBEDDINGS
+        """The tensor that is the output matrix: the token embeddings if the file has no other.
+
+        Raises:
+            LoadFailed: it is a sidecar that uses its target's.
+        """
+        if not self.is_sidecar:
+            return OUTPUT if OUTPUT in self._tensors else EMBEDDINGS
+        of_heads = [name for name in self._tensors if name.endswith(_HEAD_OUTPUT)]
+        for name in (*of_heads, OUTPUT):  # with several heads, the first one drafts
+            if name in self._tensors:
+                return name
+        raise LoadFailed("This sidecar has no output matrix of its own that could be trained.")
+
+    def read_output_tokens(self) -> Integers:
+        """Return the token (rows,) that each row of the output matrix stands for."""
+        tokens = np.arange(self._tensors[self.output_name].shape[1])
+        if _OFFSETS in self._tensors:
+            tokens += self._read_bytes(self._tensors[_OFFSETS]).view(np.int64)
+        return tokens
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The tokens of the context that it was trained for, 0 if the file does not say."""
+        return int(self.read_value(f"{self.architecture}.context_length", 0))
 
     def read_value(self, key: str, default: Any = None) -> Any:
         """Return a value of the metadata."""

@@ -1,55 +1,71 @@
-"""Read texts with a model, and return its logits and states at each position."""
+"""Read texts with a model, or with a sidecar behind its target, and return its logits at each position."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
+from localspec.engine.pair.load import load_pair
+from localspec.engine.speculation.drafters.block import BlockDraft
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings, PairFiles
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 
 BATCH_ROWS = 64
+WINDOW_TOKENS, WINDOW_ROWS = (
+    24,
+    16,
+)  # that a sidecar reads at once, and for how many there are logits
 MAX_CONTEXT = 4096  # tokens of one text
 
 
-class TextReader:
-    """A context of a model that reads one text after the other."""
+class Reader(Protocol):
+    """A model that reads one text after the other."""
 
-    def __init__(self, model: Model, threads: int, *, states: bool = False) -> None:
-        """Create the context.
+    def close(self) -> None: ...
 
-        states: `read` also yields states, for which every row needs an output.
-
-        Raises:
-            OutOfMemory: memory does not hold it.
-        """
-        self.n_ctx = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
-        settings = ContextSettings(self.n_ctx, BATCH_ROWS, 1, BATCH_ROWS, threads)
-        self._context = Context(model, settings)
-        self._batch = Batch(BATCH_ROWS)
-        self._with_states = states
-        if states:
-            self._context.emit_embeddings()
-
-    def close(self) -> None:
-        self._context.close()
-
-    def read(self, tokens: Sequence[int], first: int) -> Iterator[tuple[Floats, Floats]]:
-        """Yield logits (rows, n_vocab) and states (rows, width) of the positions from `first` on.
+    def read(self, tokens: Sequence[int], first: int) -> Iterator[Floats]:
+        """Yield logits (rows, n_vocab) of the positions from `first` on.
 
         tokens: at most `n_ctx` tokens. They come in batches, which together have a row for each position.
-        The states have no rows unless they were asked for.
 
         Raises:
             DecodeError: llama.cpp refuses a pass.
         """
-        context, none = self._context, np.zeros((0, self._context.model.n_embd), np.float32)
-        context.clear()
+        ...
+
+
+class TextReader:
+    """A `Reader` with a model of its own."""
+
+    def __init__(self, path: Path | str, threads: int) -> None:
+        """Load the model. Raises LoadFailed or OutOfMemory if that fails."""
+        self.model = Model(str(path), n_gpu_layers=0)
+        self.n_ctx = min(self.model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
+        settings = ContextSettings(self.n_ctx, BATCH_ROWS, 1, BATCH_ROWS, threads)
+        try:
+            self._context = Context(self.model, settings)
+        except BaseException:
+            self.model.close()
+            raise
+        self._batch = Batch(BATCH_ROWS)
+
+    def close(self) -> None:
+        self._context.close()
+        self.model.close()
+
+    def read(self, tokens: Sequence[int], first: int) -> Iterator[Floats]:
+        """Yield logits as `Reader` says."""
+        self._context.clear()
         for start in range(0, len(tokens), BATCH_ROWS):
             end = min(start + BATCH_ROWS, len(tokens))
             self._batch.clear()
@@ -57,11 +73,62 @@ class TextReader:
                 self._batch.add(tokens[position], position, 0, position >= first)
                 for position in range(start, end)
             ][max(first - start, 0) :]
-            context.decode(self._batch)
+            self._context.decode(self._batch)
             if rows:
-                states = (
-                    np.stack([context.embedding(row) for row in rows])
-                    if self._with_states
-                    else none
-                )
-                yield np.stack([context.logits(row) for row in rows]), states
+                yield np.stack([self._context.logits(row) for row in rows])
+
+
+class SidecarReader:
+    """A `Reader` with a sidecar, which reads what its target's layers have read.
+
+    It reads each position behind a few tokens, not behind the whole text.
+    """
+
+    def __init__(self, target: Path | str, sidecar: Path | str, threads: int) -> None:
+        """Load both. Raises LoadFailed if they cannot be loaded, or the sidecar cannot draft."""
+        settings = EngineSettings(
+            n_ctx=MAX_CONTEXT, parallel=1, n_batch=512, n_threads=threads, n_gpu_layers=0
+        )
+        self._pair = load_pair(
+            PairFiles("tuning", str(target), str(sidecar)), settings, lambda _stage, _done: None
+        )
+        self._batch = Batch(BATCH_ROWS)
+        drafter = self._pair.drafter
+        if drafter is None or drafter.context.borrows:
+            reason = self._pair.no_draft or "it reads the cache of its target"
+            self.close()
+            raise LoadFailed(f"This sidecar cannot be tuned: {reason}.")
+        self._drafter = drafter
+
+    def close(self) -> None:
+        self._pair.close()
+
+    def read(self, tokens: Sequence[int], first: int) -> Iterator[Floats]:
+        """Yield logits as `Reader` says. Those of the first token, which nothing comes before, are zero."""
+        states = self._read_target(tokens)
+        if first == 0 and tokens:
+            yield np.zeros((1, self._drafter.context.n_vocab), np.float32)
+        for start in range(max(first, 1), len(tokens), WINDOW_ROWS):
+            end = min(start + WINDOW_ROWS, len(tokens))
+            begin = max(end - WINDOW_TOKENS, 0)
+            read = self._drafter.read_predictions
+            if isinstance(self._drafter, BlockDraft):
+                read = partial(self._drafter.read_predictions, length=self._drafter.max_drafts)
+            predictions = read(tokens[begin:end], end - start, states[begin:end])
+            yield np.stack([logits.copy() for logits in predictions])
+
+    def _read_target(self, tokens: Sequence[int]) -> Floats:
+        """Return what the target has emitted at each token, (n, width)."""
+        context, parts = self._pair.shared.context, []
+        try:
+            for start in range(0, len(tokens), BATCH_ROWS):
+                end = min(start + BATCH_ROWS, len(tokens))
+                self._batch.clear()
+                for position in range(start, end):
+                    self._batch.add(tokens[position], position, 0, position == end - 1)
+                context.decode(self._batch)
+                context.synchronize()
+                parts.append(context.states(0, end - start).copy())
+        finally:
+            context.clear()
+        return np.concatenate(parts)

@@ -74,16 +74,16 @@ def train(job: Job) -> dict[str, Any]:
     Raises:
         LocalspecError: a model cannot be loaded, or is of a kind that cannot be tuned.
     """
-    from localspec.engine.llama import Model
-    from localspec.extras.tune import lessons as reading
+    from localspec.extras.tune.lessons import make_lesson, read_lessons
+    from localspec.extras.tune.model_file import ModelFile
+    from localspec.extras.tune.reading import TextReader
 
-    taught: list[reading.Lesson] = []
-    with Model(job.target, n_gpu_layers=0) as target:
-        n_ctx = min(target.n_ctx_train or reading.MAX_CONTEXT, reading.MAX_CONTEXT)
-        with Model(job.draft, n_gpu_layers=0) as draft:
-            n_ctx = min(n_ctx, draft.n_ctx_train or n_ctx)
-        lessons = [reading.make_lesson(text, target.vocab, n_ctx) for text in job.texts]
-        held_out = [reading.make_lesson(text, target.vocab, n_ctx) for text in job.held_out]
+    teacher = TextReader(job.target, job.threads)
+    try:
+        vocab = teacher.model.vocab
+        n_ctx = min(teacher.n_ctx, ModelFile(Path(job.draft)).n_ctx_train or teacher.n_ctx)
+        lessons = [make_lesson(text, vocab, n_ctx) for text in job.texts]
+        held_out = [make_lesson(text, vocab, n_ctx) for text in job.held_out]
         lessons = [lesson for lesson in lessons if len(lesson.labels)]
         report = _reporter("reading")
         deadline = time.process_time() + TEACHING_SHARE * job.seconds * job.threads
@@ -92,11 +92,13 @@ def train(job: Job) -> dict[str, Any]:
             report(count / len(lessons))
             return time.process_time() < deadline
 
-        if job.method != "none":  # the newest first, since the time may not suffice for all
-            taught = reading.read_lessons(target, job.threads, lessons[::-1], go_on)
+        # The newest first, since the time may not suffice for all.
+        taught = read_lessons(teacher, lessons[::-1], go_on)
+    finally:
+        teacher.close()
     method = _train_draft(job, taught) if job.method != "none" else ""
-    before = _measure(job.draft, job.threads, held_out, "comparing")
-    after = _measure(job.output, job.threads, held_out, "comparing the new draft")
+    before = _measure(job, job.draft, held_out, "comparing")
+    after = _measure(job, job.output, held_out, "comparing the new draft")
     return {
         "method": method,
         "tokens": sum(len(lesson.tokens) - lesson.answer + 1 for lesson in lessons),
@@ -137,57 +139,65 @@ def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
             "All weights are trained with PyTorch, which is not installed; run: "
             f"{installation.install_extra_command('tune')}. To train without it: --method rows"
         )
-    _train_rows(job, lessons, file)
+    _train_rows(job, lessons)
     return "output rows"
 
 
-def _train_rows(job: Job, lessons: Sequence[Any], file: Any) -> None:
+def _train_rows(job: Job, lessons: Sequence[Any]) -> None:
     """Fit rows of the output matrix, and write the draft."""
     import numpy as np
 
-    from localspec.engine.llama import Model
     from localspec.extras.tune import correction
-    from localspec.extras.tune.model_file import OUTPUT
-    from localspec.extras.tune.reading import TextReader
+    from localspec.extras.tune.model_file import OUTPUT, ModelFile
 
-    tokens = np.unique(np.concatenate([lesson.labels for lesson in lessons]))
+    file = ModelFile(Path(job.draft))
+    tokens = file.read_output_tokens()
     matrix = file.read_tensor(file.output_name)
+    changing = np.isin(tokens, np.concatenate([lesson.labels for lesson in lessons]))
     n_validation = max(int(VALIDATION_SHARE * len(lessons)), 1)
-    with Model(job.draft, n_gpu_layers=0) as draft:
-        reader = TextReader(draft, job.threads, states=True)
-        try:
-            training, validation = (
-                correction.collect_positions(reader, part, tokens, matrix[tokens])
-                for part in (lessons[n_validation:], lessons[:n_validation])
-            )
-        finally:
-            reader.close()
+    reader = _open_reader(job, job.draft)
+    try:
+        training, validation = (
+            correction.collect_positions(reader, part, matrix, tokens, changing)
+            for part in (lessons[n_validation:], lessons[:n_validation])
+        )
+    finally:
+        reader.close()
     report = _reporter("training")
-    matrix[tokens] = correction.fit_rows(
-        matrix[tokens],
+    matrix[changing] = correction.fit_rows(
+        matrix[changing],
         training,
         validation,
         lambda epoch: report(epoch / correction.MAX_EPOCHS),
     )
-    file.write_copy(Path(job.output), {OUTPUT: matrix})
+    # A draft model whose output matrix is that of its embeddings gets one of its own.
+    name = file.output_name if file.is_sidecar else OUTPUT
+    file.write_copy(Path(job.output), {name: matrix})
 
 
-def _measure(path: str, threads: int, lessons: Sequence[Any], stage: str) -> dict[str, float]:
+def _open_reader(job: Job, draft: str) -> Any:
+    """Return a reader of a draft, behind its target if it needs that."""
+    from localspec.extras.tune.model_file import ModelFile
+    from localspec.extras.tune.reading import SidecarReader, TextReader
+
+    if ModelFile(Path(draft)).is_sidecar:
+        return SidecarReader(job.target, draft, job.threads)
+    return TextReader(draft, job.threads)
+
+
+def _measure(job: Job, draft: str, lessons: Sequence[Any], stage: str) -> dict[str, float]:
     """Return by kind of work how many tokens a pass of the target yields with a draft."""
-    from localspec.engine.llama import Model
     from localspec.extras.tune.lessons import count_hits, mean_tokens_per_pass
-    from localspec.extras.tune.reading import TextReader
 
     report, by_kind = _reporter(stage), {}
-    with Model(path, n_gpu_layers=0) as model:
-        reader = TextReader(model, threads)
-        try:
-            for number, kind in enumerate(kinds := sorted({lesson.kind for lesson in lessons})):
-                report(number / len(kinds))
-                hits = count_hits(reader, [lesson for lesson in lessons if lesson.kind == kind])
-                by_kind[kind] = mean_tokens_per_pass(hits, DEPTH)
-        finally:
-            reader.close()
+    reader = _open_reader(job, draft)
+    try:
+        for number, kind in enumerate(kinds := sorted({lesson.kind for lesson in lessons})):
+            report(number / len(kinds))
+            hits = count_hits(reader, [lesson for lesson in lessons if lesson.kind == kind])
+            by_kind[kind] = mean_tokens_per_pass(hits, DEPTH)
+    finally:
+        reader.close()
     return by_kind
 
 

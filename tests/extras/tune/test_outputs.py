@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from localspec.engine.llama import Model, initialise
+from localspec.engine.llama import initialise
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
@@ -16,7 +15,7 @@ from localspec.engine.speculation import verification
 from localspec.engine.speculation.verification import residual
 from localspec.extras.tune import training
 from localspec.extras.tune.lessons import read_lessons
-from localspec.extras.tune.model_file import ModelFile
+from localspec.extras.tune.reading import TextReader
 from localspec.protocol.frames import PairFiles, Sampling
 from tests.extras.tune.test_training import job_of, lesson_of
 from tests.support.followers import measure_follower_z
@@ -39,10 +38,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
     pair = contextual_pair(folder, noise=0.3)
     with running(target_alone(pair)) as alone:
         texts = [[*p, *alone.ask(p, LENGTH, GREEDY).tokens] for p in draw_prompts(60, 1)]
-    with Model(pair.target, n_gpu_layers=0) as target:
-        lessons = read_lessons(target, 1, [lesson_of(text) for text in texts], lambda _: True)
-    assert pair.draft is not None
-    training._train_rows(job_of(folder), lessons, ModelFile(Path(pair.draft)))
+    teacher = TextReader(pair.target, 1)
+    lessons = read_lessons(teacher, [lesson_of(text) for text in texts], lambda _: True)
+    teacher.close()
+    training._train_rows(job_of(folder), lessons)
     return PairFiles("tuned", pair.target, str(folder / "new.gguf"))
 
 

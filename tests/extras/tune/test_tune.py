@@ -39,7 +39,9 @@ from localspec.extras.tune.texts import (
 from localspec.files import hold_folder
 from localspec.protocol.tuned import TunedDraft, tuned_folder
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
+from tests.extras.tune.test_training import write_sidecar
 from tests.support.daemons import Home, temporary_home, wait_for
+from tests.support.pairs import expected
 
 QUESTION = "What does shutil.copytree do?"
 FILES = builtin_files()
@@ -53,9 +55,15 @@ def home() -> Iterator[Home]:
         yield home
 
 
-def put_tuned_draft(home: Home, *conversations: str, content: bytes | None = None) -> Path:
+def put_tuned_draft(
+    home: Home,
+    *conversations: str,
+    content: bytes | None = None,
+    target: str = TARGET,
+    base: str = BASE,
+) -> Path:
     """Give the built-in pair a tuned draft, a copy of its own, that learned from these conversations."""
-    folder = tuned_folder(home.root / "data" / "tuned", TARGET, BASE)
+    folder = tuned_folder(home.root / "data" / "tuned", target, base)
     folder.mkdir(parents=True, exist_ok=True)
     result = {
         "method": "output rows",
@@ -64,10 +72,10 @@ def put_tuned_draft(home: Home, *conversations: str, content: bytes | None = Non
     }
     learned = [TrainingText("ask", "", conversation=name) for name in conversations]
     record = running.make_record(
-        Path(BASE), TARGET, result, learned, [{"ask": 10.0}, {"ask": 12.0}]
+        Path(base), target, result, learned, [{"ask": 10.0}, {"ask": 12.0}]
     )
     (folder / "record.json").write_text(json.dumps(record))
-    (folder / record["file"]).write_bytes(content or Path(BASE).read_bytes())
+    (folder / record["file"]).write_bytes(content or Path(base).read_bytes())
     return folder
 
 
@@ -152,6 +160,24 @@ def test_all_drafts_go_with_the_whole_history(home: Home) -> None:
     folder = put_tuned_draft(home)
     assert home.request("DELETE", "/localspec/conversations").status == 200
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash"])
+def test_a_tuned_sidecar_is_used(home: Home, tmp_path: Path, kind: str) -> None:
+    files = write_sidecar(tmp_path, kind)
+    added = home.run("add", "mine", "--target", files.target, "--draft", str(files.draft))
+    assert added.returncode == 0, added.stderr
+    view = PairsClient(str(home.socket)).pair("mine")
+    target, base = view["target"]["path"], view["draft"]["path"]
+    assert "answers" in home.run("tune", "mine", "--status").stdout
+    folder = put_tuned_draft(home, target=target, base=base)
+    request = {"model": "mine", "prompt": [5], "n_predict": 30, "temperature": 0}
+    answer = home.request("POST", "/completion", request | {"return_tokens": True})
+    assert answer.json["tokens"] == expected(5, 30)
+    assert Path(loaded_draft(home)).parent == folder
+    home.run("tune", "mine", "--revert")
+    assert home.request("POST", "/completion", request).status == 200
+    assert loaded_draft(home) == base
 
 
 def test_another_draft_serves_if_the_tuned_one_is_damaged(home: Home) -> None:

@@ -8,7 +8,7 @@ token chosen for the place before, which llama.cpp's graph does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,25 +186,34 @@ class BlockDraft(DraftModel):
             batch.inputs[: len(part)] = part
             self._decode(batch)
 
-    def compare_predictions(
-        self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None
-    ) -> list[tuple[int, bool]]:
-        """Compare the first draft of the block behind each of the last tokens."""
+    def read_predictions(
+        self,
+        tokens: Sequence[int],
+        count: int,
+        states: States | None = None,
+        length: int = 1,
+    ) -> Iterator[Logits]:
+        """Yield the logits of what it drafts after each of the last `count` of `tokens`.
+
+        length: of each block. Its later drafts do not see the tokens behind its beginning.
+        """
         assert states is not None
-        comparisons, n_read = [], 0
+        n_read, end = 0, len(tokens)
         try:
-            for place, token in enumerate(chosen, start=len(tokens) - len(chosen)):
+            for place in range(end - count, end, length):
                 self._read_rows(states[n_read:place], n_read, self._scratch)
                 n_read = place
+                size = min(length, end - place)
                 self._batch.clear()
-                row = self._add_block(tokens[place], place, self._scratch, 1)
+                row = self._add_block(tokens[place], place, self._scratch, size)
                 self._run_pass(timed=False)
-                best, bucket = self._predict(row + self._first_row)
-                comparisons.append((bucket, best == token))
+                for offset in range(size):
+                    before = tokens[place + 1 : place + 1 + offset]
+                    logits = self._read_logits(row + self._first_row + offset, before)
+                    yield self._shared.only_shared(logits)
                 self.context.remove(self._scratch, place)
         finally:
             self.context.remove(self._scratch, 0)
-        return comparisons
 
     def probe(self, slot: Slot, belief: Belief) -> None:
         """Draft a block before the end of a text that was written without it, and compare."""

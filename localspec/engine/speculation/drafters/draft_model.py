@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -315,7 +315,10 @@ class DraftModel:
 
     def _predict(self, row: int, drafted: Sequence[int] = ()) -> tuple[int, int]:
         """Return the likeliest token in a row of the last pass, and the bucket of its confidence."""
-        logits = self._shared.only_shared(self._read_logits(row, drafted))
+        return self._judge(self._shared.only_shared(self._read_logits(row, drafted)))
+
+    def _judge(self, logits: Logits) -> tuple[int, int]:
+        """Return the likeliest token and the bucket of its confidence."""
         token = self.context.find_highest(logits)
         return token, find_bucket(probability(logits, token))
 
@@ -353,10 +356,9 @@ class DraftModel:
         self._batch.clear()
         n_compared = min(PROBE_ROWS, end - begin)
         last_row = self._add_text(slot, begin, end, 0, self._scratch, n_compared)
-        for bucket_index, hit in self._compare_predictions(
-            last_row, slot.tokens[end + 1 - n_compared :]
-        ):
-            belief.observe(bucket_index, hit)
+        predictions = self._run_comparison(last_row, n_compared)
+        for logits, token in zip(predictions, slot.tokens[end + 1 - n_compared :], strict=True):
+            belief.observe(*self._compare(logits, token))
         self._time_probe(start)
 
     def _time_probe(self, start: float) -> None:
@@ -369,29 +371,44 @@ class DraftModel:
         """Compare its predictions with what the target has `chosen` after each of the last `tokens`.
 
         Returns, for each, the bucket of the prediction's confidence and whether it was right. `chosen` must
-        not be longer than the rows with logits of a pass. states: the target's after each of `tokens`, where
-        they are read.
+        not be longer than the rows with logits of a pass. states: as of `read_predictions`.
+        """
+        predictions = self.read_predictions(tokens, len(chosen), states)
+        return [
+            self._compare(logits, token) for logits, token in zip(predictions, chosen, strict=True)
+        ]
+
+    def _compare(self, logits: Logits, token: int) -> tuple[int, bool]:
+        best, bucket = self._judge(logits)
+        return bucket, best == token
+
+    def read_predictions(
+        self, tokens: Sequence[int], count: int, states: States | None = None
+    ) -> Iterator[Logits]:
+        """Yield the logits of what it drafts after each of the last `count` of `tokens`, by the target's ids.
+
+        Each is valid until the next one. states: the target's after each of `tokens`, where they are read.
         """
         del states
         self._batch.clear()
         last_row = -1
         for position, token in enumerate(tokens):
-            needs_logits = position >= len(tokens) - len(chosen)
             last_row = self._batch.add(
-                self._shared.to_draft(token), position, self._scratch, needs_logits
+                self._shared.to_draft(token),
+                position,
+                self._scratch,
+                position >= len(tokens) - count,
             )
-        return self._compare_predictions(last_row, chosen)
+        return self._run_comparison(last_row, count)
 
-    def _compare_predictions(self, last_row: int, chosen: Sequence[int]) -> list[tuple[int, bool]]:
-        """Do the same with the text in the batch, whose last row is `last_row`, and remove it again."""
+    def _run_comparison(self, last_row: int, count: int) -> Iterator[Logits]:
+        """Yield the logits of the last `count` rows of the text in the batch, and remove it again."""
         try:
             self._run_pass(timed=False)
         finally:
             self.context.remove(self._scratch, 0)
-        predicted = map(self._predict, range(last_row + 1 - len(chosen), last_row + 1))
-        return [
-            (bucket, best == token) for (best, bucket), token in zip(predicted, chosen, strict=True)
-        ]
+        for row in range(last_row + 1 - count, last_row + 1):
+            yield self._shared.only_shared(self._read_logits(row, ()))
 
     def _prefill(self, slot: Slot, end: int) -> None:
         """Read the tokens up to `end` in chunks."""

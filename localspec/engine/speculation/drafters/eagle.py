@@ -48,8 +48,8 @@ class LayerHeads(Heads):
 
     _compares_all = True
 
-    def _first_compared(self, n_tokens: int, n_chosen: int) -> int:
-        del n_chosen
+    def _first_compared(self, n_tokens: int, count: int) -> int:
+        del count
         return max(n_tokens - self.context.n_outputs, 1)
 
     def _make_states(self, states: States) -> States:

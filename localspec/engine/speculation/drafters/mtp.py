@@ -10,12 +10,12 @@ always from the position of the next token, and reads one token for each draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Context, StateBatch, States
+from localspec.engine.llama import Context, Logits, StateBatch, States
 from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
@@ -74,25 +74,25 @@ class Heads(DraftModel):
         self._states[last_row + 1 - (end - start) : last_row + 1] = states
         return last_row
 
-    def compare_predictions(
-        self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None
-    ) -> list[tuple[int, bool]]:
+    def read_predictions(
+        self, tokens: Sequence[int], count: int, states: States | None = None
+    ) -> Iterator[Logits]:
         assert states is not None
-        first = self._first_compared(len(tokens), len(chosen))
+        first = self._first_compared(len(tokens), count)
         self._batch.clear()
         row = -1
         for index in range(first, len(tokens)):
-            wants_logits = self._compares_all or index >= len(tokens) - len(chosen)
+            wants_logits = self._compares_all or index >= len(tokens) - count
             token = self._shared.to_draft(tokens[index])
             row = self._batch.add(token, index - first, self._scratch, wants_logits)
         self._states[: row + 1] = self._make_states(states[first - 1 : -1])
-        return self._compare_predictions(row, chosen)
+        return self._run_comparison(row, count)
 
     _compares_all = False  # whether all rows of a pass that is compared need logits
 
-    def _first_compared(self, n_tokens: int, n_chosen: int) -> int:
+    def _first_compared(self, n_tokens: int, count: int) -> int:
         """Return the first token that is read to compare the last ones; a state must come before it."""
-        del n_tokens, n_chosen
+        del n_tokens, count
         return 1
 
     def _make_states(self, states: States) -> States:
