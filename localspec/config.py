@@ -32,6 +32,7 @@ from localspec.protocol.settings import (
     KvTypeV,
     Layers,
     Limits,
+    LoopGuardScope,
     Mebibytes,
     Parallel,
     SplitMode,
@@ -126,6 +127,10 @@ class Config:
     exact: Annotated[
         bool, SettingMeaning("make every answer byte-identical with and without a draft")
     ] = False
+    loop_guard: Annotated[
+        LoopGuardScope,
+        SettingMeaning("where answers that repeat themselves without progress are ended"),
+    ] = "thoughts"
     depth: Annotated[
         int,
         Meta(ge=-1, le=MAX_DRAFT_TOKENS),

@@ -197,6 +197,8 @@ def print_notes(response: dict[str, Any]) -> None:
     extension = response.get("localspec") or {}
     if extension.get("news"):
         render.error(extension["news"])
+    if extension.get("loop") == "thoughts":
+        render.error("The thoughts repeated themselves, so they were ended (loop_guard).")
     if extension.get("not_kept"):
         render.error(f"The answer was not saved in the history. {extension['not_kept']}")
 

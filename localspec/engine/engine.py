@@ -255,6 +255,9 @@ class Engine:
         count, delta = sequence.append(kept, lane.began)
         # Accepted drafts are in the target's KV already; its own last token is not.
         lane.slots.commit(slot, len(step.read) + min(count, len(kept) - 1))
+        if sequence.must_close_thoughts:
+            sequence.close_thoughts()
+            sequence.verifier.on_device = lane.context.choose_on_device(slot.id, False)
         if delta is not None:
             self._emit(delta)
 

@@ -11,6 +11,7 @@ from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Vocab
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.guide import Guide
+from localspec.engine.sampling.loops import LoopGuard
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.step import Drafting, SequenceStep
@@ -57,6 +58,7 @@ class TokenizedRequest:
     saved: Prefix | None = None  # the state of its conversation, read from disk
     note: str = ""  # which wishes of the request cannot be met
     regions: VisibilityParser | None = None  # where stop strings apply; None: in all of the text
+    guard: LoopGuard | None = None  # None: it may repeat itself without an end
 
 
 class Sequence:
@@ -96,6 +98,8 @@ class Sequence:
         self.tally.trace = [] if tokenized.request.timings else None
         self.finished = False
         self.finish_reason = "stop"
+        self.guard = tokenized.guard
+        self.must_close_thoughts = False
         self._vocab = vocab
         self._stream = TextStream(self.request.stop, tokenized.regions)
         self._stop_tokens = frozenset(self.request.stop_token_ids)
@@ -248,6 +252,7 @@ class Sequence:
             if self._vocab.is_eog(token) or token in self._stop_tokens:
                 self.finish("stop")
                 break
+            is_loop = self.guard is not None and self.guard.push(token)
             piece = self._vocab.piece(token, special=token in self._shown)
             self._n_bytes += len(piece)
             chunk = self._within_lines(self._stream.push(piece, index < len(tokens) - 1))
@@ -259,11 +264,28 @@ class Sequence:
             if self._stream.stopped is not None:
                 self.finish("stop")
                 break
+            if is_loop and self._end_loop():
+                break
             if self.generated >= self.limit:
                 self.finish("length")
                 break
         self.tally.produced += count
         return count, self._delta(text, spans)
+
+    def _end_loop(self) -> bool:
+        """End the text, which is in a loop, and return True; or let its thoughts be closed."""
+        if self.guard is not None and self.guard.found == "thoughts":
+            self.must_close_thoughts = True
+            return False
+        self.finish("length")
+        return True
+
+    def close_thoughts(self) -> None:
+        """Let the verifier end the thoughts from the next token on."""
+        self.must_close_thoughts = False
+        guide = self.guard.close_thoughts() if self.guard is not None else None
+        if guide is not None:
+            self.verifier.restrict(guide)
 
     def _answer_logprobs(self, tokens: list[int]) -> list[TokenLogprob]:
         """Return the log-probabilities of the tokens just verified, [] if the request wants none."""
@@ -342,6 +364,7 @@ class Sequence:
             truncated=self.finish_reason == "length"
             and self._ends_at_context
             and self.remaining <= 0,
+            loop=self.guard.found if self.guard is not None else "",
             depths=list_counts(tally.depths),
             accepts=list_counts(tally.accepts),
             trace=tally.trace or [],

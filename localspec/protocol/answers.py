@@ -243,6 +243,9 @@ class Progress(Struct):
     seconds: int | UnsetType = UNSET
 
 
+LengthLimit = Literal["tokens", "context", "loop"]
+
+
 class Extra(Struct):
     """Extensions of localspec in an answer.
 
@@ -250,8 +253,10 @@ class Extra(Struct):
       with one answer.
     - `drafted`: (start, end) character spans of this chunk that came from a draft.
     - `not_kept`: why a complete answer was not saved in its conversation.
-    - `limit`: the cause of the `finish_reason` "length": the requested number of tokens, or a full
-      context.
+    - `limit`: the cause of the `finish_reason` "length": the requested number of tokens, a full
+      context, or a loop.
+    - `loop`: where the answer repeated itself without progress. Thoughts were then closed, and the
+      answer went on; text was ended.
     - `ignored`: fields of the request without effect.
     - `passes`: with `timings_per_token`, for each target pass that produced tokens: drafted and
       accepted tokens, and the kind of the drafts ("" for none).
@@ -263,7 +268,8 @@ class Extra(Struct):
     drafted: list[tuple[int, int]] | UnsetType = UNSET
     conversation: str | UnsetType = UNSET
     not_kept: str | UnsetType = UNSET
-    limit: Literal["tokens", "context"] | UnsetType = UNSET
+    limit: LengthLimit | UnsetType = UNSET
+    loop: Literal["thoughts", "text"] | UnsetType = UNSET
     progress: Progress | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
     passes: list[Verified] | UnsetType = UNSET

@@ -17,7 +17,7 @@ from localspec.protocol.calls import ToolSet
 from localspec.protocol.dialect import Dialect
 from localspec.protocol.requests import SamplingParameters
 from localspec.protocol.settings import EngineSettings as EngineSettings
-from localspec.protocol.settings import Pooling, Upstream
+from localspec.protocol.settings import LoopGuardScope, Pooling, Upstream
 
 # Bytes. A prompt of a million tokens is a few MB; more than this is a bug, not a request.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -193,6 +193,8 @@ class Generate(Frame, omit_defaults=True):
     stop_token_ids: list[int] = []
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
+    # Where an answer that repeats itself without progress is ended.
+    loop_guard: LoopGuardScope | None = None  # None: as the pair's settings say
     # The tool calls that the answer may contain.
     tools: ToolSet | None = None
     # Markers around thoughts that may precede the part to which `tools` and `constraint` apply.
@@ -585,6 +587,8 @@ class Done(Frame, omit_defaults=True):
     stop_string: str | None = None
     # The context ended the answer, not the request's own limit.
     truncated: bool = False
+    # Where the answer repeated itself without progress, so that its thoughts or its text were ended.
+    loop: Literal["", "thoughts", "text"] = ""
     # `depths[n]` is the number of target passes that verified n drafts.
     depths: list[int] = []
     # `accepts[n]` is the number of target passes that accepted n drafts.

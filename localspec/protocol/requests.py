@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, field
 
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.settings import DraftTokens
+from localspec.protocol.settings import DraftTokens, LoopGuardScope
 
 # ------------------------------------------------------------------------ sampling
 # The sampling parameters, each declared once: its type, its limits and its other names.
@@ -362,6 +362,7 @@ class GenerationRequest(AliasFields, Request):
     prediction: Prediction | None = None
     speculative: SpeculativeOptions | None = None
     exact: bool | None = None
+    loop_guard: LoopGuardScope | None = None
     cache_prompt: OrDefault[bool] = True
     n_cache_reuse: OrDefault[CacheReuse] = 0
     reveal_draft: OrDefault[bool] = False

@@ -37,6 +37,8 @@ KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
 KvTypeV = Literal["same", KvType]  # "same": the type of the keys
 KV_BLOCK_SIZE = 32  # cache elements that share a scale in every type except f16
 FlashAttention = Literal["auto", "on", "off"]
+# Where an answer that repeats itself without progress is ended.
+LoopGuardScope = Literal["off", "thoughts", "all"]
 # Rows per pass on a CPU without flash attention. Each row needs a score for every cell, so that a
 # pass of many rows would take much memory.
 CPU_PASS_ROWS = 128
@@ -116,6 +118,8 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     extra_buffers: bool = True
     # Exact mode is the default of every request.
     exact: bool = False
+    # The default of every request.
+    loop_guard: LoopGuardScope = "thoughts"
     # Bytes that exact mode's own cache would need in addition. 0 if memory holds it.
     exact_lacks: Bytes = 0
     # Tokens drafted per round. None: the policy decides.

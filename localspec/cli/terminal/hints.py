@@ -84,6 +84,8 @@ def print_cut_off(response: dict[str, Any], continue_command: str) -> None:
             "The answer was cut off because the context is full. If the model supports a larger one: "
             "localspec config set context TOKENS."
         )
+    elif response["localspec"]["limit"] == "loop":
+        message = "The answer was ended because it repeated itself (loop_guard)."
     else:
         message = (
             f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."

@@ -30,6 +30,7 @@ from localspec.protocol.answers import (
     ChunkChoice,
     Completion,
     Extra,
+    LengthLimit,
     Progress,
     PromptLogprob,
     PromptProgress,
@@ -151,17 +152,25 @@ class OpenAIShape(ABC):
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
             limit=length_limit(done),
+            loop=find_loop(done),
             ignored=self._ignored or UNSET,
             passes=(done[0].trace if len(done) == 1 else UNSET) or UNSET,
         )
         return completion
 
 
-def length_limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
-    """Return what cut an answer off: its token limit, the context, or nothing."""
+def find_loop(done: list[frames.Done]) -> Literal["thoughts", "text"] | UnsetType:
+    """Return where an answer repeated itself without progress, if it did."""
+    return next((end.loop for end in done if end.loop), UNSET)
+
+
+def length_limit(done: list[frames.Done]) -> LengthLimit | UnsetType:
+    """Return what cut an answer off: its token limit, the context, a loop, or nothing."""
     cut = [end for end in done if end.finish_reason == "length"]
     if not cut:
         return UNSET
+    if any(end.loop == "text" for end in cut):
+        return "loop"
     return "context" if any(end.truncated for end in cut) else "tokens"
 
 

@@ -369,6 +369,7 @@ def engine_requests(
         "top_logprobs": top_logprobs,
         "post_sampling": request.post_sampling_probs,
         "exact": request.exact,
+        "loop_guard": request.loop_guard,
         "cache_prompt": request.cache_prompt,
         "n_cache_reuse": request.n_cache_reuse,
         "private": request.localspec is not None and request.localspec.private,

@@ -70,6 +70,7 @@ def engine_settings(config: Config, paths: Paths, *, safe_mode: bool = False) ->
         type_v=config.kv_type_v,
         extra_buffers=not safe_mode,
         exact=config.exact,
+        loop_guard=config.loop_guard,
         depth=None if config.depth < 0 else config.depth,
         pass_s=config.watchdog * PASS_TIME_FRACTION,
         gap_s=config.longest_gap / 1e3,

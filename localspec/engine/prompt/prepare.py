@@ -7,14 +7,15 @@ no other answer.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.llama import check_tokens
+from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
 from localspec.engine.prompt.dialect import pieces
@@ -34,10 +35,11 @@ from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Breakers, BreakerTable, Distribution
 from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars, IsCancelled
-from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide, Guide
+from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide
+from localspec.engine.sampling.loops import LoopGuard, count_repeats
 from localspec.engine.sampling.sampler import MinimumLength, Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings, resolve_settings
-from localspec.engine.sampling.thoughts import ThoughtLimit, ThoughtMarker
+from localspec.engine.sampling.thoughts import NO_LIMIT, ThoughtLimit, ThoughtMarker
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import (
@@ -60,6 +62,7 @@ from localspec.protocol.frames import (
     Tokenize,
     TokenPrompt,
 )
+from localspec.protocol.settings import LoopGuardScope
 from localspec.protocol.visibility import VisibilityParser
 
 THINK, END_THINK = "<think>", "</think>"
@@ -67,6 +70,9 @@ _UNKNOWN_MARKS = (
     "This model marks its thoughts in a way that is not known, so they are part of its answer's "
     "text."
 )
+_WORD = re.compile(
+    r"[^\W\d_]{2}|[\u2e80-\u9fff\uac00-\ud7af]"
+)  # or a character of an East Asian script
 _TWO_BOS = "The prompt begins with two BOS tokens: its own '{0}', and one that the model adds."
 TAIL_CHARS = (
     64  # Characters of the end of a prompt, enough for a marker that the template has opened.
@@ -136,18 +142,19 @@ class Preparer:
         settings = self._resolve_settings(request.sampling)
         shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL_CHARS:]
         check_tokens(self._pair.vocab, request.stop_token_ids, "stop_token_ids")
-        limit = self._thought_limit(request)
+        limit = self._follow_thoughts(request)
         tokenized = TokenizedRequest(
             request,
             tokens,
             self._sampler(settings),
-            limit,
+            limit if request.thinking is not None else None,
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
             self._saved_prefix(request, tokens),
             " ".join(filter(None, [note, self._note_second_bos(request.prompt, tokens)])),
             self._regions(request, thoughts, tail),
+            self._loop_guard(request, limit, tokens),
         )
         job, _ = self._grammars.job(request, tail)
         if self._grammars.ready(job):
@@ -213,15 +220,16 @@ class Preparer:
         request.shown = [*request.shown, *parts]
         return _UNKNOWN_MARKS if dialect.has_unknown_thoughts else ""
 
-    def _thought_limit(self, request: Generate) -> Guide | None:
-        """Return the guide that limits the length of thoughts, or None if there is no limit to enforce.
+    def _follow_thoughts(self, request: Generate) -> ThoughtLimit | None:
+        """Return the guide that limits the length of thoughts, or None if nothing can end them.
 
-        A model whose template has no thoughts needs no limit.
+        A model whose template has no thoughts needs none.
         """
-        if request.thinking is None:
+        limit = request.thinking
+        if limit is None and self._loop_scope(request) == "off":
             return None
         is_chat = isinstance(request.prompt, ChatPrompt)
-        pairs = self._renderer.dialect.thoughts if is_chat else request.thinking.markers
+        pairs = self._renderer.dialect.thoughts if is_chat else limit.markers if limit else ()
         vocab, markers = self._pair.vocab, []
         for opening, closing in pairs:
             tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
@@ -229,8 +237,26 @@ class Preparer:
         if not markers:
             return None
         piece = partial(vocab.piece, special=True)
-        return ThoughtLimit(
-            request.thinking.tokens, markers, self._rendered[-TAIL_CHARS:], piece, vocab.size
+        n_tokens = limit.tokens if limit is not None else NO_LIMIT
+        return ThoughtLimit(n_tokens, markers, self._rendered[-TAIL_CHARS:], piece, vocab.size)
+
+    def _loop_scope(self, request: Generate) -> LoopGuardScope:
+        return request.loop_guard or self._pair.settings.loop_guard
+
+    def _loop_guard(
+        self, request: Generate, thoughts: ThoughtLimit | None, tokens: list[int]
+    ) -> LoopGuard | None:
+        scope = self._loop_scope(request)
+        watches_text = scope == "all"
+        if scope == "off" or not (watches_text or thoughts is not None):
+            return None
+        piece = self._pair.vocab.piece
+        return LoopGuard(
+            thoughts,
+            has_word(self._pair.vocab),
+            limits_thoughts=request.thinking is not None,
+            watches_text=watches_text,
+            allowed=count_repeats(tokens, lambda token: b"\n" in piece(token)),
         )
 
     def _minimum(self, request: Generate) -> MinimumLength:
@@ -468,3 +494,8 @@ def _count_messages(request: EngineRequest | SmallRequest) -> int:
     """Return the number of messages in a chat, since templates put special tokens around each."""
     prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+
+
+def has_word(vocab: Vocab) -> Callable[[int], bool]:
+    """Return a function that says whether a token has a word, or a part of one."""
+    return cache(lambda token: _WORD.search(vocab.piece(token).decode(errors="ignore")) is not None)

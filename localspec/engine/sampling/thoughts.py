@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+NO_LIMIT = 1 << 60  # tokens
 _MAX_STATES = 128  # States kept for `take_back`; one pass consumes fewer tokens.
 _GRACE_TOKENS = 8  # Tokens beyond the limit in which a begun character or marker may be completed.
 
@@ -66,6 +67,15 @@ class ThoughtLimit:
         prompt_end = tail.rstrip().encode()
         marker = next((m for m in markers if prompt_end.endswith(m.opening.rstrip())), None)
         self._states = [_State("thinking", marker=marker) if marker else _State("before")]
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the answer is in its thoughts."""
+        return self._states[-1].phase == "thinking"
+
+    def close(self) -> None:
+        """End the thoughts as soon as a begun character or marker is complete."""
+        self._limit = self._states[-1].spent
 
     def begin_round(self) -> bool:
         return True

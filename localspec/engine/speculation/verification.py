@@ -14,7 +14,7 @@ import numpy as np
 
 from localspec.engine.llama import BadBatch, Context, Logits
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.guide import Guide
+from localspec.engine.sampling.guide import CombinedGuide, Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.protocol.frames import SpeculationSettings
@@ -188,6 +188,11 @@ class Verifier:
         touched = settings.penalised or settings.infill or bool(settings.logit_bias)
         touched = touched or settings.excludes
         return settings.greedy and not touched and not scored and self.matcher is None
+
+    def restrict(self, guide: Guide) -> None:
+        """Add a guide from the next token on. It prevails over what there is."""
+        self.matcher = guide if self.matcher is None else CombinedGuide(guide, self.matcher)
+        self.needs_only_argmax = False
 
     def take_back(self) -> None:
         """Move the grammar back to where it was before a round that failed."""

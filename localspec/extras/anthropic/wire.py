@@ -14,6 +14,7 @@ from localspec.protocol.answers import Unheeded
 from localspec.protocol.frames import Speculation
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import INT32, Count, SamplingParameters, SpeculativeOptions, Stop
+from localspec.protocol.settings import LoopGuardScope
 
 # ---------------------------------------------------------------------------- requests
 
@@ -134,6 +135,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: Annotated[list[Stop], Meta(max_length=64)] | None = None
     metadata: dict[str, Any] | None = None
     exact: bool | None = None
+    loop_guard: LoopGuardScope | None = None
     speculative: SpeculativeOptions | None = None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import UNSET, structs
 
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.completion.openai import length_limit
+from localspec.daemon.completion.openai import find_loop, length_limit
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
@@ -179,6 +179,7 @@ class ResponsesShape:
             news=self.answer.notice(self._news()) or UNSET,
             not_kept=self._not_kept() or UNSET,
             limit=length_limit(final_frames),
+            loop=find_loop(final_frames),
         )
 
     def _number_events(self, new_events: Iterable[wire.Event]) -> list[object]:

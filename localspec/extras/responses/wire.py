@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from localspec.protocol.answers import PromptProgress, TopLogprob, Unheeded
+from localspec.protocol.answers import LengthLimit, PromptProgress, TopLogprob, Unheeded
 from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import MAX_LOGPROBS, MAX_TOOLS, GenerationRequest, TokenLimit
@@ -149,7 +149,8 @@ class ResponseExtra(Struct, omit_defaults=True):
     news: str | UnsetType = UNSET
     conversation: str | UnsetType = UNSET
     not_kept: str | UnsetType = UNSET
-    limit: Literal["tokens", "context"] | UnsetType = UNSET
+    limit: LengthLimit | UnsetType = UNSET
+    loop: Literal["thoughts", "text"] | UnsetType = UNSET
 
 
 class ResponseObject(Struct, kw_only=True):

@@ -1,0 +1,51 @@
+"""What clients are told of an answer that was ended because it repeated itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.test_loops import looping_files
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+
+@pytest.fixture(scope="module")
+def looping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    files = looping_files(Path(tmp_path_factory.mktemp("looping")))
+    with temporary_home() as home:
+        home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.mark.parametrize(("fields", "limit"), [({"loop_guard": "all"}, "loop"), ({}, "tokens")])
+def test_a_completion_says_that_it_was_in_a_loop(
+    looping: Home, fields: dict[str, str], limit: str
+) -> None:
+    body = {"prompt": [1, 100], "max_tokens": 3500, "temperature": 0, **fields}
+    answer = looping.request("POST", "/v1/completions", body).json
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["localspec"]["limit"] == limit
+    assert answer["localspec"].get("loop") == ("text" if fields else None)
+    assert (answer["usage"]["completion_tokens"] < 3500) is bool(fields)
+    streamed = looping.request("POST", "/v1/completions", {**body, "stream": True})
+    *_, last, _ = streamed.body.decode().strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["localspec"]["limit"] == limit
+
+
+def test_a_wrong_scope_is_refused(looping: Home) -> None:
+    answer = looping.request("POST", "/v1/completions", {"prompt": "a", "loop_guard": "some"})
+    assert answer.status == 400
+    assert "loop_guard" in answer.error["message"]
+    assert looping.run("config", "set", "loop_guard", "some").returncode == 2
+
+
+def test_the_setting_is_the_default_of_requests(looping: Home) -> None:
+    assert looping.run("config", "set", "loop_guard", "all").returncode == 0
+    body = {"prompt": [1, 100], "max_tokens": 3500, "temperature": 0}
+    answer = looping.request("POST", "/v1/completions", body).json
+    assert answer["localspec"]["limit"] == "loop"
