@@ -294,6 +294,7 @@ def stream(
     if spinner or on_progress:
         request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
+    forget_key: Callable[[], object] | None = None
     try:
         for chunk in chunks:
             _record_chunk(chunk, response)
@@ -306,6 +307,8 @@ def stream(
                 delta = choice["delta"]
                 reasoning = "" if hide_reasoning else delta.get("reasoning_content") or ""
                 text = delta.get("content") or ""
+                if delta.get("reasoning_content") and forget_key is None:
+                    forget_key = _end_thoughts_on_key(client, chunk["id"])
                 if spinner and (text or reasoning):
                     spinner.stop()
                     spinner = None
@@ -316,8 +319,27 @@ def stream(
     finally:
         if spinner:
             spinner.stop()
+        if forget_key:
+            forget_key()
         _close(chunks, printer)
     return response
+
+
+def _end_thoughts_on_key(client: Client, answer: str) -> Callable[[], object]:
+    """Let Ctrl-\\ on the terminal end the thoughts of an answer. Return a function that ends this."""
+    import signal  # imported late, because few answers have thoughts
+
+    def end_thoughts(*_: object) -> None:
+        try:
+            Client(client.socket_path, autostart=False).end_thoughts(answer)
+        except LocalspecError:  # the answer goes on as it would have
+            return
+
+    try:
+        before = signal.signal(signal.SIGQUIT, end_thoughts)
+    except ValueError:  # not in the main thread, which has the terminal
+        return lambda: None
+    return lambda: signal.signal(signal.SIGQUIT, before)
 
 
 def _close(chunks: Generator[dict[str, Any], None, None], printer: render.Printer) -> None:

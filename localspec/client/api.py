@@ -40,6 +40,13 @@ class Client:
         """Yield the chunks of a chat completion as they arrive. Closing the iterator cancels the request."""
         return self._events("POST", "/v1/chat/completions", {**request, "stream": True})
 
+    def end_thoughts(self, answer: str) -> bool:
+        """End the thoughts of the running chat completion with this id. Return whether it was in them."""
+        body = {"id": answer, "action": "reasoning_end"}
+        return bool(
+            self._json("POST", "/v1/chat/completions/control", body, timeout=10.0)["success"]
+        )
+
     def infill(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the completion that an editor would show, in llama-server's shape."""
         return self._json("POST", "/infill", {**request, "stream": False})

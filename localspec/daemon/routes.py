@@ -31,6 +31,7 @@ from localspec.protocol.reading import BadBody
 # Method, path, and the handler function in handlers/. These are the core's; extras add their own.
 ROUTES = (
     ("POST", "/v1/chat/completions", "completions.chat"),
+    ("POST", "/v1/chat/completions/control", "completions.control"),
     ("POST", "/v1/completions", "completions.complete"),
     ("GET", "/v1/models", "models.models"),
     ("GET", "/v1/models/{name}", "models.model"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,7 +25,7 @@ from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
 from localspec.paths import Paths
-from localspec.protocol.frames import PairFiles
+from localspec.protocol.frames import Generate, PairFiles
 
 _CHECK_THREADS = 8  # pairs that are checked at once
 _LONG_WORK_THREADS = 4
@@ -48,6 +48,8 @@ class DaemonState:
     stop: Callable[[], None]
     configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
+    # The chats that are being answered: by the id of the answer, its pair and its requests.
+    running_chats: dict[str, tuple[PairFiles, Sequence[Generate]]] = field(default_factory=dict)
     # What extras keep while the daemon runs, by its type; see `part`.
     parts: dict[type, Any] = field(default_factory=dict)
     # Checks of pairs before a load. A file that has changed is hashed, which may take minutes.

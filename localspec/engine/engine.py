@@ -68,6 +68,22 @@ class Engine:
             self._endings.guard(self._endings.finish, *withdrawn)
         return True
 
+    def end_thoughts(self, request_id: int) -> bool:
+        """End the thoughts of a running request, so that its answer follows.
+
+        Return False if it is not in its thoughts.
+        """
+        for lane in self.pair.lanes:
+            for sequence in lane.active:
+                if sequence.id == request_id and sequence.is_thinking:
+                    self._close_thoughts(lane, sequence)
+                    return True
+        return False
+
+    def _close_thoughts(self, lane: Lane, sequence: Sequence) -> None:
+        sequence.close_thoughts()
+        sequence.verifier.on_device = lane.context.choose_on_device(sequence.slot.id, False)
+
     def forget(self, conversation: str | None) -> None:
         """Drop the caches of a conversation, or of all of them if it is None.
 
@@ -256,8 +272,7 @@ class Engine:
         # Accepted drafts are in the target's KV already; its own last token is not.
         lane.slots.commit(slot, len(step.read) + min(count, len(kept) - 1))
         if sequence.must_close_thoughts:
-            sequence.close_thoughts()
-            sequence.verifier.on_device = lane.context.choose_on_device(slot.id, False)
+            self._close_thoughts(lane, sequence)
         if delta is not None:
             self._emit(delta)
 

@@ -280,6 +280,11 @@ class Sequence:
         self.finish("length")
         return True
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether its answer is in its thoughts, which can be ended."""
+        return self.guard is not None and self.guard.is_thinking
+
     def close_thoughts(self) -> None:
         """Let the verifier end the thoughts from the next token on."""
         self.must_close_thoughts = False

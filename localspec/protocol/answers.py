@@ -243,6 +243,13 @@ class Progress(Struct):
     seconds: int | UnsetType = UNSET
 
 
+class ControlResult(Struct, omit_defaults=True):
+    """The answer of /v1/chat/completions/control. `message`: why it had no effect."""
+
+    success: bool
+    message: str = ""
+
+
 LengthLimit = Literal["tokens", "context", "loop"]
 
 

@@ -345,6 +345,14 @@ class Spare(Frame):
     most: int
 
 
+class EndThoughts(Frame):
+    """End the thoughts of a running generation, so that its answer follows. The reply is ThoughtsEnded."""
+
+    id: int
+    # The id of the generation.
+    request: int
+
+
 class Shutdown(Frame):
     """Save conversations' states, within a few seconds, and exit. The daemon has drained before."""
 
@@ -645,6 +653,13 @@ class Spared(Frame):
     room: int
 
 
+class ThoughtsEnded(Frame):
+    """The answer to EndThoughts. `ended`: whether the generation was in its thoughts."""
+
+    id: int
+    ended: bool
+
+
 class Forgotten(Frame):
     id: int
 
@@ -667,6 +682,7 @@ ToWorker = (
     | CountTokens
     | Forget
     | Spare
+    | EndThoughts
     | Ping
     | Shutdown
 )
@@ -684,6 +700,7 @@ FromWorker = (
     | Pong
     | Forgotten
     | Spared
+    | ThoughtsEnded
     | Notice
 )
 

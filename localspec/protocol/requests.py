@@ -403,6 +403,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
       first two names are llama-server's, the third is vLLM's.
     - `reasoning_effort`: passed to templates that support it, and turned into a budget if none is
       given. Without either, the template decides.
+    - `reasoning_control`: accepted as llama-server does. Thoughts can be ended in any case, see
+      /v1/chat/completions/control.
     - `parse_special`: special tokens that are spelled out in messages and tools (`<|im_end|>`) are
       parsed as such. Otherwise they are text, and only the chat template writes special tokens.
     - `functions`, `function_call`: OpenAI's older form of `tools` and `tool_choice`. The answer
@@ -421,8 +423,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
     reasoning_effort: ReasoningEffort | None = None
+    reasoning_control: OrDefault[bool] = False
+    reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
@@ -489,6 +492,18 @@ class TokenizeRequest(Request):
     add_special: OrDefault[bool] = False
     parse_special: OrDefault[bool] = True
     with_pieces: OrDefault[bool] = False
+
+
+class ControlRequest(Request):
+    """POST /v1/chat/completions/control, as of llama-server.
+
+    - `id`: of a running chat completion, as its chunks have it.
+    - `action`: "reasoning_end" ends its thoughts, so that its answer follows.
+    """
+
+    id: str
+    action: Literal["reasoning_end"]
+    model: OrDefault[str] = ""
 
 
 class DetokenizeRequest(Request):

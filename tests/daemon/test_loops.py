@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.engine.test_loops import looping_files
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.pairs import looping_pair
+from tests.support.terminal import terminal
 
 
 @pytest.fixture(scope="module")
 def looping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    files = looping_files(Path(tmp_path_factory.mktemp("looping")))
+    files = looping_pair(Path(tmp_path_factory.mktemp("looping")))
     with temporary_home() as home:
         home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
         daemon = RunningDaemon(home)
@@ -49,3 +51,42 @@ def test_the_setting_is_the_default_of_requests(looping: Home) -> None:
     body = {"prompt": [1, 100], "max_tokens": 3500, "temperature": 0}
     answer = looping.request("POST", "/v1/completions", body).json
     assert answer["localspec"]["limit"] == "loop"
+
+
+# ------------------------------------------------------------------------ answer now
+
+
+def control(home: Home, answer: str, action: str = "reasoning_end") -> Any:
+    body = {"id": answer, "action": action}
+    return home.request("POST", "/v1/chat/completions/control", body)
+
+
+def test_thoughts_end_when_a_client_asks_for_the_answer(home: Home) -> None:
+    home.use_fake()
+    daemon = RunningDaemon(home)
+    with home.streaming("think") as stream:
+        first = json.loads(stream.readline().decode().removeprefix("data: "))
+        assert control(home, first["id"], "stop").status == 400
+        assert control(home, "chatcmpl-0").json == {
+            "success": False,
+            "message": "No chat completion with the id 'chatcmpl-0' is running.",
+        }
+        wait_for(lambda: control(home, first["id"]).json == {"success": True}, "the thoughts")
+        assert '"content":"so"' in stream.read().decode()
+        assert control(home, first["id"]).json["success"] is False
+    daemon.stop()
+
+
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_a_key_ends_the_thoughts(home: Home, command: str) -> None:
+    home.use_fake()
+    daemon = RunningDaemon(home)
+    words = ["think"] if command == "ask" else []
+    with terminal(home.environment, command, *words) as opened:
+        if command == "chat":
+            opened.expect("›")
+            opened.send("think\r")
+        opened.expect("5 6 7")
+        opened.send("\x1c")  # Ctrl-\
+        opened.expect("so")
+    daemon.stop()

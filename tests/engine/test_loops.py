@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.synthetic import Cycle, follow, target_cycle
 from localspec.engine.llama import Model, Vocab, initialise
 from localspec.engine.prompt.prepare import Preparer, has_word
 from localspec.engine.prompt.template import TemplateRenderer
@@ -22,13 +20,12 @@ from localspec.protocol.frames import (
     ChatPrompt,
     Generate,
     Message,
-    PairFiles,
     Sampling,
     SpeculationSettings,
     ThinkingLimit,
 )
 from localspec.protocol.settings import LoopGuardScope
-from tests.support.pairs import BOS, N_VOCAB, cycle_pair
+from tests.support.pairs import BOS, looping_pair
 from tests.support.running import GREEDY, PLAIN, Running, drafting, running
 
 # ------------------------------------------------------------------------ the detector
@@ -141,20 +138,9 @@ def test_code_tables_and_lists_are_no_loops(vocab: Vocab) -> None:
 # ------------------------------------------------------------------------ in the engine
 
 
-PERIOD = 10
-
-
-def looping_files(folder: Path) -> PairFiles:
-    """Write a pair whose text runs into a loop of PERIOD tokens from everywhere."""
-    cycle: Cycle = target_cycle(N_VOCAB).copy()
-    ring = follow(cycle, 100, PERIOD)
-    cycle[~np.isin(np.arange(N_VOCAB), ring[:-1])] = ring[0]
-    return cycle_pair(folder, 0.8, cycle=cycle, n_ctx=4096)
-
-
 @pytest.fixture(scope="module")
 def looping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    files = looping_files(tmp_path_factory.mktemp("looping"))
+    files = looping_pair(tmp_path_factory.mktemp("looping"))
     with running(files, n_ctx=8192, parallel=2) as engine:
         yield engine
 
@@ -222,3 +208,45 @@ def test_thoughts_in_a_loop_are_closed_and_the_answer_follows(
     assert len(places) == 1
     assert 512 <= places[0] < 1200
     assert len(answer.tokens) == 2500  # the answer goes on, into a loop of its own, which is text
+
+
+@pytest.mark.parametrize("speculative", [PLAIN, drafting(4), SpeculationSettings()])
+@pytest.mark.parametrize("limit", [None, 3000])
+def test_thoughts_end_on_request(
+    looping: Running, speculative: SpeculationSettings, limit: int | None
+) -> None:
+    """Those of this answer alone, and only while there are any."""
+    engine, marker = looping.engine, "</think>"
+    tokens = looping.pair.vocab.tokenize(marker, add_special=False, parse_special=True)
+    thinking = ThinkingLimit(limit, [("<think>", marker)]) if limit else None
+    renderer = TemplateRenderer("{{ messages[0].content }}<think>", "", "")
+    try:
+        prepare = Preparer(looping.pair, renderer).prepare
+        for number in (2000, 2001):
+            looping.answers.pop(number, None)
+            request = Generate(
+                number,
+                ChatPrompt([Message("user", "a")]),
+                GREEDY,
+                400,
+                speculative=speculative,
+                loop_guard="off",
+                thinking=thinking,
+                return_tokens=True,
+            )
+            looping.submit(prepare(request))
+        assert not engine.end_thoughts(2000)  # it has not begun
+        while not engine.end_thoughts(2000):
+            engine.step()
+        assert not engine.end_thoughts(2000)
+        assert not engine.end_thoughts(1999)
+        looping.finish()
+        assert not engine.end_thoughts(2000)
+    finally:
+        renderer.close()
+    ended, other = (looping.answers[number].tokens for number in (2000, 2001))
+    place = next(at for at in range(400) if ended[at : at + len(tokens)] == tokens)
+    assert place < 200
+    assert ended[:place] == other[:place]
+    assert len(ended) == len(other) == 400
+    assert all(other[at : at + len(tokens)] != tokens for at in range(400))

@@ -411,6 +411,7 @@ LEFT_OUT = {
 SERVED = {
     "model": "it chooses the pair, of which there is one here",
     "name": "as 'model'",
+    "reasoning_control": "thoughts can be ended in any case: test_loops.py",
     "sse_ping_interval": "a stream that is silent has comments: test_progress.py",
     "stream_options": "its own fields are in the list",
     "tool_choice": "the engine's echo is no call: test_tools.py, test_messages.py",

@@ -88,6 +88,7 @@ MINIMAL_BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     NativeCompletionRequest: {"prompt": "x"},
     requests.LoadRequest: {},
     requests.TokenizeRequest: {"content": "x"},
+    requests.ControlRequest: {"id": "chatcmpl-1", "action": "reasoning_end"},
     requests.DetokenizeRequest: {"tokens": [1]},
     requests.TemplateRequest: {"messages": MESSAGES, "tools": [{"function": {"name": "f"}}]},
     pairs.PullRequest: {"name": "x"},

@@ -59,6 +59,7 @@ class FakeWorker:
         self.sock = sock
         self.options = options
         self.cancelled: set[int] = set()
+        self.thinking: set[int] = set()
         self.active: set[int] = set()
         self.lock = threading.Lock()
         self.safe = False
@@ -82,6 +83,10 @@ class FakeWorker:
                 case frames.Cancel():
                     self.cancelled.add(frame.id)
                     self.active.discard(frame.id)
+                case frames.EndThoughts():
+                    ended = frame.request in self.thinking
+                    self.thinking.discard(frame.request)
+                    self.send(frames.ThoughtsEnded(frame.id, ended))
                 case frames.Ping():
                     self.send(frames.Pong(frame.id))
                 case frames.Forget():
@@ -220,9 +225,13 @@ class FakeWorker:
                     yield word if index == 0 else f" {word}"
             case "slow" | "forever" | "think":
                 if command == "think":
+                    self.thinking.add(frame.id)
                     yield "<think>"
                 count = int(argument) if command == "slow" else 1_000_000
                 for index in range(count):
+                    if command == "think" and frame.id not in self.thinking:
+                        yield "</think>so"
+                        return
                     yield f"{index} "
                     time.sleep(0.02)
             case "late":

@@ -59,6 +59,14 @@ def cycle_pair(
     return PairFiles(folder.name, str(files[0]), str(files[1]))
 
 
+def looping_pair(folder: Path, period: int = 10) -> PairFiles:
+    """Write a pair whose text runs into a loop of `period` tokens from everywhere."""
+    cycle: Cycle = target_cycle(N_VOCAB).copy()
+    ring = follow(cycle, 100, period)
+    cycle[~np.isin(np.arange(N_VOCAB), ring[:-1])] = ring[0]
+    return cycle_pair(folder, 0.8, cycle=cycle, n_ctx=4096)
+
+
 def expected(first: int, count: int) -> list[int]:
     """Return the greedy continuation of `first` by every default `cycle_pair`, whatever its draft."""
     return follow(target_cycle(N_VOCAB), first, count)

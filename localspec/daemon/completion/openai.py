@@ -86,7 +86,7 @@ class OpenAIShape(ABC):
         self._not_kept = not_kept
         self._ignored = list(ignored)
         self._functions = functions
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
     @abstractmethod
@@ -138,7 +138,7 @@ class OpenAIShape(ABC):
         return self._with_summary(completion, self.answer.done, self._not_kept())
 
     def _completion(self, kind: Kind, choices: Choices) -> Completion:
-        return Completion(self._id, kind, self._created, self.answer.model, FINGERPRINT, choices)
+        return Completion(self.id, kind, self._created, self.answer.model, FINGERPRINT, choices)
 
     def _with_summary(
         self, completion: Completion, done: list[frames.Done], not_kept: str = ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -35,11 +36,13 @@ from localspec.daemon.state import DaemonState, state_of
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
+from localspec.protocol.answers import ControlResult
 from localspec.protocol.calls import EXPLAINED, HERMES, CallFormat
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import (
     ChatRequest,
     CompletionRequest,
+    ControlRequest,
     DetokenizeRequest,
     InfillRequest,
     NativeCompletionRequest,
@@ -215,12 +218,41 @@ async def chat(request: Request) -> Response:
         ignored=ignored_fields(request),
         functions=uses_functions,
     )
-    context = turn.under_way() if turn else nullcontext()
+    context = _controllable(
+        daemon, shape.id, (pair, requests), turn.under_way() if turn else nullcontext()
+    )
     progress = shape.progress if body.localspec and body.localspec.progress else None
     run = AnswerRun(
         daemon.supervisor, pair, requests, shape, context, progress, **progress_options(body, shape)
     )
     return await run.respond(request, body.stream)
+
+
+@asynccontextmanager
+async def _controllable(
+    daemon: DaemonState,
+    answer: str,
+    running: tuple[PairFiles, Sequence[Generate]],
+    context: AbstractAsyncContextManager[object],
+) -> AsyncIterator[None]:
+    """Enter another context, and let /v1/chat/completions/control find the answer meanwhile."""
+    daemon.running_chats[answer] = running
+    try:
+        async with context:
+            yield
+    finally:
+        del daemon.running_chats[answer]
+
+
+async def control(request: Request) -> Response:
+    """Handle POST /v1/chat/completions/control."""
+    body, daemon = await read_body(request, ControlRequest), state_of(request)
+    message = f"No chat completion with the id {body.id!r} is running."
+    if running := daemon.running_chats.get(body.id):
+        message = "It is not in its thoughts."
+        if await daemon.supervisor.end_thoughts(*running):
+            return json_response(ControlResult(True))
+    return json_response(ControlResult(False, message))
 
 
 async def prepare_chat(

@@ -46,6 +46,7 @@ Request = (
     | frames.Embed
     | frames.Rerank
 )
+OrderReply = frames.Forgotten | frames.Spared | frames.ThoughtsEnded
 Event = frames.Started | frames.Reading | frames.Delta | frames.Done
 EventHandler = Callable[[Event], Awaitable[None]]
 
@@ -185,7 +186,7 @@ class Worker:
         self._numbers = itertools.count(1)
         self._load_result: asyncio.Future[frames.Loaded] | None = None
         self._running: dict[int, RunningRequest] = {}
-        self._orders: dict[int, asyncio.Future[frames.Forgotten | frames.Spared]] = {}
+        self._orders: dict[int, asyncio.Future[OrderReply]] = {}
         self._ending: Ending = "crash"
         self._stderr_tail = bytearray()
         self._oom_kills = count_oom_kills()
@@ -266,6 +267,13 @@ class Worker:
         """
         await self._send_order(lambda number: frames.Forget(number, conversation))
 
+    async def end_thoughts(self, request: Request) -> bool:
+        """End the thoughts of a running request. Return False if it does not run here, or has none now."""
+        if not any(running.request is request for running in self._running.values()):
+            return False
+        response = await self._send_order(lambda number: frames.EndThoughts(number, request.id))
+        return isinstance(response, frames.ThoughtsEnded) and response.ended
+
     async def limit_cache(self, max_bytes: int) -> int | None:
         """Limit the cache for prompts without a slot to `max_bytes` bytes, or to the bytes in use.
 
@@ -275,8 +283,8 @@ class Worker:
         return response.room if isinstance(response, frames.Spared) else None
 
     async def _send_order(
-        self, order: Callable[[int], frames.Forget | frames.Spare]
-    ) -> frames.Forgotten | frames.Spared | None:
+        self, order: Callable[[int], frames.Forget | frames.Spare | frames.EndThoughts]
+    ) -> OrderReply | None:
         """Send an order with a new number and return its confirmation, or None after _ORDER_TIMEOUT_S."""
         number = next(self._numbers)
         done = self._orders[number] = asyncio.get_running_loop().create_future()
@@ -421,7 +429,7 @@ class Worker:
                 self._fail_load(errors.LoadFailed(frame.message))
             case frames.Pong():
                 self._still_s = frame.still_s
-            case frames.Forgotten() | frames.Spared():
+            case frames.Forgotten() | frames.Spared() | frames.ThoughtsEnded():
                 done = self._orders.get(frame.id)
                 if done and not done.done():
                     done.set_result(frame)

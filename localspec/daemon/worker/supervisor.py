@@ -205,6 +205,13 @@ class Supervisor:
         with worker.running(request, job) as running:
             yield running
 
+    async def end_thoughts(self, pair: PairFiles, requests: Sequence[frames.Generate]) -> bool:
+        """End the thoughts of running requests. Return False if none of them is in its thoughts here."""
+        if pair.upstream is not None or (worker := self.residents.get(pair.name).worker) is None:
+            return False
+        ended = [await worker.end_thoughts(request) for request in requests]
+        return any(ended)
+
     async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
         """Return the reply to a small request (tokenize…), which does not wait in the queue.
 

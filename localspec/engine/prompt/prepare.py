@@ -62,7 +62,6 @@ from localspec.protocol.frames import (
     Tokenize,
     TokenPrompt,
 )
-from localspec.protocol.settings import LoopGuardScope
 from localspec.protocol.visibility import VisibilityParser
 
 THINK, END_THINK = "<think>", "</think>"
@@ -225,10 +224,7 @@ class Preparer:
 
         A model whose template has no thoughts needs none.
         """
-        limit = request.thinking
-        if limit is None and self._loop_scope(request) == "off":
-            return None
-        is_chat = isinstance(request.prompt, ChatPrompt)
+        limit, is_chat = request.thinking, isinstance(request.prompt, ChatPrompt)
         pairs = self._renderer.dialect.thoughts if is_chat else limit.markers if limit else ()
         vocab, markers = self._pair.vocab, []
         for opening, closing in pairs:
@@ -240,22 +236,18 @@ class Preparer:
         n_tokens = limit.tokens if limit is not None else NO_LIMIT
         return ThoughtLimit(n_tokens, markers, self._rendered[-TAIL_CHARS:], piece, vocab.size)
 
-    def _loop_scope(self, request: Generate) -> LoopGuardScope:
-        return request.loop_guard or self._pair.settings.loop_guard
-
     def _loop_guard(
         self, request: Generate, thoughts: ThoughtLimit | None, tokens: list[int]
     ) -> LoopGuard | None:
-        scope = self._loop_scope(request)
-        watches_text = scope == "all"
-        if scope == "off" or not (watches_text or thoughts is not None):
+        scope = request.loop_guard or self._pair.settings.loop_guard
+        if thoughts is None and scope != "all":
             return None
         piece = self._pair.vocab.piece
         return LoopGuard(
             thoughts,
             has_word(self._pair.vocab),
             limits_thoughts=request.thinking is not None,
-            watches_text=watches_text,
+            watches=scope,
             allowed=count_repeats(tokens, lambda token: b"\n" in piece(token)),
         )
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from localspec.engine.sampling.thoughts import ThoughtLimit
+from localspec.protocol.settings import LoopGuardScope
 
 _GRAM = 16  # tokens by which a passage is recognized
 _MASK = (1 << 61) - 1  # of the rolling hash, modulo a Mersenne prime
@@ -134,7 +135,7 @@ def count_repeats(tokens: Sequence[int], is_break: Callable[[int], bool]) -> int
 
 
 class LoopGuard:
-    """Watches an answer for loops, in its thoughts and, if asked for, in all of it.
+    """Follows an answer, to end its thoughts on request, and watches it for loops where that is wanted.
 
     found: where there was a loop, "thoughts" or "text"; "": nowhere so far.
     """
@@ -145,7 +146,7 @@ class LoopGuard:
         is_word: Callable[[int], bool],
         *,
         limits_thoughts: bool,
-        watches_text: bool,
+        watches: LoopGuardScope,
         allowed: int,
     ) -> None:
         """Begin an answer.
@@ -155,7 +156,7 @@ class LoopGuard:
         """
         self.found: Literal["", "thoughts", "text"] = ""
         self._thoughts, self._follows = thoughts, thoughts is not None and not limits_thoughts
-        self._is_word, self._watches_text, self._allowed = is_word, watches_text, allowed
+        self._is_word, self._watches, self._allowed = is_word, watches, allowed
         self._detector: LoopDetector | None = None
         self._was_thinking: bool | None = None
 
@@ -175,11 +176,16 @@ class LoopGuard:
         return True
 
     def _make_detector(self, *, thinks: bool) -> LoopDetector | None:
-        if thinks:
+        if thinks and self._watches != "off":
             return LoopDetector(THOUGHTS, self._is_word, self._allowed, passages=True)
-        if self._watches_text:
+        if not thinks and self._watches == "all":
             return LoopDetector(TEXT, self._is_word, self._allowed, passages=False)
         return None
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the answer is in its thoughts, and they are not being ended."""
+        return self._thoughts is not None and self._thoughts.is_open
 
     def close_thoughts(self) -> ThoughtLimit | None:
         """End the thoughts now. Return the guide that does it, if no verifier has it yet.

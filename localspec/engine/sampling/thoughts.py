@@ -73,6 +73,11 @@ class ThoughtLimit:
         """Whether the answer is in its thoughts."""
         return self._states[-1].phase == "thinking"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer is in its thoughts, and no marker is being forced that ends them."""
+        return self.is_thinking and self._states[-1].spent < self._limit
+
     def close(self) -> None:
         """End the thoughts as soon as a begun character or marker is complete."""
         self._limit = self._states[-1].spent

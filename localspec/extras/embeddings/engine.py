@@ -427,6 +427,10 @@ class Encoder:
         """Return 0: an encoder has no prompt cache."""
         return 0
 
+    def end_thoughts(self, _request: int) -> bool:
+        """Return False: an encoder has no thoughts."""
+        return False
+
     def save(self) -> None:
         """Do nothing: an encoder learns nothing."""
 
