@@ -308,7 +308,7 @@ def stream(
                 reasoning = "" if hide_reasoning else delta.get("reasoning_content") or ""
                 text = delta.get("content") or ""
                 if delta.get("reasoning_content") and forget_key is None:
-                    forget_key = _end_thoughts_on_key(client, chunk["id"])
+                    forget_key = _end_thoughts_on_key(client, chunk.get("id", ""))
                 if spinner and (text or reasoning):
                     spinner.stop()
                     spinner = None

@@ -158,6 +158,8 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     other_drafts: tuple[str, ...] = ()
     # Someone named the draft, so that it is not replaced while it is of any use.
     draft_named: bool = False
+    # The draft that `localspec tune` has made, if there is one.
+    tuned_draft: str = ""
     # Text of a chat template that replaces the one in the target's file.
     chat_template: str = ""
     # Default sampling parameters that replace those in the target's file.

@@ -51,7 +51,7 @@ class EngineLife:
         home.environment |= {
             "LOCALSPEC_ENGINE": shlex.join([sys.executable, "-P", str(PROGRAM), str(self._fault)]),
             "LOCALSPEC_PAIR": f"{files.target},{files.draft}",
-            "LOCALSPEC_WATCHDOG": "1",
+            "LOCALSPEC_WATCHDOG": "3",
         }
         self.daemon = RunningDaemon(home)
 

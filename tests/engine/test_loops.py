@@ -38,7 +38,7 @@ def find_loop(
     allowed: int = 0,
 ) -> int | None:
     """Return after how many tokens a loop is found, None if there is none."""
-    detector = LoopDetector(limits, is_word, allowed, passages=limits is THOUGHTS)
+    detector = LoopDetector(limits, is_word, lambda: allowed, passages=limits is THOUGHTS)
     return next((at for at, token in enumerate(tokens, 1) if detector.push(token)), None)
 
 

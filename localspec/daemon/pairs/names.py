@@ -96,7 +96,7 @@ def with_tuned_draft(files: PairFiles, tuned: Path) -> PairFiles:
     """
     if files.draft and (found := find_tuned_draft(tuned, files.target, files.draft)):
         files.other_drafts = (files.draft, *files.other_drafts)
-        files.draft = str(found[0])
+        files.draft = files.tuned_draft = str(found[0])
     return files
 
 

@@ -120,15 +120,14 @@ class LoadedPair:
         vocab = self.vocab
         note = compared.note if compared else ""
         heads = self.drafter is not None and self.drafter.context.heads
+        drafts_with = draft.description if draft else "its own MTP heads" if heads else None
+        if drafts_with and self.files.draft == self.files.tuned_draft:
+            drafts_with += " (tuned)"
         backend_name = backend() if self.settings.n_gpu_layers else "cpu"
         return Loaded(
             name=self.files.name,
             target_description=target.description,
-            draft_description=draft.description
-            if draft
-            else "its own MTP heads"
-            if heads
-            else None,
+            draft_description=drafts_with,
             n_ctx=self.n_ctx,
             parallel=self.models.parallel,
             chat_template=self.chat_template,

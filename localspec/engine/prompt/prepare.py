@@ -69,9 +69,8 @@ _UNKNOWN_MARKS = (
     "This model marks its thoughts in a way that is not known, so they are part of its answer's "
     "text."
 )
-_WORD = re.compile(
-    r"[^\W\d_]{2}|[\u2e80-\u9fff\uac00-\ud7af]"
-)  # or a character of an East Asian script
+# A part of a word: two letters, or a character of an East Asian script.
+_WORD = re.compile(r"[^\W\d_]{2}|[\u2e80-\u9fff\uac00-\ud7af]")
 _TWO_BOS = "The prompt begins with two BOS tokens: its own '{0}', and one that the model adds."
 TAIL_CHARS = (
     64  # Characters of the end of a prompt, enough for a marker that the template has opened.
@@ -242,13 +241,14 @@ class Preparer:
         scope = request.loop_guard or self._pair.settings.loop_guard
         if thoughts is None and scope != "all":
             return None
-        piece = self._pair.vocab.piece
+        vocab = self._pair.vocab
+        ends_line = cache(lambda token: b"\n" in vocab.piece(token))
         return LoopGuard(
             thoughts,
-            has_word(self._pair.vocab),
+            has_word(vocab),
             limits_thoughts=request.thinking is not None,
             watches=scope,
-            allowed=count_repeats(tokens, lambda token: b"\n" in piece(token)),
+            count_allowed=lambda: count_repeats(tokens, ends_line),
         )
 
     def _minimum(self, request: Generate) -> MinimumLength:

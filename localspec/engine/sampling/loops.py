@@ -35,9 +35,9 @@ class LoopLimits:
     tokens: int
     repeats: int
 
-    def are_reached(self, tokens: int, period: int, allowed: int) -> bool:
-        """Return whether `tokens` that repeat a period are a loop. allowed: repeats that were asked for."""
-        return tokens >= max(self.tokens, max(self.repeats, allowed) * period)
+    def are_reached(self, tokens: int, period: int) -> bool:
+        """Return whether `tokens` that repeat a period are a loop."""
+        return tokens >= max(self.tokens, self.repeats * period)
 
 
 # For a period of words, and for one of data.
@@ -55,17 +55,19 @@ class LoopDetector:
         self,
         limits: tuple[LoopLimits, LoopLimits],
         is_word: Callable[[int], bool],
-        allowed: int = 0,
+        count_allowed: Callable[[], int],
         *,
         passages: bool,
     ) -> None:
         """Begin a text.
 
-        is_word: whether a token has letters. allowed: how often a period may be repeated at least.
-        passages: whether passages in changing order are a loop, too.
+        is_word: whether a token has letters. count_allowed: returns how often a period may be repeated at
+        least; called at most once, when there seems to be a loop. passages: whether passages in changing
+        order are a loop, too.
         """
         self._words, self._data = limits
-        self._is_word, self._allowed, self._counts_passages = is_word, allowed, passages
+        self._is_word, self._counts_passages = is_word, passages
+        self._count_allowed, self._allowed = count_allowed, -1
         self._tokens: list[int] = []
         self._hash, self._leaving = 0, pow(_BASE, _GRAM, _MASK)
         self._last: dict[int, int] = {}  # by passage, where it ended last
@@ -111,7 +113,11 @@ class LoopDetector:
             return False
         is_prose = period >= MIN_WORDS and self._is_prose(self._tokens[-min(period, 64) :])
         limits = self._words if is_prose else self._data
-        return limits.are_reached(matched, period, self._allowed)
+        if not limits.are_reached(matched, period):
+            return False
+        if self._allowed < 0:
+            self._allowed = self._count_allowed()
+        return matched >= self._allowed * period
 
     def _is_prose(self, tokens: Sequence[int]) -> bool:
         """Return whether some tokens are a sentence and not data: they have MIN_WORDS different words."""
@@ -147,16 +153,16 @@ class LoopGuard:
         *,
         limits_thoughts: bool,
         watches: LoopGuardScope,
-        allowed: int,
+        count_allowed: Callable[[], int],
     ) -> None:
         """Begin an answer.
 
         thoughts: knows where thoughts are; None: there are none. limits_thoughts: the verifier tells it each
-        token already, because their length is limited. allowed: as of `LoopDetector`.
+        token already, because their length is limited. count_allowed: as of `LoopDetector`.
         """
         self.found: Literal["", "thoughts", "text"] = ""
         self._thoughts, self._follows = thoughts, thoughts is not None and not limits_thoughts
-        self._is_word, self._watches, self._allowed = is_word, watches, allowed
+        self._is_word, self._watches, self._count_allowed = is_word, watches, count_allowed
         self._detector: LoopDetector | None = None
         self._was_thinking: bool | None = None
 
@@ -177,9 +183,9 @@ class LoopGuard:
 
     def _make_detector(self, *, thinks: bool) -> LoopDetector | None:
         if thinks and self._watches != "off":
-            return LoopDetector(THOUGHTS, self._is_word, self._allowed, passages=True)
+            return LoopDetector(THOUGHTS, self._is_word, self._count_allowed, passages=True)
         if not thinks and self._watches == "all":
-            return LoopDetector(TEXT, self._is_word, self._allowed, passages=False)
+            return LoopDetector(TEXT, self._is_word, self._count_allowed, passages=False)
         return None
 
     @property

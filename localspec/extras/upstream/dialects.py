@@ -179,7 +179,7 @@ class Localspec(LlamaServer):
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = constraints
     known_fields = LlamaServer.known_fields | {
-        *("exact", "reveal_draft", "speculative", "prediction"),
+        *("exact", "loop_guard", "reveal_draft", "speculative", "prediction"),
         *("min_tokens", "stop_token_ids"),
     }
 

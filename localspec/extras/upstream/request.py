@@ -228,6 +228,7 @@ def _add_limits(sent: UpstreamRequest, request: frames.Generate, dialect: Server
     extensions = (
         ("t_max_predict_ms", request.max_predict_ms),
         ("n_indent", request.single_line_indent),
+        ("loop_guard", request.loop_guard),
     )
     for name, value in extensions:
         if value is not None and name in dialect.known_fields:

@@ -333,7 +333,7 @@ def test_a_damaged_draft_is_an_error_with_a_sentence(tmp_path: Path) -> None:
     job = job_of(tmp_path, target=str(BUILTIN / "target.gguf"))
     code, messages = run_process(msgspec.json.encode(job))
     assert code == 1
-    assert "cannot load" in messages[-1]["error"]
+    assert "draft.gguf is not a usable GGUF file" in messages[-1]["error"]
 
 
 def test_the_output_matrix_of_a_file(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(hom
     home.run("unload")
     assert ask(home)[1] == answer
     assert loaded_draft(home) == str(next(folder.glob("*.gguf")))
+    assert home.status()["pair"]["draft"].endswith(" (tuned)")
     shown = home.run("show", "builtin").stdout
     assert "ask: 10.0 → 12.0 tokens/s, 2.00 → 3.00 tokens per pass" in shown
     assert "from 7 tokens of answers" in home.run("tune", "--status").stdout
@@ -186,7 +187,7 @@ def test_another_draft_serves_if_the_tuned_one_is_damaged(home: Home) -> None:
     put_tuned_draft(home, content=b"no model")
     assert ask(home)[1] == answer
     assert ".gguf drafts instead" in home.status()["pair"]["note"]
-    assert home.status()["pair"]["draft"]
+    assert not home.status()["pair"]["draft"].endswith("(tuned)")
 
 
 def test_a_tuned_draft_of_another_state_of_the_file_is_not_used(tmp_path: Path) -> None:

@@ -178,6 +178,9 @@ def test_unsupported_fields_are_refused_or_left_out_by_name() -> None:
     assert upstream_request.body["temperature"] == 0.5
     assert not {"top_k", "xtc_probability"} & upstream_request.body.keys()
     assert build_request(request, KINDS["localspec"], "tiny").note == ""
+    guarded = frames.Generate(0, CHAT, loop_guard="all")
+    assert build_request(guarded, KINDS["openai"], "tiny").left_out == ["loop_guard"]
+    assert build_request(guarded, KINDS["localspec"], "tiny").body["loop_guard"] == "all"
 
 
 def test_tools_schemas_and_infill_follow_each_servers_dialect() -> None:
