@@ -22,7 +22,8 @@ class Lesson:
 
     tokens: of both. answer: where the answer begins. first: the first position whose next token is known.
     top: (n, k) the target's likeliest next tokens at the positions from `first` on. shares: (n, k) their
-    probabilities. If the target has not read the text, k is 1 and the token is the text's own.
+    probabilities. If the target has not read the text, k is 1 and the token is the text's own. is_own:
+    whether the target has written the answer.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Lesson:
     first: int
     top: Integers
     shares: Floats
+    is_own: bool = True
 
     @property
     def labels(self) -> Integers:
@@ -56,9 +58,9 @@ def make_lesson(text: dict[str, Any], vocab: Vocab, n_ctx: int) -> Lesson:
     first = max(len(prompt) - 1, 0)
     tokens = [*prompt, *answer]
     own = np.array(tokens[first + 1 :], np.int64)[:, None]
-    return Lesson(
-        text["kind"], tokens[:-1], len(prompt), first, own, np.ones(own.shape, np.float32)
-    )
+    shares = np.ones(own.shape, np.float32)
+    is_own = text.get("is_own", True)
+    return Lesson(text["kind"], tokens[:-1], len(prompt), first, own, shares, is_own)
 
 
 def teach(reader: Reader, lesson: Lesson) -> Lesson:
@@ -80,6 +82,7 @@ def teach(reader: Reader, lesson: Lesson) -> Lesson:
         0,
         np.concatenate(top).astype(np.int64),
         np.concatenate(shares).astype(np.float32),
+        lesson.is_own,
     )
 
 
@@ -116,7 +119,9 @@ def mean_tokens_per_pass(hits: Sequence[Booleans], depth: int) -> float:
 def read_lessons(
     reader: Reader, lessons: Sequence[Lesson], done: Callable[[int], bool]
 ) -> list[Lesson]:
-    """Return the lessons as the target teaches them, until `done` returns False; the others stay as they are.
+    """Return the lessons as the target teaches them, until `done` returns False.
+
+    Of the others, those that the target has written stay as they are.
 
     reader: of the target. done: called with the number of lessons that were read.
     """
@@ -125,4 +130,4 @@ def read_lessons(
         taught.append(teach(reader, lesson))
         if not done(len(taught)):
             break
-    return [*taught, *lessons[len(taught) :]]
+    return [*taught, *(lesson for lesson in lessons[len(taught) :] if lesson.is_own)]

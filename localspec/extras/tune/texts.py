@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError, TemplateFailed
@@ -18,7 +18,7 @@ COMPLETION_TOKENS = 96
 PLACES_PER_FILE = 4
 MIN_TEXTS = 20  # to learn from
 MIN_JUDGED_TEXTS = 16  # of a kind, so that four are left to judge by
-_LINES_BEFORE, _LINES_AFTER = 40, 20
+_LINES_BEFORE, _LINES_AFTER, _PART_LINES = 40, 20, 60
 _MIN_LINES, _MAX_FILE_BYTES = 30, 1 << 20
 _ENDED_WELL = ("stop", "length")
 
@@ -28,7 +28,8 @@ class TrainingText:
     """An answer of the target with what it answers: a rendered prompt, or the text around a place in a file.
 
     conversation: the id of the conversation that it is from; "" for a completion in a file. messages: of a
-    chat, so that it can be asked again.
+    chat, so that it can be asked again. file: path of the file that it is from. is_own: whether the target
+    has written it; otherwise only what the target would write at its positions is learned.
     """
 
     kind: str
@@ -39,10 +40,17 @@ class TrainingText:
     suffix: str = ""
     conversation: str = ""
     messages: tuple[dict[str, str], ...] = ()
+    file: str = ""
+    is_own: bool = True
 
-    def as_job(self) -> dict[str, str]:
+    @property
+    def source(self) -> str:
+        """The conversation or file: its texts are all learned from, or all judged by. "": there is none."""
+        return self.conversation or self.file
+
+    def as_job(self) -> dict[str, Any]:
         """Return what the training process gets."""
-        text = {"kind": self.kind, "answer": self.answer}
+        text = {"kind": self.kind, "answer": self.answer, "is_own": self.is_own}
         if self.prefix:
             return {**text, "prefix": self.prefix, "suffix": self.suffix}
         return {**text, "prompt": self.prompt}
@@ -103,27 +111,39 @@ def _chat_text(
     )
 
 
-def find_places(paths: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return texts before and after places in files, in an order that is random and always the same.
+class Place(NamedTuple):
+    """A place in a file, and the text before and after it."""
+
+    file: str
+    before: str
+    after: str
+
+
+def find_places(paths: Iterable[Path]) -> list[Place]:
+    """Return places in files, file after file, in an order that is random and always the same.
 
     A folder stands for the files in it whose name ends like a program's or a text's.
     """
-    generator, places = random.Random(0), []
-    for path in paths:
-        for file in sorted(path.rglob("*.*")) if path.is_dir() else [path]:
-            places += _places_of(file, generator)
-    generator.shuffle(places)
-    return places
+    files = [
+        file for path in paths for file in (sorted(path.rglob("*.*")) if path.is_dir() else [path])
+    ]
+    generator = random.Random(0)
+    generator.shuffle(files)
+    return [place for file in files for place in _places_of(file, generator)]
 
 
-def _places_of(file: Path, generator: random.Random) -> list[tuple[str, str]]:
+def _read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file, none if it is something else or large."""
     try:
         if not file.is_file() or file.stat().st_size > _MAX_FILE_BYTES:
             return []
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        return file.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError):
         return []
-    places = []
+
+
+def _places_of(file: Path, generator: random.Random) -> list[Place]:
+    lines, places = _read_lines(file), []
     for _ in range(PLACES_PER_FILE if len(lines) >= _MIN_LINES else 0):
         number = generator.randrange(len(lines))
         line = lines[number].rstrip("\n")
@@ -132,14 +152,30 @@ def _places_of(file: Path, generator: random.Random) -> list[tuple[str, str]]:
             cut = generator.randrange(indent, len(line))
             before = "".join(lines[max(number - _LINES_BEFORE, 0) : number]) + line[:cut]
             after = "".join(lines[number + 1 : number + 1 + _LINES_AFTER])
-            places.append((before or "\n", after))
+            places.append(Place(str(file), before or "\n", after))
     return places
+
+
+def read_files(files: Iterable[str]) -> list[TrainingText]:
+    """Return the text of files in parts, each with what stands before and after it."""
+    texts = []
+    for file in files:
+        lines = _read_lines(Path(file))
+        for start in range(0, len(lines), _PART_LINES):
+            end = start + _PART_LINES
+            before = "".join(lines[max(start - _LINES_BEFORE, 0) : start]) or "\n"
+            after = "".join(lines[end : end + _LINES_AFTER])
+            part = "".join(lines[start:end])
+            texts.append(
+                TrainingText(FILE_KIND, part, prefix=before, suffix=after, file=file, is_own=False)
+            )
+    return texts
 
 
 def complete_places(
     client: TuneClient,
     pair: str,
-    places: Sequence[tuple[str, str]],
+    places: Sequence[Place],
     report: Callable[[int], bool],
 ) -> list[TrainingText]:
     """Return what the target writes at places in files, until `report` returns False.
@@ -147,10 +183,10 @@ def complete_places(
     report: called with the number of places.
     """
     texts = []
-    for number, (prefix, suffix) in enumerate(places, 1):
+    for number, (file, prefix, suffix) in enumerate(places, 1):
         text = client.infill(infill_request(pair, prefix, suffix))["content"]
         if text:
-            texts.append(TrainingText(FILE_KIND, text, prefix=prefix, suffix=suffix))
+            texts.append(TrainingText(FILE_KIND, text, prefix=prefix, suffix=suffix, file=file))
         if not report(number):
             break
     return texts
@@ -171,7 +207,7 @@ def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], li
     """Return the texts to learn from and the newest ones, by which the draft is judged, of each kind.
 
     A kind of which there is too little to judge by is only learned from.
-    Texts of one conversation stay on one side, since later answers repeat the earlier ones.
+    Texts of one conversation or file stay on one side, since later ones repeat the earlier ones.
 
     Raises:
         LocalspecError: there are too few.
@@ -182,9 +218,9 @@ def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], li
         of_kind = [text for text in texts if text.kind == kind]
         judged = len(of_kind) >= MIN_JUDGED_TEXTS
         cut = int(len(of_kind) * (1 - HELD_OUT_SHARE)) if judged else len(of_kind)
-        earlier = {text.conversation for text in of_kind[:cut] if text.conversation}
+        earlier = {text.source for text in of_kind[:cut] if text.source}
         learned += of_kind[:cut]
-        held_out += [text for text in of_kind[cut:] if text.conversation not in earlier]
+        held_out += [text for text in of_kind[cut:] if text.source not in earlier]
     if len(learned) < MIN_TEXTS or not held_out:
         raise LocalspecError(
             f"There are too few answers to learn from: {len(texts)}, and {2 * MIN_TEXTS} are needed. "

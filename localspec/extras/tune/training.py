@@ -101,7 +101,9 @@ def train(job: Job) -> dict[str, Any]:
     after = _measure(job, job.output, held_out, "comparing the new draft")
     return {
         "method": method,
-        "tokens": sum(len(lesson.tokens) - lesson.answer + 1 for lesson in lessons),
+        "tokens": sum(
+            len(lesson.tokens) - lesson.answer + 1 for lesson in lessons if lesson.is_own
+        ),
         "tokens_per_pass": {
             kind: {"before": before[kind], "after": after[kind]} for kind in before
         },

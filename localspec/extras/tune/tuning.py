@@ -41,7 +41,7 @@ class Plan:
     folder: Path
     seconds: float
     method: str = "auto"
-    places: Sequence[tuple[str, str]] = field(default_factory=list)
+    places: Sequence[collecting.Place] = field(default_factory=list)
     new_answers: int = 0
 
     @property
@@ -88,6 +88,8 @@ def tune(plan: Plan, report: running.Report) -> dict[str, Any]:
             texts += _complete(client, plan, report)
             seconds *= 1 - _COMPLETING_SHARE
         learned, held_out = collecting.split_by_time(texts)
+        # First, since the last ones are read first.
+        learned = collecting.read_files(dict.fromkeys(t.file for t in learned if t.file)) + learned
         trained = work / _TRAINED
         job = plan.job(
             output=str(trained),

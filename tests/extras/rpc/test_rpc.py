@@ -19,7 +19,7 @@ from tests.support.users import NOBODY, visit
 
 # A fake ssh: it prints its arguments, echoes one connection to its end of the tunnel, and exits.
 SSH = """
-import json, os, socket, sys
+import json, os, socket, sys, time
 words = sys.argv[1:]
 end = words[words.index("-L") + 1].rsplit(":", 2)[0]
 with socket.socket(socket.AF_UNIX if end.startswith("/") else socket.AF_INET) as server:
@@ -29,6 +29,7 @@ with socket.socket(socket.AF_UNIX if end.startswith("/") else socket.AF_INET) as
     if end.startswith("/"):
         with server.accept()[0] as connection:
             connection.sendall(connection.recv(100))
+        time.sleep(1)  # the relay ends with this process
 sys.exit(7)
 """
 QUESTION = "What does shutil.copytree do?"

@@ -25,7 +25,12 @@ from localspec.children import engine_environment
 from localspec.engine.llama import initialise, quantization
 from localspec.errors import LoadFailed
 from localspec.extras.tune import correction, training
-from localspec.extras.tune.lessons import Lesson, count_hits, mean_tokens_per_pass
+from localspec.extras.tune.lessons import (
+    Lesson,
+    count_hits,
+    mean_tokens_per_pass,
+    read_lessons,
+)
 from localspec.extras.tune.model_file import EMBEDDINGS, OUTPUT, ModelFile
 from localspec.extras.tune.reading import TextReader
 from localspec.protocol.frames import PairFiles
@@ -109,6 +114,21 @@ def test_a_fit_finds_the_rows_that_wrote_the_texts() -> None:
         np.mean((judged.states @ rows.T).argmax(1) == judged.labels) for rows in (wrong, fitted)
     )
     assert before < 0.7 < 0.9 < after
+
+
+def test_what_the_target_has_not_read_of_texts_of_others_is_not_learned(tmp_path: Path) -> None:
+    initialise()
+    pair = cycle_pair(tmp_path)
+    own, other = cycle_lessons(2)
+    other = replace(other, is_own=False)
+    teacher = TextReader(pair.target, 1)
+    taught = read_lessons(teacher, [own, other, own, other], lambda count: count < 2)
+    teacher.close()
+    assert [(len(lesson.shares[0]) > 1, lesson.is_own) for lesson in taught] == [
+        (True, True),
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_a_fit_that_does_not_help_changes_nothing() -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -487,6 +488,7 @@ texts = st.lists(
         kind=st.sampled_from(["ask", "code"]),
         answer=st.just("a"),
         conversation=st.sampled_from(["", "c1", "c2", "c3"]),
+        file=st.sampled_from(["", "a", "b"]),
     ),
     min_size=60,
     max_size=90,
@@ -498,7 +500,7 @@ def test_the_newest_texts_are_held_out_and_no_conversation_is_on_both_sides(
     drawn: list[TrainingText],
 ) -> None:
     numbered = [
-        TrainingText(text.kind, str(number), float(number), conversation=text.conversation)
+        replace(text, answer=str(number), created=float(number))
         for number, text in enumerate(drawn)
     ]
     try:
@@ -510,8 +512,8 @@ def test_the_newest_texts_are_held_out_and_no_conversation_is_on_both_sides(
         newest = max((text.created for text in learned if text.kind == kind), default=-1.0)
         judged = [text for text in held_out if text.kind == kind]
         assert all(text.created > newest for text in judged)
-        known = {text.conversation for text in learned if text.kind == kind} - {""}
-        assert not known & {text.conversation for text in judged}
+        known = {text.source for text in learned if text.kind == kind} - {""}
+        assert not known & {text.source for text in judged}
 
 
 def test_only_texts_that_the_target_ended_are_learned_from() -> None:
@@ -542,10 +544,25 @@ def test_places_are_lines_of_text_files(tmp_path: Path) -> None:
     places = find_places([tmp_path])
     assert places == find_places([tmp_path])
     assert places
-    for prefix, suffix in places:
+    for file, prefix, suffix in places:
+        assert file == str(tmp_path / "a.py")
         before, after = prefix.splitlines(), suffix.splitlines()
         assert lines[0].startswith(before[-1][:5]) or before[-1] in "".join(lines)
         assert all(f"{line}\n" in lines for line in [*before[:-1], *after])
+
+
+@given(st.integers(0, 400))
+def test_the_parts_of_a_file_are_all_of_it_in_its_order(count: int) -> None:
+    lines = [f"line {number}\n" for number in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "a.py"
+        file.write_text("".join(lines))
+        parts = collecting.read_files([str(file), str(file.with_name("gone.py"))])
+    assert "".join(part.answer for part in parts) == "".join(lines)
+    for number, part in enumerate(parts):
+        assert "".join(lines[: 60 * number]).endswith(part.prefix.removeprefix("\n"))
+        assert "".join(lines[60 * (number + 1) :]).startswith(part.suffix)
+        assert (part.file, part.is_own, part.as_job()["is_own"]) == (str(file), False, False)
 
 
 def test_the_record_that_is_written_is_the_one_that_is_read(tmp_path: Path) -> None:
