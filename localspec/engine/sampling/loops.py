@@ -30,7 +30,7 @@ _MIN_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """What counts as a loop: so many repeated tokens, of a period that was repeated so often."""
+    """Say what counts as a loop: so many repeated tokens, of a period that was repeated so often."""
 
     tokens: int
     repeats: int

@@ -163,14 +163,15 @@ def _tune(plan: tuning.Plan, *, as_json: bool) -> int:
         def report(stage: str, done: float) -> None:
             progress.show(f"{stage} {10 * int(10 * done)}%", 0, 0)
 
-        if tuning.check_present(plan, report) and not plan.folder.exists():
+        history = collecting.collect_history(collecting.TuneClient(), plan.name)
+        if tuning.check_present(plan, history, report) and not plan.folder.exists():
             progress.clear()
             render.note(
                 f"The tuned draft of {plan.name} was accepted less often than the pair's own on the "
                 "answers since, so it is deleted."
             )
         try:
-            record = tuning.tune(plan, report)
+            record = tuning.tune(plan, history, report)
         except running.NotBetter as error:
             progress.clear()
             _print_result(plan.name, error.record, adopted=False, as_json=as_json)

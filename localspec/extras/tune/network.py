@@ -167,11 +167,11 @@ def _loss(decoder: Decoder, lessons: Sequence[Lesson], device: torch.device) -> 
     """Return the mean cross entropy in nats over the positions of some lessons that have labels."""
     length = max(len(lesson.tokens) for lesson in lessons)
     tokens = torch.zeros(len(lessons), length, dtype=torch.long)
-    wanted = torch.zeros(len(lessons), length, dtype=torch.bool)
+    has_label = torch.zeros(len(lessons), length, dtype=torch.bool)
     for row, lesson in enumerate(lessons):
         tokens[row, : len(lesson.tokens)] = torch.tensor(lesson.tokens)
-        wanted[row, lesson.first : len(lesson.tokens)] = True
-    states = decoder(tokens.to(device))[wanted.to(device)]
+        has_label[row, lesson.first : len(lesson.tokens)] = True
+    states = decoder(tokens.to(device))[has_label.to(device)]
     logarithms = F.log_softmax(decoder.logits(states), -1)
     k = max(lesson.top.shape[1] for lesson in lessons)
 

@@ -98,7 +98,9 @@ class SidecarReader:
             reason = self._pair.no_draft or "it reads the cache of its target"
             self.close()
             raise LoadFailed(f"This sidecar cannot be tuned: {reason}.")
-        self._drafter = drafter
+        self._drafter, self._read_predictions = drafter, drafter.read_predictions
+        if isinstance(drafter, BlockDraft):
+            self._read_predictions = partial(drafter.read_predictions, length=drafter.max_drafts)
 
     def close(self) -> None:
         self._pair.close()
@@ -111,10 +113,7 @@ class SidecarReader:
         for start in range(max(first, 1), len(tokens), WINDOW_ROWS):
             end = min(start + WINDOW_ROWS, len(tokens))
             begin = max(end - WINDOW_TOKENS, 0)
-            read = self._drafter.read_predictions
-            if isinstance(self._drafter, BlockDraft):
-                read = partial(self._drafter.read_predictions, length=self._drafter.max_drafts)
-            predictions = read(tokens[begin:end], end - start, states[begin:end])
+            predictions = self._read_predictions(tokens[begin:end], end - start, states[begin:end])
             yield np.stack([logits.copy() for logits in predictions])
 
     def _read_target(self, tokens: Sequence[int]) -> Floats:

@@ -31,7 +31,7 @@ _TRAINED, _STATE = "draft.gguf", "state.json"  # in the work folder
 
 @dataclass(frozen=True)
 class Plan:
-    """What to tune, and how.
+    """Say what to tune, and how.
 
     view: the pair, a `PairView`. folder: of its tuned draft. places: in files, for the target to complete.
     seconds: for all of it, without pauses. new_answers: how many there must be since the last tuned draft.
@@ -69,15 +69,16 @@ class Plan:
         return job | values
 
 
-def tune(plan: Plan, report: running.Report) -> dict[str, Any]:
+def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) -> dict[str, Any]:
     """Train a draft, compare it with the pair's own, and return its record.
+
+    history: the saved answers of the pair.
 
     Raises:
         NotBetter: it does not pay. The error has the record.
         LocalspecError: it could not be trained.
     """
-    client = TuneClient()
-    texts = collecting.collect_history(client, plan.name)
+    client, texts = TuneClient(), [*history]
     created = (plan.view.get("tuned") or {}).get("created", 0.0)
     if sum(text.created > created for text in texts) < plan.new_answers:
         raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
@@ -113,19 +114,18 @@ def tune(plan: Plan, report: running.Report) -> dict[str, Any]:
     return record
 
 
-def check_present(plan: Plan, report: running.Report) -> dict[str, Any] | None:
+def check_present(
+    plan: Plan, history: Sequence[TrainingText], report: running.Report
+) -> dict[str, Any] | None:
     """Compare the pair's tuned draft with its own on the answers since, and delete it if it is worse.
 
-    Return the tokens per pass by kind of work, or None if there are too few answers to tell.
+    Return the tokens per pass by kind of work, or None if there are too few answers to tell. history: as of
+    `tune`.
     """
     tuned = plan.view.get("tuned")
     if not tuned:
         return None
-    texts = [
-        text
-        for text in collecting.collect_history(TuneClient(), plan.name)
-        if text.created > tuned["created"]
-    ]
+    texts = [text for text in history if text.created > tuned["created"]]
     if len(texts) < _MIN_CHECKED_TEXTS:
         return None
     job = plan.job(

@@ -27,12 +27,7 @@ from localspec.engine.cache import slot
 from localspec.engine.cache.slot import HiddenStates
 from localspec.engine.llama import Context, States
 from localspec.engine.llama import model as binding
-from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import Settings
-from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.block import BlockDraft
-from localspec.engine.speculation.verification import residual
 from localspec.errors import LoadFailed, NotMatched, UnsafeModel
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from localspec.registry.header.model import read_local_model
@@ -41,7 +36,7 @@ from localspec.registry.header.weights import check_weights
 from tests.engine.drafters.test_mtp import Proposal, draft_from_empty_slot, record_proposals
 from tests.engine.test_not_finite import write_spoiled_copy
 from tests.support import architectures
-from tests.support.followers import measure_follower_z
+from tests.support.followers import draw_rejected_from_draft, measure_sampled_z
 from tests.support.heads import right_drafts
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB, contextual_pair, expected
 from tests.support.rescoring import assert_alike
@@ -396,12 +391,8 @@ def test_other_targets_are_drafted_for(
 def measure_z(engine: Running) -> float:
     """Return how many standard deviations sampled drafts are from the target's distribution."""
     prompt = [*PROMPTS[0], *engine.ask(PROMPTS[0], 1).tokens]
-    sampling = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
-    sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
     rule = ask_for(engine, 2, verification="rejection")
-    answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(600)]
-    assert sum(answer.done.speculation.drafted for answer in answers) > 600
-    return measure_follower_z(engine, prompt, answers, sampler, N_VOCAB)
+    return measure_sampled_z(engine, prompt, rule, N_VOCAB)
 
 
 def test_sampled_drafts_keep_the_target_distribution(contextual: Running) -> None:
@@ -411,13 +402,7 @@ def test_sampled_drafts_keep_the_target_distribution(contextual: Running) -> Non
 def test_wrong_residual_changes_the_distribution(
     contextual: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def draw_from_draft(
-        target: Distribution, draft: Distribution, weight: float
-    ) -> tuple[Distribution, float]:
-        """After a rejection, draw from the draft's own distribution."""
-        return draft, residual(target, draft, weight)[1]
-
-    monkeypatch.setattr(verification, "residual", draw_from_draft)
+    draw_rejected_from_draft(monkeypatch)
     assert measure_z(contextual) > 4.5
 
 

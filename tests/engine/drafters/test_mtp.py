@@ -21,18 +21,15 @@ from localspec.engine.llama import NoKvSlot, NotFinite
 from localspec.engine.llama import model as binding
 from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.pair import NO_DRAFT
-from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
-from localspec.engine.speculation import verification
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.mtp import Heads, Sidecar
-from localspec.engine.speculation.verification import residual
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import Failed, PairFiles, Sampling, SpeculationSettings
 from tests.support import architectures
-from tests.support.followers import measure_follower_z
+from tests.support.followers import draw_rejected_from_draft, measure_follower_z
 from tests.support.heads import (
     Target,
     contextual_heads,
@@ -594,13 +591,7 @@ def test_sampled_drafts_keep_the_target_distribution(drafting_engine: Running) -
 def test_wrong_residual_changes_the_distribution(
     drafting_engine: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def draw_from_draft(
-        target: Distribution, draft: Distribution, weight: float
-    ) -> tuple[Distribution, float]:
-        """After a rejection, draw from the draft's own distribution."""
-        return draft, residual(target, draft, weight)[1]
-
-    monkeypatch.setattr(verification, "residual", draw_from_draft)
+    draw_rejected_from_draft(monkeypatch)
     assert measure_z(drafting_engine, "rejection") > 4.5
 
 

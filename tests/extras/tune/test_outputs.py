@@ -8,17 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from localspec.engine.llama import initialise
-from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import Settings
-from localspec.engine.speculation import verification
-from localspec.engine.speculation.verification import residual
 from localspec.extras.tune import training
 from localspec.extras.tune.lessons import read_lessons
 from localspec.extras.tune.reading import TextReader
-from localspec.protocol.frames import PairFiles, Sampling
+from localspec.protocol.frames import PairFiles
 from tests.extras.tune.test_training import job_of, lesson_of
-from tests.support.followers import measure_follower_z
+from tests.support.followers import draw_rejected_from_draft, measure_sampled_z
 from tests.support.pairs import BOS, N_VOCAB, contextual_pair, target_alone
 from tests.support.running import GREEDY, Running, drafting, running
 
@@ -71,12 +66,8 @@ def test_greedy_and_exact_answers_are_those_of_the_target_alone(
 def measure_z(engine: Running) -> float:
     """Return how many standard deviations sampled drafts are from the target's distribution."""
     (prompt,) = draw_prompts(1, 3)
-    sampling = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
-    sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
     rule = drafting(2, verification="rejection")
-    answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(600)]
-    assert sum(answer.done.speculation.drafted for answer in answers) > 600
-    return measure_follower_z(engine, prompt, answers, sampler, N_VOCAB)
+    return measure_sampled_z(engine, prompt, rule, N_VOCAB)
 
 
 def test_sampled_answers_keep_the_distribution_of_the_target(tuned: Running) -> None:
@@ -86,10 +77,5 @@ def test_sampled_answers_keep_the_distribution_of_the_target(tuned: Running) -> 
 def test_the_measure_sees_a_wrong_distribution(
     tuned: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def draw_from_draft(
-        target: Distribution, draft: Distribution, weight: float
-    ) -> tuple[Distribution, float]:
-        return draft, residual(target, draft, weight)[1]
-
-    monkeypatch.setattr(verification, "residual", draw_from_draft)
+    draw_rejected_from_draft(monkeypatch)
     assert measure_z(tuned) > 4.5
