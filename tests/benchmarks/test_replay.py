@@ -178,13 +178,15 @@ def test_auto_is_no_slower_than_plain_if_changes_of_width_are_expensive(
 ) -> None:
     target, draft = (CostTable(table, change=ChangeCost(2.1, 2.4)) for table in ON_GPU[pair])
     profile = CostProfile(target, draft, 0.2)
-    trace, learned = make_trace(random_hits(rate, 300)), Calibration()
+    traces = [make_text([rate] * 300, seed) for seed in range(1, 5)]
 
-    def spent_ms(depth: int | None, calibration: Calibration) -> float:
-        return Replay(trace, profile, calibration, depth).run()
+    def spent_ms(depth: int | None, calibrations: list[Calibration]) -> float:
+        pairs = zip(traces, calibrations, strict=True)
+        return sum(Replay(trace, profile, learned, depth).run() for trace, learned in pairs)
 
+    learned = [Calibration() for _ in traces]
     auto = max(spent_ms(None, learned) for _ in range(2))  # in its first text, too
-    plain, fixed = (spent_ms(depth, Calibration()) for depth in (0, 4))
+    plain, fixed = (spent_ms(depth, [Calibration() for _ in traces]) for depth in (0, 4))
     assert plain / auto >= 0.96
     assert min(plain, fixed) / auto >= 0.8
 
@@ -218,6 +220,15 @@ def test_four_sequences_are_hardly_slower_than_plain_if_changes_of_width_are_dea
 ) -> None:
     outcome = compare(target, make_text(bursts(0.95, 0.1, 40, 1024)), 4, depths=())
     assert outcome.plain / outcome.auto >= 0.94
+
+
+@pytest.mark.parametrize(("target", "gain"), [("8B", 1.15), ("32B", 2.0), ("70B", 2.4)])
+def test_four_sequences_are_as_fast_as_at_the_best_depth_if_they_draft_well(
+    target: str, gain: float
+) -> None:
+    outcome = compare_draws(target, [0.95] * 2048, 2, 4, depths=(5, 7))
+    assert outcome.best_fixed / outcome.auto >= 0.94
+    assert outcome.plain / outcome.auto >= gain
 
 
 def test_the_cost_of_a_draft_is_learned_from_replayed_passes_alone() -> None:

@@ -26,6 +26,7 @@ from localspec.engine.speculation.acceptance import (
 from localspec.engine.speculation.controller import MAX_UNPROVEN_DRAFTS
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import (
+    MARGIN,
     MAX_DEPTH,
     Candidate,
     FixedDepth,
@@ -284,6 +285,33 @@ def test_joint_decision_is_never_slower_than_plain(
     plain = len(candidates) / (table[base] + OVERHEAD_MS)
     assert gain / cost >= plain - 1e-12
     assert decision.rate >= plain - 1e-12
+
+
+@settings(max_examples=50)
+@given(st.lists(beliefs, min_size=2, max_size=4), st.floats(0, 1), st.floats(0.05, 2))
+def test_sequences_that_share_steps_are_at_least_as_fast_as_at_any_equal_depth(
+    several: list[list[float]], added: float, row_ms: float
+) -> None:
+    """A step for all costs `added` more for each sequence, as a share of a step for one."""
+    n = len(several)
+    steps = CostTable({k: STEP_MS * (1 + added * (k - 1)) for k in range(1, n + 1)})
+    candidates = [
+        Candidate(make_belief(weights), MAX_DEPTH, STEP_MS, steps=steps) for weights in several
+    ]
+    passes = CostTable({1: 40.0, 128: 40.0 + 127 * row_ms}).padded_ms(n * (MAX_DEPTH + 1))
+
+    def rate_of(depths: Sequence[int]) -> float:
+        gain = sum(
+            float(c.belief.survival((), d).sum()) for c, d in zip(candidates, depths, strict=True)
+        )
+        at_depth = [sum(d > depth for d in depths) for depth in range(max(depths))]
+        cost = sum(steps.ms(k) for k in at_depth) + float(passes[n + sum(depths)]) + OVERHEAD_MS
+        return gain / cost
+
+    decision = decide(candidates, make_round_costs(passes))
+    assert decision.rate == pytest.approx(rate_of(decision.depths))
+    best = max(rate_of([depth] * n) for depth in range(MAX_DEPTH + 1))
+    assert decision.rate >= best / MARGIN - 1e-9
 
 
 # ---------------------------------------------------------------------------- beliefs

@@ -453,12 +453,21 @@ def test_a_pass_is_padded_to_the_width_in_use_where_that_costs_less(
     width = table.padded_width(rows, used)
 
     def cost_ms(width: int) -> float:
-        return table.ms(width) + price_ms * (width != last)
+        return table.ms(width) + used.price_ms(width)
 
     assert width >= rows
     assert table.padded_ms(rows, used)[rows] == pytest.approx(cost_ms(width))
     if rows <= last <= 64 and price_ms:
         assert cost_ms(width) <= cost_ms(last) * 1.021
+
+
+@given(st.integers(0, 64), st.floats(0, 50))
+def test_a_change_has_its_price_and_a_wider_one_a_higher_price(last: int, price_ms: float) -> None:
+    used = UsedWidth(last, price_ms)
+    prices = np.array([used.price_ms(rows) for rows in range(65)])
+    assert prices[last] == 0
+    assert (np.delete(prices, last) >= price_ms).all()
+    assert (np.diff(prices[last + 1 :]) >= 0).all()
 
 
 @given(st.lists(st.integers(1, 64), max_size=200))

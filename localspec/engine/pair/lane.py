@@ -129,14 +129,13 @@ class Lane:
         if not change_ms or self.width is not None:
             return PassCosts(ms, n_equal_sequences)
         table = self.costs.for_sequences(n_sequences)
-        plain_changes = table.padded_width(n_sequences, used) != used.rows
+        plain_width = table.padded_width(n_sequences, used)
 
         def switch_ms(rows: int) -> float:
             width = table.padded_width(rows, used)
-            changes = width != used.rows
-            back_ms = change_ms if changes and not plain_changes else 0.0
-            counted_ms = (changes - plain_changes) * used.change_ms
-            return self._widths.settling_ms(width) + back_ms - counted_ms
+            comes_back = width != used.rows and plain_width == used.rows
+            counted_ms = used.price_ms(width) - used.price_ms(plain_width)
+            return self._widths.settling_ms(width) + change_ms * comes_back - counted_ms
 
         return PassCosts(ms, n_equal_sequences, switch_ms, 2 * change_ms)
 

@@ -30,7 +30,9 @@ from localspec.engine.speculation.depth import (
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.step import SequenceStep
 
-MAX_UNPROVEN_DRAFTS = 3  # per round, until a draft of this kind was accepted in the text
+# Drafts per round until one of this kind was accepted in the text. Where a change of the width is dear,
+# drafts that are known are not limited, because growing later would cost one.
+MAX_UNPROVEN_DRAFTS = 3
 _SEARCH_TIME_DECAY = 0.95  # what remains of the estimated time of a search with each new one
 # A wider pass that takes less than this share of its expected time is tried again at once.
 _MUCH_FASTER = 0.9
@@ -143,8 +145,11 @@ class Controller:
             if candidate is None:
                 continue
             if not candidate.tokens and not fixed:
-                max_drafts = MAX_DEPTH if drafter.proven else MAX_UNPROVEN_DRAFTS
-                candidate.limit = min(candidate.limit, max_drafts)
+                is_known = not candidate.belief.calibration.is_new
+                is_free = drafter.proven or (is_known and passes.switch_ms is not None)
+                candidate.limit = min(
+                    candidate.limit, MAX_DEPTH if is_free else MAX_UNPROVEN_DRAFTS
+                )
             offers.append((drafter, candidate))
         if not offers:
             return False

@@ -60,10 +60,20 @@ NO_CHANGE = ChangeCost()
 
 
 class UsedWidth(NamedTuple):
-    """The width whose next pass costs no change, and the price of another one, in milliseconds."""
+    """The width whose next pass costs no change, and the price of a narrower one, in milliseconds."""
 
     rows: int = 0
     change_ms: float = 0.0
+
+    def price_ms(self, rows: int) -> float:
+        """Return the price of a pass of `rows` rows.
+
+        The wider it is, the more tokens it may write, and the fewer passes follow until the text changes, so
+        the price of a wider one grows with its rows.
+        """
+        if rows == self.rows:
+            return 0.0
+        return self.change_ms * max(rows / max(self.rows, 1), 1.0)
 
 
 NO_WIDTH = UsedWidth()
@@ -219,7 +229,7 @@ class CostTable:
             return rows
         best = min(range(at, len(ms)), key=ms.__getitem__)
         # A gain below 2 % is noise, and padding is not free.
-        own_ms = (self.ms(rows) + used.change_ms * (rows != used.rows)) / self._drift
+        own_ms = (self.ms(rows) + used.price_ms(rows)) / self._drift
         return widths[best] if ms[best] < own_ms * 0.98 else rows
 
     def _list_pad_widths(self, used: UsedWidth) -> tuple[list[int], list[float]]:
@@ -229,7 +239,7 @@ class CostTable:
             known[used.rows] = self.ms(used.rows) / self._drift
         max_rows = self._max_rows_each * self._sequences
         pairs = [
-            (width, ms + used.change_ms / self._drift * (width != used.rows))
+            (width, ms + used.price_ms(width) / self._drift)
             for width, ms in sorted(known.items())
             if not max_rows or (width <= max_rows and width % self._sequences == 0)
         ]
@@ -243,8 +253,8 @@ class CostTable:
         table = self._tables.get(used)
         if table is None or len(table) <= rows:
             counts = np.arange(max(rows, MAX_ROUND_ROWS) + 1)
-            change_ms = used.change_ms / self._drift * (counts != used.rows)
-            table = self._interpolate_ms(counts) + change_ms
+            price_ms = np.array([used.price_ms(count) for count in range(len(counts))])
+            table = self._interpolate_ms(counts) + price_ms / self._drift
             widths, ms = self._list_pad_widths(used)
             cheapest = np.append(np.minimum.accumulate(np.array(ms)[::-1])[::-1], np.inf)
             wider_ms = cheapest[np.searchsorted(widths, counts, side="right")]

@@ -158,24 +158,14 @@ class MeasuredDepth:
         other_rows: int = 0,
         others: int = 0,
     ) -> Decision:
-        n, rows = len(candidates), len(candidates) + other_rows
-        n_tokens, spent_ms = float(n + others), costs.drafting_ms
-        plain_rate = n_tokens / (float(costs.pass_ms[rows]) + costs.plain_ms)
-        depths, order = [0] * n, list[int]()
-        shared_steps, n_equal = _SharedSteps(), costs.n_equal_sequences
-        best_rate, count = plain_rate * MARGIN, 0
-        for survival, index in _rank_drafts(candidates, plain_rate, n_equal > 0):
-            order.append(index)
-            depths[index] += 1
-            n_tokens += survival
-            spent_ms += shared_steps.added_ms(candidates[index], depths[index])
-            rows = max(rows, n_equal * (1 + depths[index])) if n_equal else rows + 1
-            round_rate = n_tokens / (spent_ms + float(costs.pass_ms[rows]))
-            if round_rate > best_rate:
-                best_rate, count = round_rate, len(order)
-        if not count:
-            return Decision([0] * n, plain_rate)
-        return Decision([order[:count].count(index) for index in range(n)], best_rate)
+        n = len(candidates)
+        plain_ms = float(costs.pass_ms[n + other_rows]) + costs.plain_ms
+        plain_rate = (n + others) / plain_ms
+        best = Decision([0] * n, plain_rate * MARGIN)
+        for by_depth in _list_orders(candidates, costs.n_equal_sequences > 0):
+            ranked = _rank_drafts(candidates, plain_rate, by_depth)
+            best = _add_drafts(candidates, ranked, costs, other_rows, others, best)
+        return best if any(best.depths) else Decision(best.depths, plain_rate)
 
     def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
         """Return the k that gains most in two rounds.
@@ -212,24 +202,74 @@ class MeasuredDepth:
         return int((gain - rate * pass_ms[: limit + 1]).argmax())
 
 
+def _add_drafts(
+    candidates: Sequence[Candidate],
+    ranked: Sequence[tuple[float, int]],
+    costs: RoundCosts,
+    other_rows: int,
+    others: int,
+    best: Decision,
+) -> Decision:
+    """Return the best of `best` and the rounds that have the first 1, 2, … drafts of `ranked`."""
+    n, rows = len(candidates), len(candidates) + other_rows
+    n_tokens, spent_ms = float(n + others), costs.drafting_ms
+    depths, shared_steps, n_equal = [0] * n, _SharedSteps(), costs.n_equal_sequences
+    best_rate, count = best.rate, 0
+    for n_drafts, (survival, index) in enumerate(ranked, 1):
+        depths[index] += 1
+        n_tokens += survival
+        spent_ms += shared_steps.added_ms(candidates[index], depths[index])
+        rows = max(rows, n_equal * (1 + depths[index])) if n_equal else rows + 1
+        round_rate = n_tokens / (spent_ms + float(costs.pass_ms[rows]))
+        if round_rate > best_rate:
+            best_rate, count = round_rate, n_drafts
+    if not count:
+        return best
+    indexes = [index for _, index in ranked[:count]]
+    return Decision([indexes.count(index) for index in range(n)], best_rate)
+
+
+def _list_orders(candidates: Sequence[Candidate], equal_rows: bool) -> tuple[bool, ...]:
+    """Return the orders of drafts to try: whether those of equal depth come together.
+
+    Where the sequences share each step of the draft model, a step costs nearly as much for one of them as
+    for all, so that equal depths may be better than the likeliest drafts. With four sequences on the
+    recorded costs of a GPU they gain up to 14 %.
+    """
+    if equal_rows:
+        return (True,)
+    shares_steps = len(candidates) > 1 and all(c.steps is not None for c in candidates)
+    return (False, True) if shares_steps else (False,)
+
+
 def _rank_drafts(
-    candidates: Sequence[Candidate], rate: float, equal_rows: bool
+    candidates: Sequence[Candidate], rate: float, by_depth: bool
 ) -> list[tuple[float, int]]:
     """Return (survival, index of the candidate) of each possible draft, in the order of their worth.
 
     The worth is the survival beyond the cost of its step. Earlier drafts of a sequence come first, because
-    they are likelier to be kept. equal_rows: rows up to the deepest cost nothing, so drafts of equal depth
-    come together, and those that are not worth their step do not come.
+    they are likelier to be kept. by_depth: drafts of equal depth come together, and those that are not worth
+    what they add to a step do not come.
     """
     drafts = []
     for index, candidate in enumerate(candidates):
-        cost = rate * candidate.step_ms
+        cost = rate * (
+            _added_step_ms(candidate, len(candidates)) if by_depth else candidate.step_ms
+        )
         survival = candidate.belief.survival(candidate.known, candidate.limit)[1:].tolist()
         for depth, chance in enumerate(survival):
-            if chance > (max(MIN_SURVIVAL, cost) if equal_rows else MIN_SURVIVAL):
-                drafts.append((depth if equal_rows else 0, cost - chance, chance, index))
+            if chance > (max(MIN_SURVIVAL, cost) if by_depth else MIN_SURVIVAL):
+                drafts.append((depth if by_depth else 0, cost - chance, chance, index))
     drafts.sort(key=lambda draft: draft[:2])
     return [(survival, index) for *_, survival, index in drafts]
+
+
+def _added_step_ms(candidate: Candidate, n_sequences: int) -> float:
+    """Return what a draft adds to a step that the other sequences take, averaged, in milliseconds."""
+    if candidate.steps is None or n_sequences == 1:
+        return candidate.step_ms
+    together_ms = candidate.steps.ms(n_sequences) - candidate.steps.ms(1)
+    return max(together_ms, 0.0) / (n_sequences - 1)
 
 
 class _SharedSteps:
