@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
 from localspec.cli import suggest
 from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
-from localspec.errors import UsageError
+from localspec.client.pairs import PairsClient
+from localspec.errors import LocalspecError, UsageError
 from localspec.paths import expand_user
 
 
@@ -58,4 +64,18 @@ def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
         from localspec.extras.stats import page
 
         page.print_statistics(statistics)
+        for sentence in _describe_tuned_drafts(statistics):
+            render.line(sentence)
     return 0
+
+
+def _describe_tuned_drafts(statistics: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each counted pair that drafts with a tuned draft."""
+    client = PairsClient()
+    for name in (group["name"] for group in statistics["by_pair"]):
+        with contextlib.suppress(LocalspecError):  # a pair that was removed since
+            if tuned := client.pair(name).get("tuned"):
+                since = time.strftime("%Y-%m-%d %H:%M", time.localtime(tuned["created"]))
+                yield (
+                    f"{name} uses a tuned draft since {since}. What it gained: localspec show {name}"
+                )

@@ -24,6 +24,9 @@ from localspec.protocol.tuned import tuned_folder
 TUNED_KINDS = ("model", "mtp-sidecar", "eagle3", "dflash", "dspark")
 # Answers since the last tuned draft, without which none is made by night.
 NEW_ANSWERS = 40
+_DELETED = (
+    "The tuned draft of {} was accepted less often than the pair's own since, so it is deleted."
+)
 
 
 @click.command(
@@ -67,16 +70,22 @@ NEW_ANSWERS = 40
 @click.option(
     "--status", is_flag=True, help="Show the tuned draft, and what could be learned from."
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Compare each tuned draft, or PAIR's, with the pair's own draft on the answers since it was made, "
+    "and delete it if it is accepted less often.",
+)
 @click.option("--revert", is_flag=True, help="Delete the tuned draft of the pair.")
 @click.option("--forget", is_flag=True, help="Delete the tuned drafts of all pairs.")
 @click.option("--by-night", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
-    actions = [name for name in ("status", "revert", "forget") if options[name]]
+    actions = [name for name in ("status", "check", "revert", "forget") if options[name]]
     actions += ["auto"] if options["auto"] is not None else []
     if len(actions) > 1 or (actions and files):
         raise UsageError(
-            "--auto, --status, --revert, --forget and --files cannot be used together."
+            "--auto, --status, --check, --revert, --forget and --files cannot be used together."
         )
     if options["auto"] is not None:
         return _set_auto(on=options["auto"])
@@ -85,6 +94,8 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
         render.line("All tuned drafts are deleted.")
         return 0
     pairs_client = PairsClient()
+    if options["check"]:
+        return _check(pairs_client, inputs.resolve_pair(pair) if pair else "")
     name = inputs.resolve_pair(pair) or pairs_client.pairs().get("configured", "")
     view = pairs_client.pair(name)
     folder = _folder(view)
@@ -139,6 +150,35 @@ def _revert(view: dict[str, Any], folder: Path) -> int:
     return 0
 
 
+def _check(client: PairsClient, only: str) -> int:
+    """Compare the tuned drafts of all pairs, or of one, with the pairs' own."""
+    names = [only] if only else [pair["name"] for pair in client.pairs()["pairs"]]
+    tuned = [view for view in map(client.pair, names) if view.get("tuned")]
+    if not tuned:
+        render.line("No pair has a tuned draft." if not only else f"{only} has no tuned draft.")
+    for view in tuned:
+        with Progress(f"check {view['name']}") as progress:
+            history = collecting.collect_history(collecting.TuneClient(), view["name"])
+            plan = tuning.Plan(view, _folder(view), 0.0)
+            gains = tuning.check_present(plan, history, _make_report(progress))
+            progress.clear()
+        if gains is None:
+            render.line(
+                f"{view['name']}: fewer than {tuning.MIN_CHECKED_TEXTS} answers since, too few to compare."
+            )
+        elif plan.folder.exists():
+            render.line(
+                f"{view['name']}: the tuned draft is accepted as often or more, and is kept."
+            )
+        else:
+            render.line(_DELETED.format(view["name"]))
+    return 0
+
+
+def _make_report(progress: Progress) -> running.Report:
+    return lambda stage, done: progress.show(f"{stage} {10 * int(10 * done)}%", 0, 0)
+
+
 def _show_status(view: dict[str, Any], *, as_json: bool) -> int:
     client = collecting.TuneClient()
     texts = collecting.collect_history(client, view["name"])
@@ -159,17 +199,11 @@ def _show_status(view: dict[str, Any], *, as_json: bool) -> int:
 def _tune(plan: tuning.Plan, *, as_json: bool) -> int:
     """Check the present tuned draft, and make a new one. Raises LocalspecError if that is not used."""
     with Progress(f"tune {plan.name}") as progress:
-
-        def report(stage: str, done: float) -> None:
-            progress.show(f"{stage} {10 * int(10 * done)}%", 0, 0)
-
+        report = _make_report(progress)
         history = collecting.collect_history(collecting.TuneClient(), plan.name)
         if tuning.check_present(plan, history, report) and not plan.folder.exists():
             progress.clear()
-            render.note(
-                f"The tuned draft of {plan.name} was accepted less often than the pair's own on the "
-                "answers since, so it is deleted."
-            )
+            render.note(_DELETED.format(plan.name))
         try:
             record = tuning.tune(plan, history, report)
         except running.NotBetter as error:

@@ -1,4 +1,4 @@
-"""Tune the configured pair by night, as `localspec tune --auto` asks for."""
+"""Check tuned drafts by night, and tune the configured pair as `localspec tune --auto` asks for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 
 from localspec.daemon.state import DaemonState
 from localspec.machine import Host, is_on_battery
+from localspec.protocol.tuned import RECORD_FILE
 
 CHECK_INTERVAL_S = 600.0
 NIGHT_HOURS = range(1, 6)  # local time
@@ -30,31 +31,34 @@ def _watch(state: DaemonState, stop: threading.Event) -> None:
         now, count = time.localtime(), state.supervisor.metrics.counts.requests
         is_quiet, last_count = count == last_count, count  # nobody has asked since the last look
         if (
-            state.config.tune_by_night
-            and now.tm_hour in NIGHT_HOURS
+            now.tm_hour in NIGHT_HOURS
             and now.tm_yday != last_night
             and is_quiet
             and not is_on_battery(Host.current())
         ):
             last_night = now.tm_yday
-            _tune(stop)
+            if any(state.paths.tuned.glob(f"*/{RECORD_FILE}")):
+                _run(stop, "--check")
+            if state.config.tune_by_night:
+                _run(stop, "--by-night", "--minutes", str(MINUTES))
 
 
-def _tune(stop: threading.Event) -> None:
-    """Run the command, until the daemon ends, and log what it says."""
-    command = [sys.executable, "-P", "-m", "localspec", "tune", "--by-night"]
-    command += ["--minutes", str(MINUTES)]
+def _run(stop: threading.Event, *options: str) -> None:
+    """Run `localspec tune`, until the daemon ends, and log what it says."""
+    command = [sys.executable, "-P", "-m", "localspec", "tune", *options]
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     except OSError as error:
-        _log.warning("cannot tune by night: %s", error)
+        _log.warning("cannot run localspec tune by night: %s", error)
         return
-    _log.info("tuning by night")
+    _log.info("localspec tune %s by night", options[0])
     while process.poll() is None:
         if stop.wait(1.0):
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             output, _ = process.communicate(timeout=1.0)
-            _log.info("tuning ended with code %d: %s", process.returncode, output.decode().strip())
+            _log.info(
+                "localspec tune ended with code %d: %s", process.returncode, output.decode().strip()
+            )

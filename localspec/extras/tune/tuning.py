@@ -24,7 +24,7 @@ from localspec.paths import default_paths, make_private_directory
 from localspec.protocol.tuned import WORK_PREFIX
 
 _COMPLETING_SHARE = 0.3  # of the time, in which the target completes files
-_MIN_CHECKED_TEXTS = 16  # answers since a draft was made, by which it is checked
+MIN_CHECKED_TEXTS = 16  # answers since a draft was made, by which it is checked
 _COPIES = 5  # of the draft that a run has on the disk at most, the adopted one included
 _TRAINED, _STATE = "draft.gguf", "state.json"  # in the work folder
 
@@ -126,7 +126,7 @@ def check_present(
     if not tuned:
         return None
     texts = [text for text in history if text.created > tuned["created"]]
-    if len(texts) < _MIN_CHECKED_TEXTS:
+    if len(texts) < MIN_CHECKED_TEXTS:
         return None
     job = plan.job(
         output=str(plan.folder / tuned["file"]),

@@ -80,25 +80,30 @@ def test_training_waits_for_answers_on_battery_and_while_memory_is_short(
     assert "answers" in running.find_pause_reason(client, LINUX)
 
 
-def test_a_night_has_one_run_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_has_one_run_when_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     counts = SimpleNamespace(requests=5)
     metrics = SimpleNamespace(counts=counts)
     config = SimpleNamespace(tune_by_night=False)
-    state: Any = SimpleNamespace(config=config, supervisor=SimpleNamespace(metrics=metrics))
+    paths = SimpleNamespace(tuned=tmp_path)
+    state: Any = SimpleNamespace(
+        config=config, paths=paths, supervisor=SimpleNamespace(metrics=metrics)
+    )
     stop, looks = threading.Event(), [0]
-    runs: list[object] = []
-    hour, on_battery = [12], [True]
+    runs: list[str] = []
+    hour, day, on_battery = [12], [7], [True]
 
     def local_time() -> Any:
         looks[0] += 1
-        return SimpleNamespace(tm_hour=hour[0], tm_yday=7)
+        return SimpleNamespace(tm_hour=hour[0], tm_yday=day[0])
 
     def wait_for_looks() -> None:
         first = looks[0]
         wait_for(lambda: looks[0] > first + 3, "the next looks")
 
     monkeypatch.setattr(nightly, "CHECK_INTERVAL_S", 0.001)
-    monkeypatch.setattr(nightly, "_tune", runs.append)
+    monkeypatch.setattr(nightly, "_run", lambda _stop, option, *_options: runs.append(option))
     monkeypatch.setattr(nightly, "is_on_battery", lambda _: on_battery[0])
     monkeypatch.setattr(nightly, "time", SimpleNamespace(localtime=local_time))
     nightly.start(state, stop)
@@ -112,7 +117,14 @@ def test_a_night_has_one_run_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -
         on_battery[0] = False
         wait_for(lambda: bool(runs), "the run")
         wait_for_looks()
-        assert len(runs) == 1
+        assert runs == ["--by-night"]
+        (tmp_path / "draft").mkdir()
+        (tmp_path / "draft" / "record.json").touch()
+        for night, tunes in ((8, True), (9, False)):  # a tuned draft is checked in any case
+            config.tune_by_night = tunes
+            day[0] = night
+            wait_for_looks()
+        assert runs[1:] == ["--check", "--by-night", "--check"]
     finally:
         stop.set()
 
@@ -122,7 +134,7 @@ def test_a_run_by_night_ends_with_the_daemon(monkeypatch: pytest.MonkeyPatch) ->
     popen = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> Any:
-        assert command[3:6] == ["localspec", "tune", "--by-night"]
+        assert command[3:] == ["localspec", "tune", "--by-night"]
         started.append(popen(["sleep", "60"], **options))
         return started[-1]
 
@@ -130,7 +142,7 @@ def test_a_run_by_night_ends_with_the_daemon(monkeypatch: pytest.MonkeyPatch) ->
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     begun = time.monotonic()
-    nightly._tune(stop)
+    nightly._run(stop, "--by-night")
     assert time.monotonic() - begun < 50
     assert started[0].returncode < 0
 

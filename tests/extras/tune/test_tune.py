@@ -325,6 +325,32 @@ def test_a_worse_tuned_draft_is_deleted_before_a_new_one_is_made(
         assert folder.exists() is not deleted
 
 
+def test_a_tuned_draft_is_checked_and_deleted_if_it_is_worse(
+    home: Home,
+    scripted: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tune(home, "--check")
+    assert "No pair has a tuned draft." in capsys.readouterr().out
+    tune(home)
+    folder = tuned_folder(home.root / "data" / "tuned", TARGET, BASE)
+    for gain, kept in ((1.0, True), (0.9, False)):
+        monkeypatch.setattr(running.Training, "gain", gain)
+        tune(home, "--check")
+        assert scripted[-1]["method"] == "none"
+        assert folder.exists() is kept
+        assert ("is kept" in capsys.readouterr().out) is kept
+    assert len(scripted) == 3
+
+
+def test_statistics_name_the_tuned_draft(home: Home) -> None:
+    ask(home)
+    assert "tuned" not in home.run("stats").stdout
+    put_tuned_draft(home)
+    assert "uses a tuned draft since" in home.run("stats").stdout
+
+
 def test_by_night_only_new_answers_are_a_reason(
     home: Home, scripted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
