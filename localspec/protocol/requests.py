@@ -370,7 +370,7 @@ class GenerationRequest(AliasFields, Request):
     timings_per_token: OrDefault[bool] = False
     # A stream reports in chunks of its own how much of the prompt has been prefilled.
     return_progress: OrDefault[bool] = False
-    # Seconds after which a silent stream gets a comment; 0 or -1: never.
+    # Seconds after which a silent stream gets a ping; 0 or -1: never.
     sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL_S
     # Log-probabilities are those of the final draw, after bias, penalties, truncation and
     # temperature.

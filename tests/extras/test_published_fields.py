@@ -412,7 +412,7 @@ SERVED = {
     "model": "it chooses the pair, of which there is one here",
     "name": "as 'model'",
     "reasoning_control": "thoughts can be ended in any case: test_loops.py",
-    "sse_ping_interval": "a stream that is silent has comments: test_progress.py",
+    "sse_ping_interval": "a stream that is silent has pings: test_progress.py",
     "stream_options": "its own fields are in the list",
     "tool_choice": "the engine's echo is no call: test_tools.py, test_messages.py",
     "tool_choice.type": "as 'tool_choice'",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion.parser import AnswerParser, Piece, Text
+from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.requests import ClientGone, json_response, while_connected
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.process import Event
@@ -334,13 +335,58 @@ def decode_piece(piece: bytes) -> str:
 # ------------------------------------------------------------------------ running the answer
 
 
+async def respond(
+    request: Request,
+    preparation: Coroutine[Any, Any, AnswerRun],
+    *,
+    stream: bool,
+    failed: Callable[[LocalspecError], Sequence[object]] = stream_error,
+    ping_s: float = PING_INTERVAL_S,
+    pings: Callable[[], Sequence[object]] = tuple,
+    events: type[EventStream] = EventStream,
+) -> Response:
+    """Return the answer of a run that is prepared first.
+
+    A preparation may hash files or load a model, which takes minutes. A stream begins with a ping when it
+    has taken `ping_s`. Until the run is there, `failed` and `pings` are the stream's; see EventStream.
+    """
+    if not stream:
+        return await (await preparation).respond(request, stream)
+    task = asyncio.create_task(preparation)
+    try:
+        await asyncio.wait({task}, timeout=ping_s if ping_s > 0 else None)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if task.done():
+        return await task.result().respond(request, stream)
+    run: AnswerRun | None = None
+
+    async def work(emit: Emit) -> None:
+        nonlocal run
+        try:
+            await emit(*pings())
+            run = await task
+        finally:
+            task.cancel()
+        await run.stream(emit)
+
+    return events(
+        work,
+        done=False,
+        failed=lambda error: run.shape.failed(error) if run else failed(error),
+        ping_s=ping_s,
+        pings=lambda: (run.pings if run else pings)(),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
     """The requests of an answer, and the shape that receives their events.
 
     `during` is entered while they run. `progress` makes the chunk that says what a stream is waiting for,
     and `reading` the one that says how much of a choice's prompt is read; if they are None, nothing is
-    sent. `ping_s` is the interval of the stream's pings in seconds.
+    sent. `ping_s` and `pings` are as in EventStream.
     """
 
     supervisor: Supervisor
@@ -351,20 +397,27 @@ class AnswerRun:
     progress: Callable[[Progress], object] | None = None
     reading: Callable[[int, PromptProgress], object] | None = None
     ping_s: float = PING_INTERVAL_S
+    pings: Callable[[], Sequence[object]] = tuple
     events: type[EventStream] = EventStream
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """Return the answer, or an empty response if the client disconnects first."""
         if stream:
-            failed, ping_s = self.shape.failed, self.ping_s
-            return self.events(self._streamed, done=False, failed=failed, ping_s=ping_s)
+            return self.events(
+                self.stream,
+                done=False,
+                failed=self.shape.failed,
+                ping_s=self.ping_s,
+                pings=self.pings,
+            )
         try:
             await while_connected(request.receive, self._run())
         except ClientGone:
             return Response(status_code=499)  # nginx's code for a client that has disconnected
         return json_response(self.shape.complete())
 
-    async def _streamed(self, emit: Emit) -> None:
+    async def stream(self, emit: Emit) -> None:
+        """Run all choices, and emit the events of their answer."""
         if self.progress is None:
             await self._run(emit)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import groupby
@@ -12,7 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server, tools
-from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, progress_options
+from localspec.daemon.completion.answer import (
+    AnswerRun,
+    PendingAnswer,
+    progress_options,
+    respond,
+)
 from localspec.daemon.completion.llama_server import EditorPosition, editor_position
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.request import (
@@ -44,6 +49,7 @@ from localspec.protocol.requests import (
     CompletionRequest,
     ControlRequest,
     DetokenizeRequest,
+    GenerationRequest,
     InfillRequest,
     NativeCompletionRequest,
     NativeRequest,
@@ -140,7 +146,8 @@ async def prompt_tokens(request: Request, body: ChatRequest) -> int:
 async def native_completion(request: Request) -> Response:
     """Handle POST /completion."""
     body = await read_body(request, NativeCompletionRequest)
-    return await _respond(request, body, llama_server.completion_requests(body))
+    requests = llama_server.completion_requests(body)
+    return await _respond(request, body, _native_run(request, body, requests))
 
 
 async def infill(request: Request) -> Response:
@@ -149,16 +156,23 @@ async def infill(request: Request) -> Response:
     body = await read_body(request, InfillRequest)
     # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
     editor = None if body.n_predict == 0 else editor_position(request, body, arrival)
-    return await _respond(request, body, llama_server.infill_requests(body), "fim", editor)
+    requests = llama_server.infill_requests(body)
+    return await _respond(request, body, _native_run(request, body, requests, "fim", editor))
 
 
-async def _respond(
+def _respond(
+    request: Request, body: GenerationRequest, preparation: Coroutine[Any, Any, AnswerRun]
+) -> Awaitable[Response]:
+    return respond(request, preparation, stream=body.stream, ping_s=body.sse_ping_interval)
+
+
+async def _native_run(
     request: Request,
     body: NativeRequest,
     requests: list[Generate],
     role: Role = "chat",
     editor: EditorPosition | None = None,
-) -> Response:
+) -> AnswerRun:
     daemon = state_of(request)
     residents = daemon.supervisor.residents
     pair = await _pair(request, body.model, role, strict=API_HEADER in request.headers)
@@ -175,10 +189,9 @@ async def _respond(
         ignored=ignored_fields(request),
     )
     context = nullcontext() if editor is None else daemon.editors.completing(editor)
-    run = AnswerRun(
+    return AnswerRun(
         daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
     )
-    return await run.respond(request, body.stream)
 
 
 async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> PairFiles:
@@ -202,6 +215,10 @@ async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> Pai
 async def chat(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
     body = await read_body(request, ChatRequest)
+    return await _respond(request, body, _chat_run(request, body))
+
+
+async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
     uses_functions = tools.convert_functions(body)
     daemon = state_of(request)
     turn = await while_connected(
@@ -222,10 +239,9 @@ async def chat(request: Request) -> Response:
         daemon, shape.id, (pair, requests), turn.under_way() if turn else nullcontext()
     )
     progress = shape.progress if body.localspec and body.localspec.progress else None
-    run = AnswerRun(
+    return AnswerRun(
         daemon.supervisor, pair, requests, shape, context, progress, **progress_options(body, shape)
     )
-    return await run.respond(request, body.stream)
 
 
 @asynccontextmanager
@@ -302,6 +318,10 @@ async def call_format(daemon: DaemonState, pair: PairFiles) -> CallFormat:
 async def complete(request: Request) -> Response:
     """Handle POST /v1/completions."""
     body = await read_body(request, CompletionRequest)
+    return await _respond(request, body, _text_run(request, body))
+
+
+async def _text_run(request: Request, body: CompletionRequest) -> AnswerRun:
     daemon = state_of(request)
     requests = completion_frames(body)
     # A suffix means that an editor asks, so its pair for fill-in-the-middle answers.
@@ -318,8 +338,7 @@ async def complete(request: Request) -> Response:
     if body.echo:
         prompts = [generate.prompt for generate in requests[:: body.n or 1]]
         shape.echo = [await _prompt_text(daemon.supervisor, pair, prompt) for prompt in prompts]
-    run = AnswerRun(daemon.supervisor, pair, requests, shape, **progress_options(body, shape))
-    return await run.respond(request, body.stream)
+    return AnswerRun(daemon.supervisor, pair, requests, shape, **progress_options(body, shape))
 
 
 async def _prompt_text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:

@@ -55,20 +55,23 @@ class EventStream(Response):
         done: bool = True,
         failed: Callable[[LocalspecError], Sequence[object]] = errors.stream_error,
         ping_s: float = 0.0,
+        pings: Callable[[], Sequence[object]] = tuple,
     ) -> None:
         """Create the response. `work` is called with the function that sends its events.
 
         `done`: whether [DONE] ends the stream, also after an error.
         `failed`: returns the events for an error that occurs after the first event.
-        `ping_s`: seconds of silence after which a comment is sent, so that no proxy takes the stream
-        for dead; 0 for none.
+        `ping_s`: seconds of silence after which a ping is sent, so that neither a proxy nor a client
+        takes the stream for dead; 0 for none.
+        `pings`: returns the events of a ping; if there are none, it is `ping`, which no client reads.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._work = work
         self._done = done
         self._failed = failed
-        self._ping_s = ping_s if self.ping else 0.0
+        self._ping_s = ping_s
+        self._pings = pings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
@@ -90,7 +93,8 @@ class EventStream(Response):
         async def send_events(events: bytes) -> None:
             nonlocal begun, last_sent
             async with send_lock:
-                last_sent = time.monotonic()
+                if events or not begun:  # text that is held back or hidden ends no silence
+                    last_sent = time.monotonic()
                 if not begun:
                     begun = True
                     headers = self.raw_headers
@@ -102,7 +106,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(last_sent + self._ping_s - time.monotonic())
                 if time.monotonic() - last_sent >= self._ping_s:
-                    await send_events(self.ping)
+                    await send_events(b"".join(map(self.event, self._pings())) or self.ping)
 
         try:
             async with _running(send_pings() if self._ping_s > 0 else None):
@@ -120,7 +124,8 @@ class LineStream(EventStream):
     """The same stream as JSON with one value per line, as Ollama sends it."""
 
     media_type = "application/x-ndjson"
-    ping = b""
+    # White space before a JSON value. Clients parse each line, and would fail at an empty one.
+    ping = b" "
 
     def event(self, value: object) -> bytes:
         return _json.encode(value) + b"\n"

@@ -96,8 +96,14 @@ class MessagesShape:
     def end(self) -> Sequence[object]:
         return [_as_named(MessageStop())]
 
-    def failed(self, error: LocalspecError) -> Sequence[object]:
+    @staticmethod
+    def failed(error: LocalspecError) -> Sequence[object]:
         return [NamedEvent("error", messages_error(error))]
+
+    @staticmethod
+    def pings() -> Sequence[object]:
+        """Return what Anthropic's own stream has in a long silence."""
+        return [_as_named(Ping())]
 
     def _piece_events(self, pieces: Sequence[Piece]) -> list[MessagesEvent]:
         """Return the events of some pieces; each block is opened before its first piece."""

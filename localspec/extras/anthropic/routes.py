@@ -9,7 +9,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import AnswerRun
+from localspec.daemon.completion.answer import AnswerRun, respond
 from localspec.daemon.completion.request import continued_part
 from localspec.daemon.handlers import models
 from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
@@ -46,6 +46,18 @@ _INCOMPLETE = ("interrupted", "failed")
 async def create(request: Request) -> Response:
     """Handle POST /v1/messages."""
     body = await read_body(request, MessagesRequest)
+    response = await respond(
+        request,
+        _run(request, body),
+        stream=body.stream,
+        failed=MessagesShape.failed,
+        pings=MessagesShape.pings,
+    )
+    response.headers["request-id"] = errors.new_request_id()
+    return response
+
+
+async def _run(request: Request, body: MessagesRequest) -> AnswerRun:
     daemon = state_of(request)
     if body.thread and not daemon.config.keep_responses:
         raise ThreadUnsupported(
@@ -69,11 +81,7 @@ async def create(request: Request) -> Response:
         state = threads.encode_state(body)
         empty_answer.choices[0].on_end = turn.store_answer_as(shape.id, lambda _: state)
     context = turn.under_way(shape.id) if turn else nullcontext()
-    response = await AnswerRun(daemon.supervisor, pair, requests, shape, context).respond(
-        request, body.stream
-    )
-    response.headers["request-id"] = errors.new_request_id()
-    return response
+    return AnswerRun(daemon.supervisor, pair, requests, shape, context, pings=shape.pings)
 
 
 async def count_tokens(request: Request) -> Response:

@@ -97,7 +97,8 @@ class OllamaShape:
     def end(self) -> Sequence[object]:
         return ()
 
-    def failed(self, error: LocalspecError) -> Sequence[object]:
+    @staticmethod
+    def failed(error: LocalspecError) -> Sequence[object]:
         return [OllamaError(recognizable_message(error))]
 
     def complete(self) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from types import ModuleType
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from localspec import extras
-from localspec.daemon.completion.answer import AnswerRun, PendingAnswer
+from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, respond
 from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import models as pulls
 from localspec.daemon.handlers.completions import prepare_chat
@@ -80,35 +80,50 @@ _ALTERNATIVES = {
 async def chat(request: Request) -> Response:
     """Handle POST /api/chat."""
     body = await read_body(request, OllamaChatRequest)
-    pair = await _pair(request, body.model)
     if not body.messages:
-        return await _load_or_unload(request, body, pair, chat=True)
-    return await _chat(request, body, pair, translation.chat(body, pair.name), chat=True)
+        return await _load_or_unload(request, body, chat=True)
+    return await _respond(request, body, _chat_run(request, body))
+
+
+async def _chat_run(request: Request, body: OllamaChatRequest) -> AnswerRun:
+    pair = await _pair(request, body.model)
+    return await _translated_run(request, body, pair, translation.chat(body, pair.name), chat=True)
 
 
 async def generate(request: Request) -> Response:
     """Handle POST /api/generate."""
     body = await read_body(request, OllamaGenerateRequest)
-    pair = await _pair(request, body.model)
     if not body.prompt and not body.suffix:
-        return await _load_or_unload(request, body, pair, chat=False)
+        return await _load_or_unload(request, body, chat=False)
+    return await _respond(request, body, _generate_run(request, body))
+
+
+async def _generate_run(request: Request, body: OllamaGenerateRequest) -> AnswerRun:
+    pair = await _pair(request, body.model)
     translated = translation.generate(body, pair.name)
     if isinstance(translated, ChatRequest):
-        return await _chat(request, body, pair, translated, chat=False)
+        return await _translated_run(request, body, pair, translated, chat=False)
     requests = completion_frames(translated)
-    return await _respond(
-        request, body, pair, requests, PendingAnswer(pair.name, requests, n=1), chat=False
+    answer = PendingAnswer(pair.name, requests, n=1)
+    return _run(request, body, pair, requests, answer, chat=False)
+
+
+async def _translated_run(
+    request: Request, body: OllamaRequest, pair: PairFiles, translated: ChatRequest, *, chat: bool
+) -> AnswerRun:
+    _, requests, empty_answer = await prepare_chat(request, translated, None, pair)
+    return _run(request, body, pair, requests, empty_answer, chat=chat)
+
+
+def _respond(
+    request: Request, body: OllamaRequest, preparation: Coroutine[Any, Any, AnswerRun]
+) -> Awaitable[Response]:
+    return respond(
+        request, preparation, stream=body.stream, failed=OllamaShape.failed, events=LineStream
     )
 
 
-async def _chat(
-    request: Request, body: OllamaRequest, pair: PairFiles, translated: ChatRequest, *, chat: bool
-) -> Response:
-    _, requests, empty_answer = await prepare_chat(request, translated, None, pair)
-    return await _respond(request, body, pair, requests, empty_answer, chat=chat)
-
-
-async def _respond(
+def _run(
     request: Request,
     body: OllamaRequest,
     pair: PairFiles,
@@ -116,7 +131,7 @@ async def _respond(
     empty_answer: PendingAnswer,
     *,
     chat: bool,
-) -> Response:
+) -> AnswerRun:
     daemon = state_of(request)
     residents = daemon.supervisor.residents
 
@@ -135,8 +150,7 @@ async def _respond(
         ignored=list_ignored,
     )
     context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
-    run = AnswerRun(daemon.supervisor, pair, requests, shape, context, events=LineStream)
-    return await run.respond(request, body.stream)
+    return AnswerRun(daemon.supervisor, pair, requests, shape, context, events=LineStream)
 
 
 @asynccontextmanager
@@ -146,11 +160,9 @@ async def _unloading(daemon: DaemonState, pair: str) -> AsyncIterator[None]:
     await daemon.unload_if_idle(pair)
 
 
-async def _load_or_unload(
-    request: Request, body: OllamaRequest, pair: PairFiles, *, chat: bool
-) -> Response:
+async def _load_or_unload(request: Request, body: OllamaRequest, *, chat: bool) -> Response:
     """Load the pair, or unload it, without asking it anything."""
-    daemon = state_of(request)
+    daemon, pair = state_of(request), await _pair(request, body.model)
     if translation.unloads(body):
         await daemon.unload_if_idle(pair.name)
     else:

@@ -10,7 +10,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import AnswerRun, progress_options
+from localspec.daemon.completion.answer import AnswerRun, progress_options, respond
 from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
 from localspec.daemon.history.responses import StoredResponse
 from localspec.daemon.history.turn import (
@@ -39,7 +39,7 @@ from localspec.extras.responses.request import (
     parse_input,
     refuse_unsupported,
 )
-from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.shape import ResponsesShape, failed
 from localspec.extras.responses.wire import (
     DeletedResponse,
     InputTokens,
@@ -55,24 +55,37 @@ _MAX_PAGE_ITEMS = 100
 async def create(request: Request) -> Response:
     """Handle POST /v1/responses."""
     body = await read_body(request, ResponsesRequest)
-    daemon = state_of(request)
     refuse_unsupported(body)
+    with _original_field_names():
+        return await respond(
+            request,
+            _run(request, body),
+            stream=body.stream,
+            failed=failed,
+            ping_s=body.sse_ping_interval,
+        )
+
+
+async def _run(request: Request, body: ResponsesRequest) -> AnswerRun:
+    with _original_field_names():
+        return await _prepare(request, body)
+
+
+async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
+    daemon = state_of(request)
     if body.store is None:
         body.store = daemon.config.keep_responses
     previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
     body.model = body.model or (previous.model if previous else "")
     turn, id_key = None, secrets.token_hex(12)
-    with _original_field_names():
-        chat = chat_request(body, parsed, replay_messages(previous))
-        if body.store:
-            model, kind = body.model or daemon.config.pair, kind_of(chat)
-            new_messages = parsed.messages
-            if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
-                new_messages = new_messages[len(previous.messages) :]
-            turn = continue_turn(
-                daemon.conversations, new_messages, previous, model=model, kind=kind
-            )
-        pair, requests, empty_answer = await prepare_chat(request, chat, turn)
+    chat = chat_request(body, parsed, replay_messages(previous))
+    if body.store:
+        model, kind = body.model or daemon.config.pair, kind_of(chat)
+        new_messages = parsed.messages
+        if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
+            new_messages = new_messages[len(previous.messages) :]
+        turn = continue_turn(daemon.conversations, new_messages, previous, model=model, kind=kind)
+    pair, requests, empty_answer = await prepare_chat(request, chat, turn)
     shape = ResponsesShape(
         empty_answer,
         new_response(body, id_key, pair.name, [*parsed.ignored, *ignored_fields(request)]),
@@ -87,11 +100,8 @@ async def create(request: Request) -> Response:
             name, lambda choice: kept.encode_body(shape.ended(choice))
         )
     context = _under_way(daemon, shape, turn)
-    run = AnswerRun(
-        daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
-    )
-    with _original_field_names():
-        return await run.respond(request, body.stream)
+    options = {**progress_options(body, shape), "pings": shape.pings}
+    return AnswerRun(daemon.supervisor, pair, requests, shape, context, **options)
 
 
 async def _read_input(

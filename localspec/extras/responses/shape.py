@@ -64,10 +64,7 @@ class ResponsesShape:
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         if isinstance(event, frames.Started):
-            response = self.response
-            return self._number_events(
-                [wire.Created(response=response), wire.InProgress(response=response)]
-            )
+            return self._begin()
         new_events: list[wire.Event] = []
         for piece in pieces:
             is_content = isinstance(piece, Text) and piece.kind == "content"
@@ -75,6 +72,17 @@ class ResponsesShape:
         if new_events and isinstance(event, frames.Delta) and event.timings is not None:
             new_events[-1].timings = event.timings
         return self._number_events(new_events)
+
+    def _begin(self) -> list[object]:
+        opening: list[wire.Event] = [] if self._sent else [wire.Created(response=self.response)]
+        return self._number_events([*opening, wire.InProgress(response=self.response)])
+
+    def pings(self) -> Sequence[object]:
+        """Return an event that may come more than once: agents do not count a comment as life.
+
+        Clients expect that the first event of a stream is `response.created`, so it comes before.
+        """
+        return self._begin()
 
     def _new_logprobs(self) -> list[OutputTokenLogprob]:
         """Return the log-probabilities of text that were not sent yet."""
@@ -109,10 +117,9 @@ class ResponsesShape:
         self.response.error = ResponseError(
             _published_code(error), recognizable_message(error), error.code
         )
-        error_event = wire.ErrorEvent(
-            code=error.code, message=recognizable_message(error), param=error.param
+        return self._number_events(
+            [*new_events, _error_event(error), wire.Failed(response=self.response)]
         )
-        return self._number_events([*new_events, error_event, wire.Failed(response=self.response)])
 
     def complete(self) -> ResponseObject:
         choice = self.answer.choices[0]
@@ -190,6 +197,16 @@ class ResponsesShape:
             self._sent += 1
             named.append(NamedEvent(str(event.__struct_config__.tag), event))
         return named
+
+
+def failed(error: LocalspecError) -> Sequence[object]:
+    """Return the end of a stream that failed before there was a response."""
+    return [NamedEvent("error", _error_event(error))]
+
+
+def _error_event(error: LocalspecError) -> wire.ErrorEvent:
+    message = recognizable_message(error)
+    return wire.ErrorEvent(code=error.code, message=message, param=error.param)
 
 
 def _logprob(token: frames.TokenLogprob) -> OutputTokenLogprob:
