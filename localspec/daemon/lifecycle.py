@@ -148,6 +148,7 @@ log = logging.getLogger("localspec.daemon")
 
 # Long enough for most running answers, short enough for a person who waits for `stop`.
 DRAIN_TIMEOUT_S = 10.0
+_ABORT_MARGIN_S = 5  # for answers that were ended then
 # Connections that wait in the kernel, and how many are accepted in one iteration of the event loop. asyncio
 # uses one number for both. With a large one, many clients at once would take every descriptor.
 BACKLOG = 2048
@@ -291,7 +292,7 @@ class Daemon:
                 server_header=False,
                 timeout_keep_alive=30,
                 # Our own time-out comes first and sends errors. This one only ends requests that hang.
-                timeout_graceful_shutdown=int(drain_seconds) + 5,
+                timeout_graceful_shutdown=int(drain_seconds) + _ABORT_MARGIN_S,
             ),
             self._listen,
             # Read the file again, because clients that edited it until now could not reach the daemon.
@@ -340,6 +341,7 @@ class Daemon:
             state.pair_checks.close()
             if state.registry.running_pulls:
                 await asyncio.to_thread(state.registry.close)
+            await state.recordings.close(self._drain_seconds + _ABORT_MARGIN_S)
             await state.supervisor.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())

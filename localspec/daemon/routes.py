@@ -32,6 +32,9 @@ from localspec.protocol.reading import BadBody
 ROUTES = (
     ("POST", "/v1/chat/completions", "completions.chat"),
     ("POST", "/v1/chat/completions/control", "completions.control"),
+    ("GET", "/v1/stream", "streams.resume"),
+    ("DELETE", "/v1/stream", "streams.stop"),
+    ("POST", "/v1/streams/lookup", "streams.look_up"),
     ("POST", "/v1/completions", "completions.complete"),
     ("GET", "/v1/models", "models.models"),
     ("GET", "/v1/models/{name}", "models.model"),

@@ -17,6 +17,7 @@ from localspec.config import Config
 from localspec.daemon.completion.llama_server import Editors
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp
+from localspec.daemon.http.recordings import Recordings
 from localspec.daemon.http.requests import from_our_client, while_connected
 from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.logs import SharedWork, ThreadPool
@@ -50,6 +51,7 @@ class DaemonState:
     editors: Editors = field(default_factory=Editors)
     # The chats that are being answered: by the id of the answer, its pair and its requests.
     running_chats: dict[str, tuple[PairFiles, Sequence[Generate]]] = field(default_factory=dict)
+    recordings: Recordings = field(default_factory=Recordings)  # streams that can be resumed
     # What extras keep while the daemon runs, by its type; see `part`.
     parts: dict[type, Any] = field(default_factory=dict)
     # Checks of pairs before a load. A file that has changed is hashed, which may take minutes.

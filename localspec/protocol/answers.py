@@ -250,6 +250,19 @@ class ControlResult(Struct, omit_defaults=True):
     message: str = ""
 
 
+class StreamState(Struct):
+    """A resumable stream, as llama-server describes it.
+
+    - `started_at`, `completed_at`: Unix times; the second is 0 while the stream is written.
+    """
+
+    conversation_id: str
+    is_done: bool
+    total_bytes: int
+    started_at: int
+    completed_at: int
+
+
 LengthLimit = Literal["tokens", "context", "loop"]
 
 

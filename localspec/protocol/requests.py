@@ -506,6 +506,15 @@ class ControlRequest(Request):
     model: OrDefault[str] = ""
 
 
+class StreamLookup(Request):
+    """POST /v1/streams/lookup, as of llama-server.
+
+    - `conversation_ids`: values of X-Conversation-Id. Each also means those that begin with it and "::".
+    """
+
+    conversation_ids: Annotated[list[str], Meta(max_length=10_000)]
+
+
 class DetokenizeRequest(Request):
     tokens: list[Annotated[int, Meta(ge=0, le=INT32)]]
     model: OrDefault[str] = ""

@@ -37,6 +37,7 @@ WALL_CLOCK = {
     "cli/terminal/figures.py": "for how long, which people read",
     "registry/store/local.py": "when a pair was added",
     "registry/pulls/pull.py": "when a pair was added",
+    "daemon/http/recordings.py": "when a resumable stream began and ended, as llama-server reports it",
 }
 
 

@@ -89,6 +89,7 @@ MINIMAL_BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     requests.LoadRequest: {},
     requests.TokenizeRequest: {"content": "x"},
     requests.ControlRequest: {"id": "chatcmpl-1", "action": "reasoning_end"},
+    requests.StreamLookup: {"conversation_ids": ["conv-1"]},
     requests.DetokenizeRequest: {"tokens": [1]},
     requests.TemplateRequest: {"messages": MESSAGES, "tools": [{"function": {"name": "f"}}]},
     pairs.PullRequest: {"name": "x"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -113,7 +113,7 @@ class Choice:
     reasoning_tokens: int = 0
     has_output: bool = False  # text or the end has arrived
     is_finished: bool = False
-    failed: bool = False
+    error: LocalspecError | None = None  # why it could not be completed
     done: frames.Done | None = None
     _content_tokens: ContentTokens | None = None
 
@@ -173,11 +173,11 @@ class Choice:
             if part.arguments:
                 yield Arguments(part.arguments, first_index + part.index)
 
-    def end(self, *, failed: bool = False) -> Sequence[Piece]:
+    def end(self, error: LocalspecError | None = None) -> Sequence[Piece]:
         """End the choice, and return the pieces that the parser held back."""
         if self.is_finished:
             return ()
-        self.is_finished, self.failed = True, failed
+        self.is_finished, self.error = True, error
         if self.wants_logprobs and self._content_tokens is not None:
             self.content_logprobs += self._content_tokens.finish()
         pieces = [] if self.parser is None else self.parser.finish()
@@ -360,15 +360,31 @@ async def respond(
         raise
     if task.done():
         return await task.result().respond(request, stream)
+
+    async def begin(emit: Emit) -> AnswerRun:
+        try:
+            await emit(*pings())
+            return await task
+        finally:
+            task.cancel()
+
+    return prepared_stream(begin, failed=failed, ping_s=ping_s, pings=pings, events=events)
+
+
+def prepared_stream(
+    prepare: Callable[[Emit], Awaitable[AnswerRun]],
+    *,
+    failed: Callable[[LocalspecError], Sequence[object]] = stream_error,
+    ping_s: float,
+    pings: Callable[[], Sequence[object]] = tuple,
+    events: type[EventStream] = EventStream,
+) -> EventStream:
+    """Return the stream of a run that is prepared in it; the arguments are those of `respond`."""
     run: AnswerRun | None = None
 
     async def work(emit: Emit) -> None:
         nonlocal run
-        try:
-            await emit(*pings())
-            run = await task
-        finally:
-            task.cancel()
+        run = await prepare(emit)
         await run.stream(emit)
 
     return events(
@@ -386,7 +402,8 @@ class AnswerRun:
 
     `during` is entered while they run. `progress` makes the chunk that says what a stream is waiting for,
     and `reading` the one that says how much of a choice's prompt is read; if they are None, nothing is
-    sent. `ping_s` and `pings` are as in EventStream.
+    sent. `ping_s` and `pings` are as in EventStream. `opening` returns what is sent before the request waits
+    in the queue.
     """
 
     supervisor: Supervisor
@@ -398,6 +415,7 @@ class AnswerRun:
     reading: Callable[[int, PromptProgress], object] | None = None
     ping_s: float = PING_INTERVAL_S
     pings: Callable[[], Sequence[object]] = tuple
+    opening: Callable[[], Sequence[object]] = tuple
     events: type[EventStream] = EventStream
 
     async def respond(self, request: Request, stream: bool) -> Response:
@@ -459,20 +477,22 @@ class AnswerRun:
 
     async def _run(self, emit: Emit | None = None, jobs: Sequence[Job] = ()) -> None:
         """Run all choices to their end; the first error ends all of them."""
-        failed = False
+        failure = None
         async with self.during:
             try:
+                if emit is not None and (opening := self.opening()):
+                    await emit(*opening)
                 jobs = jobs or [Job.of(request) for request in self.requests]
                 if len(self.requests) == 1:
                     await self._follow(0, emit, jobs[0])
                 else:
                     await self._follow_all(emit, jobs)
-            except LocalspecError:
-                failed = True
+            except LocalspecError as error:
+                failure = error
                 raise
             finally:
                 for choice in self.shape.answer.choices:
-                    choice.end(failed=failed)
+                    choice.end(failure)
 
     async def _follow_all(self, emit: Emit | None, jobs: Sequence[Job]) -> None:
         tasks = [asyncio.create_task(self._follow(i, emit, job)) for i, job in enumerate(jobs)]

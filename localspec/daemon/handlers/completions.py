@@ -28,9 +28,11 @@ from localspec.daemon.completion.request import (
     uses_tools,
 )
 from localspec.daemon.completion.tools import convert_function_messages, convert_functions
+from localspec.daemon.handlers import streams
 from localspec.daemon.history.turn import ConversationTurn, begin_turn, figures_callback
 from localspec.daemon.http.requests import (
     API_HEADER,
+    detach,
     ignored_fields,
     json_response,
     read_body,
@@ -215,6 +217,11 @@ async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> Pai
 async def chat(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
     body = await read_body(request, ChatRequest)
+    if body.stream and (conversation := request.headers.get(streams.CONVERSATION_HEADER)):
+        detached, ping_s = detach(request), body.sse_ping_interval
+        return streams.record(
+            request, conversation, lambda: _chat_run(detached, body), ping_s=ping_s
+        )
     return await _respond(request, body, _chat_run(request, body))
 
 

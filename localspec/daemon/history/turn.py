@@ -92,12 +92,15 @@ class ConversationTurn:
         """The reason why the answer could not be stored; "" if it was stored, or still may be."""
         return next((future.result() for future in self.stored if future.done()), "")
 
-    def store_answer(self, choice: Choice, response: NewResponse | None = None) -> None:
+    def store_answer(
+        self, choice: Choice, response: NewResponse | None = None, *, always: bool = False
+    ) -> None:
         """Store the question and the part of the answer that the client got, however the answer ended.
 
-        `response` makes the answer one that later requests can continue by its id.
+        `response` makes the answer one that later requests can continue by its id. A request that was refused
+        leaves nothing, unless `always` is true.
         """
-        if not choice.has_output:  # a request that was refused leaves nothing
+        if not (choice.has_output or always):
             return
         messages = [_stored_message(message, self.created) for message in self.new_messages]
         answer = _stored_answer(choice, self.model, self.kind)
@@ -116,13 +119,15 @@ class ConversationTurn:
             self.store.submit_turn(addition, new=new, cut=self.cut_answer, response=response)
         )
 
-    def store_answer_as(self, name: str, body: Callable[[Choice], str]) -> Callable[[Choice], None]:
+    def store_answer_as(
+        self, name: str, body: Callable[[Choice], str], *, always: bool = False
+    ) -> Callable[[Choice], None]:
         """Return a callback that stores the turn as the response `name` when its answer has ended.
 
-        `body` makes the response's JSON from the answer.
+        `body` makes the response's JSON from the answer, and `always` is as in `store_answer`.
         """
         return lambda choice: self.store_answer(
-            choice, NewResponse(name, body(choice), self.continued)
+            choice, NewResponse(name, body(choice), self.continued), always=always
         )
 
 
@@ -138,7 +143,7 @@ def _stored_answer(choice: Choice, model: str, kind: AnswerKind) -> StoredMessag
     )
     end = choice.done
     if end is None or end.finish_reason == "cancelled":
-        message.finish = "failed" if choice.failed else "interrupted"
+        message.finish = "failed" if choice.error else "interrupted"
         return message
     message.finish = choice.finish_reason
     message.tokens = end.completion_tokens

@@ -168,6 +168,16 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
+def detach(request: Request) -> Request:
+    """Return a request, whose body was read, as one of a client that never leaves."""
+    return Request(request.scope, _receive_nothing)
+
+
+async def _receive_nothing() -> Message:
+    message: Message = await asyncio.get_running_loop().create_future()
+    return message
+
+
 async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
     """Return the result of `work`. If the client leaves first, `work` is cancelled.
 

@@ -75,15 +75,18 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
-            await while_connected(receive, self._send(send))
+            await while_connected(receive, self.run(send))
 
     def event(self, value: object) -> bytes:
-        """Return the bytes of the event for a value."""
+        """Return the bytes of the event for a value; bytes are events already."""
+        if isinstance(value, bytes):
+            return value
         if isinstance(value, NamedEvent):
             return b"event: " + value.name.encode() + b"\n" + self.event(value.value)
         return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
-    async def _send(self, send: Send) -> None:
+    async def run(self, send: Send) -> None:
+        """Do the work and send its events, whether or not there is a client."""
         begun, last_sent = False, time.monotonic()
         send_lock = asyncio.Lock()  # several choices may be written at once
 

@@ -93,16 +93,16 @@ class Admission:
         finally:
             self._leave(job)
 
-    async def _enter(self, job: Job) -> None:
-        queue = self._editors if job.editor else self._chats
+    def check_room(self, job: Job) -> bool:
+        """Return whether a request that came now would get a place at once. Raises as `place`."""
         if self._closed:
             seconds = self._forecast.over_s(self._running)
             raise Unavailable(
                 "The daemon is shutting down; try again.", retry_after=_retry_after(seconds)
             )
+        queue = self._editors if job.editor else self._chats
         if not queue and self._has_room(job):
-            self._start(job)
-            return
+            return True
         if self.waiting + self._count_elsewhere() >= self.limit:
             seconds = self._forecast.wait_s(self._running, [], self.running)
             raise QueueFull(
@@ -110,6 +110,13 @@ class Admission:
                 "waiting. Try again in a moment, or set a larger `queue` in config.toml.",
                 retry_after=_retry_after(seconds),
             )
+        return False
+
+    async def _enter(self, job: Job) -> None:
+        if self.check_room(job):
+            self._start(job)
+            return
+        queue = self._editors if job.editor else self._chats
         waiter = Waiter(job)
         queue.append(waiter)
         try:

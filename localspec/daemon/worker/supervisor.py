@@ -169,10 +169,7 @@ class Supervisor:
     async def _generate(
         self, pair: PairFiles, request: frames.Generate, take: EventHandler, job: Job
     ) -> frames.Done:
-        loaded_pair = self.residents.get(pair.name)
-        if pair.upstream is not None:
-            # How many at once is the server's own matter.
-            loaded_pair.admission.parallel = MAX_PARALLEL
+        loaded_pair = self._admitting(pair)
         with loaded_pair.in_use(), self.metrics.watch() as watch:
             async with loaded_pair.admission.place(job):
                 while True:
@@ -191,6 +188,17 @@ class Supervisor:
                         return event
                     except RetryRequest:
                         log.info("a request is sent once more, to a new worker")
+
+    def check_room(self, pair: PairFiles, request: frames.Generate) -> None:
+        """Check that a request would be admitted or queued now. Raises QueueFull or Unavailable."""
+        self._admitting(pair).admission.check_room(Job.of(request))
+
+    def _admitting(self, pair: PairFiles) -> LoadedPair:
+        loaded_pair = self.residents.get(pair.name)
+        if pair.upstream is not None:
+            # How many at once is the server's own matter.
+            loaded_pair.admission.parallel = MAX_PARALLEL
+        return loaded_pair
 
     @contextlib.asynccontextmanager
     async def _run_in_place(

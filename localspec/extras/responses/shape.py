@@ -148,7 +148,7 @@ class ResponsesShape:
         done = choice.done
         status: Status = "completed"
         if done is None or done.finish_reason == "cancelled":
-            status = "failed" if choice.failed else "cancelled"
+            status = "failed" if choice.error else "cancelled"
         elif choice.finish_reason == "length":
             status = "incomplete"
         ended = structs.replace(

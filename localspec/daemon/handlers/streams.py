@@ -1,0 +1,97 @@
+"""Handle llama-server's resumable streams: /v1/stream and /v1/streams/lookup.
+
+A streamed chat with the header X-Conversation-Id goes on without its client, and can be read again from any
+byte. A conversation has one stream, the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.completion.answer import AnswerRun, prepared_stream
+from localspec.daemon.http.recordings import KEPT_S, Key, replay
+from localspec.daemon.http.requests import json_response, read_body
+from localspec.daemon.http.sse import Emit
+from localspec.daemon.state import state_of
+from localspec.errors import InvalidRequest, NotFound
+from localspec.protocol.answers import StreamState
+from localspec.protocol.requests import StreamLookup
+
+CONVERSATION_HEADER = "x-conversation-id"
+_CHAT = "chat"  # the kind of these recordings
+_MODEL_SEPARATOR = "::"  # between a conversation's id and the name of a model
+_OFFSET = re.compile(r"[0-9]{1,18}")
+
+
+def record(
+    request: Request,
+    conversation: str,
+    prepare: Callable[[], Coroutine[Any, Any, AnswerRun]],
+    *,
+    ping_s: float,
+) -> Response:
+    """Begin the stream of a chat and return it. Its pings are recorded too, so that offsets agree."""
+
+    async def prepare_run(_: Emit) -> AnswerRun:
+        return await prepare()
+
+    stream = prepared_stream(prepare_run, ping_s=ping_s)
+    recording = state_of(request).recordings.start((_CHAT, conversation), stream)
+    return replay(recording, begun=False)
+
+
+async def resume(request: Request) -> Response:
+    """Handle GET /v1/stream?conv_id=ID&from=BYTES."""
+    key = _key(request)
+    recording = state_of(request).recordings.get(key)
+    if recording is None:
+        raise NotFound(
+            f"Stream not found or expired: {key[1][:80]!r}. It is kept for {KEPT_S:.0f} s after its end."
+        )
+    offset = request.query_params.get("from") or "0"
+    if not _OFFSET.fullmatch(offset):
+        raise InvalidRequest("Invalid 'from' offset: it is a number of bytes.", param="from")
+    if int(offset) < recording.first_byte:
+        raise InvalidRequest(
+            f"Stream offset lost, please restart: bytes before {recording.first_byte} are not kept.",
+            param="from",
+        )
+    return replay(recording, int(offset))
+
+
+async def stop(request: Request) -> Response:
+    """Handle DELETE /v1/stream?conv_id=ID: end a stream and forget it, if there is one."""
+    await state_of(request).recordings.remove(_key(request))
+    return Response(status_code=204)
+
+
+async def look_up(request: Request) -> Response:
+    """Handle POST /v1/streams/lookup. Only streams that the client knows are listed."""
+    body = await read_body(request, StreamLookup)
+    states = [
+        StreamState(
+            name,
+            recording.is_done,
+            recording.total_bytes,
+            recording.started_at,
+            recording.completed_at,
+        )
+        for requested in filter(None, body.conversation_ids)
+        for name, recording in state_of(request).recordings.find(_CHAT)
+        if name == requested or name.startswith(requested + _MODEL_SEPARATOR)
+    ]
+    return json_response(states)
+
+
+def _key(request: Request) -> Key:
+    conversation = request.query_params.get("conv_id")
+    if not conversation:
+        raise InvalidRequest(
+            "'conv_id' is missing: the X-Conversation-Id of a chat.", param="conv_id"
+        )
+    return _CHAT, conversation

@@ -1,0 +1,259 @@
+"""llama-server's resumable streams, read over real sockets that are cut at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import openai
+import pytest
+
+from localspec.daemon.http.recordings import MAX_BYTES, MAX_RECORDINGS
+from tests.support.daemons import (
+    Answer,
+    Home,
+    RunningDaemon,
+    UnixConnection,
+    scripted_home,
+    temporary_home,
+    wait_for,
+)
+
+TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Home]:
+    with scripted_home("--template", TEMPLATE) as home:
+        yield home
+
+
+def begin(home: Home, conversation: str, text: str, **fields: Any) -> tuple[UnixConnection, Any]:
+    connection = UnixConnection(home.socket)
+    body = {"messages": [{"role": "user", "content": text}], "stream": True, **fields}
+    headers = {"X-Conversation-Id": conversation}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    return connection, connection.getresponse()
+
+
+def stream_whole(home: Home, conversation: str, text: str) -> bytes:
+    connection, response = begin(home, conversation, text)
+    assert response.status == 200
+    data: bytes = response.read()
+    connection.close()
+    return data
+
+
+def target(conversation: str, **query: object) -> str:
+    rest = "".join(f"&{name}={value}" for name, value in query.items())
+    return f"/v1/stream?conv_id={quote(conversation, safe='')}{rest}"
+
+
+def resume(home: Home, conversation: str, **query: object) -> Answer:
+    return home.request("GET", target(conversation, **query))
+
+
+def look_up(home: Home, *conversations: str) -> list[Any]:
+    answer = home.request("POST", "/v1/streams/lookup", {"conversation_ids": conversations})
+    assert answer.status == 200
+    states: list[Any] = answer.json
+    return states
+
+
+def await_end(home: Home, conversation: str) -> None:
+    wait_for(lambda: look_up(home, conversation)[0]["is_done"], "the stream's end")
+
+
+def join_text(data: bytes) -> str:
+    lines = [line for line in data.decode().split("\n\n") if line.startswith("data: {")]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+def is_idle(home: Home) -> bool:
+    return bool(home.status()["running"] == 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_connections_lose_nothing(served: Home, seed: int) -> None:
+    draws = random.Random(seed)
+    conversation, count = f"conv-{seed}::org/model:Q8_0", draws.randint(5, 40)
+    with served.streaming("slow 30") as bystander:
+        connection, response = begin(served, conversation, f"slow {count}", sse_ping_interval=1)
+        data = response.read(draws.randint(1, 400))
+        while True:
+            connection.close()
+            connection = UnixConnection(served.socket)
+            connection.request("GET", target(conversation, **{"from": len(data)}))
+            response = connection.getresponse()
+            assert response.status == 200
+            more = response.read(draws.randint(1, 900))
+            if not more:
+                break
+            data += more
+        connection.close()
+        assert b"[DONE]" in bystander.read()
+    assert resume(served, conversation).body == data
+    assert data.endswith(b"data: [DONE]\n\n")
+    assert join_text(data).split() == [*map(str, range(count))]
+
+
+def test_the_first_client_gets_what_is_recorded(served: Home) -> None:
+    data = stream_whole(served, "whole", "say one two")
+    assert join_text(data) == "one two"
+    assert resume(served, "whole").body == data
+    assert resume(served, "whole", **{"from": 10}).body == data[10:]
+    assert resume(served, "whole", **{"from": len(data)}).body == b""
+    assert resume(served, "whole", **{"from": len(data) + 99}).body == b""
+
+
+def test_without_the_header_a_client_that_leaves_frees_its_slot(served: Home) -> None:
+    with served.streaming("forever") as stream:
+        stream.await_text()
+    wait_for(lambda: is_idle(served), "the free slot")
+
+
+def test_a_complete_answer_is_not_kept(served: Home) -> None:
+    connection, response = begin(served, "complete", "say one", stream=False)
+    assert json.loads(response.read())["choices"][0]["message"]["content"] == "one"
+    connection.close()
+    assert resume(served, "complete").status == 404
+
+
+def test_stopping_frees_the_slot_and_forgets_the_stream(served: Home) -> None:
+    connection, response = begin(served, "stopped", "forever")
+    response.readline()
+    assert served.request("DELETE", target("stopped")).status == 204
+    assert is_idle(served)
+    assert b"[DONE]" not in response.read()
+    connection.close()
+    assert resume(served, "stopped").status == 404
+    assert served.request("DELETE", target("stopped")).status == 204
+
+
+def test_a_new_stream_replaces_the_conversations_last(served: Home) -> None:
+    connection, response = begin(served, "replaced", "forever")
+    response.readline()
+    data = stream_whole(served, "replaced", "say two")
+    assert b"[DONE]" not in response.read()
+    connection.close()
+    wait_for(lambda: is_idle(served), "the first one's end")
+    assert resume(served, "replaced").body == data
+
+
+def test_only_known_streams_are_listed(served: Home) -> None:
+    names = ["listed", "listed::a", "listed::b/c", "listed2"]
+    lengths = {name: len(stream_whole(served, name, "say yes")) for name in names}
+    states = look_up(served, "listed", "unknown", "")
+    assert [state["conversation_id"] for state in states] == names[:3]
+    for state in states:
+        assert state["is_done"] is True
+        assert state["total_bytes"] == lengths[state["conversation_id"]]
+        assert state["completed_at"] >= state["started_at"] > 0
+    connection, response = begin(served, "listed", "forever")
+    response.readline()
+    [running, *_] = [s for s in look_up(served, "listed") if s["conversation_id"] == "listed"]
+    assert (running["is_done"], running["completed_at"]) == (False, 0)
+    served.request("DELETE", target("listed"))
+    response.read()
+    connection.close()
+    assert look_up(served) == []
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", "1e3", "٣", "9" * 40, "0x1", "%00"])
+def test_a_hostile_offset_is_refused(served: Home, value: str) -> None:
+    stream_whole(served, "hostile", "say yes")
+    answer = resume(served, "hostile", **{"from": quote(value, safe="%")})
+    assert (answer.status, answer.error["param"]) == (400, "from")
+    assert served.request("GET", "/v1/stream").error["param"] == "conv_id"
+
+
+def test_a_request_that_is_refused_leaves_no_stream(served: Home) -> None:
+    for text, fields in (("refuse invalid_request", {}), ("x", {"temperature": -1})):
+        connection, response = begin(served, "refused", text, **fields)
+        assert response.status == 400
+        assert json.loads(response.read())["error"]["type"] == "invalid_request_error"
+        connection.close()
+        assert resume(served, "refused").status == 404
+
+
+def test_a_stream_that_fails_ends_for_all_readers(served: Home) -> None:
+    data = stream_whole(served, "failing", "die SIGKILL")
+    assert b'"error"' in data
+    assert resume(served, "failing").body == data
+
+
+def test_a_client_that_leaves_while_a_pair_is_loaded() -> None:
+    """Also where tools need the pair before the request is known."""
+    with temporary_home() as home:
+        home.use_fake("--load-delay", "0.5", "--template", TEMPLATE)
+        daemon = RunningDaemon(home)
+        tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+        connection = UnixConnection(home.socket)
+        messages = [{"role": "user", "content": "say loaded"}]
+        body = {"messages": messages, "stream": True, "tools": [tool]}
+        headers = {"X-Conversation-Id": "early"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        wait_for(lambda: look_up(home, "early"), "the stream")
+        connection.close()
+        assert join_text(resume(home, "early").body) == "loaded"
+        daemon.stop()
+
+
+def test_the_beginning_of_a_long_stream_is_dropped(served: Home) -> None:
+    """The engine writes 10 MiB. A reader that is late learns that its offset is lost."""
+    connection, _ = begin(served, "long", "flood")
+    await_end(served, "long")
+    connection.close()
+    [state] = look_up(served, "long")
+    total = state["total_bytes"]
+    assert total > MAX_BYTES
+    answer = resume(served, "long")
+    assert (answer.status, answer.error["param"]) == (400, "from")
+    kept = resume(served, "long", **{"from": total - 70_000}).body
+    assert len(kept) == 70_000
+    assert kept.endswith(b"data: [DONE]\n\n")
+
+
+def test_clients_that_never_come_back(served: Home) -> None:
+    """Streams without a reader end by themselves, and only the newest are kept."""
+    names = [f"gone-{number}" for number in range(MAX_RECORDINGS + 4)]
+    for name in names:
+        connection, response = begin(served, name, "slow 2")
+        response.readline()
+        connection.close()
+        await_end(served, name)
+    assert [bool(look_up(served, name)) for name in names] == [False] * 4 + [True] * MAX_RECORDINGS
+    assert is_idle(served)
+
+
+def test_the_official_client_takes_a_resumable_stream(served: Home) -> None:
+    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
+    with (
+        httpx2.Client(transport=transport) as http,
+        openai.OpenAI(api_key="none", base_url="http://localspec/v1", http_client=http) as client,
+    ):
+        chunks = client.chat.completions.create(
+            model="",
+            messages=[{"role": "user", "content": "say one two"}],
+            stream=True,
+            extra_headers={"X-Conversation-Id": "official"},
+        )
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "one two"
+    assert join_text(resume(served, "official").body) == text
+
+
+def test_a_daemon_that_stops_ends_its_streams() -> None:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        connection, response = begin(home, "ending", "forever")
+        response.readline()
+        connection.close()
+        daemon.process.terminate()
+        assert daemon.stop() == 0
