@@ -366,6 +366,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens tool_choice": {"tools": [RESPONSES_TOOL]},
     "/v1/responses parallel_tool_calls": {"tools": [RESPONSES_TOOL]},
     "/v1/responses/input_tokens parallel_tool_calls": {"tools": [RESPONSES_TOOL]},
+    "/v1/responses background": {"store": True},
     "return_text": {"texts": ["a", "b"]},
     "return_documents": {"documents": ["a", "b"]},
     "/v1/messages tool_choice": {"tools": [CLAUDE_TOOL]},

@@ -220,8 +220,8 @@ class Output:
             yield from self._open.add("", logprobs)
 
     def end(self, *, cut: bool) -> Iterator[wire.Event]:
-        """End the answer, which has at least one item; `cut` means that the last item is not complete."""
-        if not self.items and self._open is None:
+        """End the answer; `cut` means that its last item is not complete. One that is not cut has an item."""
+        if not (self.items or self._open or cut):
             yield from self._continue_or_begin(_OpenMessage)
         yield from self._close("incomplete" if cut else "completed")
 

@@ -31,7 +31,6 @@ _LOGPROBS_INCLUDE = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 # Fields that would change the answer, and what to use instead.
 _REFUSED = {
-    "background": "the answer comes in this connection; send 'stream': true to see it being written",
     "conversation": "use 'previous_response_id' to go on from a response",
     "prompt": "there are no stored prompts here; send 'instructions' and 'input'",
 }
@@ -45,9 +44,19 @@ def refuse_unsupported(request: ResponsesRequest) -> None:
     """
     if (request.n or 1) > 1:
         raise InvalidRequest("'n' must be 1: a response is one answer.", param="n")
+    if request.background and request.store is False:
+        raise background_not_stored("is false in this request")
     for name, instead in _REFUSED.items():
         if getattr(request, name):
             raise InvalidRequest(f"'{name}' is not supported: {instead}.", param=name)
+
+
+def background_not_stored(store: str) -> InvalidRequest:
+    """Return the error of a background response that would not be stored; `store` says why."""
+    return InvalidRequest(
+        f"'background' needs 'store' to be true, which {store}: its answer is read by its id.",
+        param="background",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,8 @@ def new_response(
     return ResponseObject(
         id=f"resp_{key}",
         created_at=int(time.time()),
-        status="in_progress",
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,

@@ -30,9 +30,11 @@ from localspec.daemon.http.requests import (
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.extras.responses import kept
+from localspec.extras.responses.background import BackgroundRun, recording_key, resume
 from localspec.extras.responses.request import (
     ENCRYPTED_REASONING,
     ParsedInput,
+    background_not_stored,
     chat_request,
     item_style,
     new_response,
@@ -75,6 +77,8 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
     daemon = state_of(request)
     if body.store is None:
         body.store = daemon.config.keep_responses
+    if body.background and not body.store:
+        raise background_not_stored("'keep_responses' in the configuration turns off")
     previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
     body.model = body.model or (previous.model if previous else "")
     turn, id_key = None, secrets.token_hex(12)
@@ -97,11 +101,16 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
     if turn:
         name = shape.response.id
         empty_answer.choices[0].on_end = turn.store_answer_as(
-            name, lambda choice: kept.encode_body(shape.ended(choice))
+            name,
+            lambda choice: kept.encode_body(shape.ended(choice)),
+            always=bool(body.background),
         )
-    context = _under_way(daemon, shape, turn)
+    parts = (daemon.supervisor, pair, requests, shape, _under_way(daemon, shape, turn))
     options = {**progress_options(body, shape), "pings": shape.pings}
-    return AnswerRun(daemon.supervisor, pair, requests, shape, context, **options)
+    if body.background:
+        options["opening"] = shape.queued
+        return BackgroundRun(*parts, **options, recordings=daemon.recordings, response=shape)
+    return AnswerRun(*parts, **options)
 
 
 async def _read_input(
@@ -229,10 +238,18 @@ async def _under_way(
 
 
 async def show(request: Request) -> Response:
-    """Return a response that is stored, or the part of it that is written so far."""
-    if request.query_params.get("stream", "false") != "false":
-        raise InvalidRequest("'stream' must be false: a response is streamed once.", param="stream")
-    return json_response(await _response(request))
+    """Return a response that is stored, or the part of it that is written so far.
+
+    ?stream=true returns the events of one in the background, from ?starting_after=NUMBER on.
+    """
+    query, daemon = request.query_params, state_of(request)
+    stream = query.get("stream", "false")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("'stream' must be true or false.", param="stream")
+    response = await _response(request)
+    if stream == "false":
+        return json_response(response)
+    return resume(daemon.recordings, response.id, query.get("starting_after"))
 
 
 async def _response(request: Request) -> ResponseObject:
@@ -248,21 +265,28 @@ async def remove(request: Request) -> Response:
     """Remove a response with its question and answer, and its conversation if nothing else is in it."""
     daemon, name = state_of(request), request.path_params["name"]
     _check_id(name)
+    running_responses = daemon.part(kept.RunningResponses)
+    if (running := running_responses.get(name)) and running.background:
+        await running_responses.cancel(name)
     await while_connected(request.receive, daemon.conversations.wait_until_settled(name))
     conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
+    await daemon.recordings.remove(recording_key(name))
     await daemon.forget_states(conversation)
     return json_response(DeletedResponse(name))
 
 
 async def cancel(request: Request) -> Response:
-    """Cancel a response that is being written. One that has ended otherwise is refused."""
+    """Cancel a response that is being written.
+
+    One in the background that has ended is returned as it is; another one is refused.
+    """
     daemon, name = state_of(request), request.path_params["name"]
     if response := await while_connected(
         request.receive, daemon.part(kept.RunningResponses).cancel(name)
     ):
         return json_response(response)
     response = await _response(request)
-    if response.status == "cancelled":
+    if response.status == "cancelled" or response.background:
         return json_response(response)
     raise InvalidRequest(f"The response {name} has ended; there is nothing to cancel.")
 

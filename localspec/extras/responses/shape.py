@@ -73,7 +73,15 @@ class ResponsesShape:
             new_events[-1].timings = event.timings
         return self._number_events(new_events)
 
+    def queued(self) -> Sequence[object]:
+        """Return the first events of a response in the background."""
+        response = self.response
+        return self._number_events(
+            [wire.Created(response=response), wire.Queued(response=response)]
+        )
+
     def _begin(self) -> list[object]:
+        self.response.status = "in_progress"
         opening: list[wire.Event] = [] if self._sent else [wire.Created(response=self.response)]
         return self._number_events([*opening, wire.InProgress(response=self.response)])
 
@@ -113,10 +121,7 @@ class ResponsesShape:
         self._end(choice)
         if isinstance(error, Cancelled):
             return self._number_events([*new_events, wire.Incompleted(response=self.response)])
-        self.response.status = "failed"
-        self.response.error = ResponseError(
-            _published_code(error), recognizable_message(error), error.code
-        )
+        self.response.status, self.response.error = "failed", _response_error(error)
         return self._number_events(
             [*new_events, _error_event(error), wire.Failed(response=self.response)]
         )
@@ -139,8 +144,9 @@ class ResponsesShape:
         self.response.output = list(self._output.items)
         self.response.localspec = self._extra(choice)
 
-    def now(self, status: Status = "in_progress") -> ResponseObject:
+    def now(self, status: Status | None = None) -> ResponseObject:
         """Return the response as far as it is written, with the items that are complete."""
+        status = status or self.response.status
         return structs.replace(self.response, status=status, output=list(self._output.items))
 
     def ended(self, choice: Choice) -> ResponseObject:
@@ -155,6 +161,7 @@ class ResponsesShape:
             self.response,
             status=status,
             completed_at=int(time.time()) if status == "completed" else None,
+            error=_response_error(choice.error) if choice.error else None,
             incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
             usage=self._usage(choice),
         )
@@ -212,6 +219,10 @@ def _error_event(error: LocalspecError) -> wire.ErrorEvent:
 def _logprob(token: frames.TokenLogprob) -> OutputTokenLogprob:
     top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
     return OutputTokenLogprob(decode_piece(token.piece), token.logprob, list(token.piece), top)
+
+
+def _response_error(error: LocalspecError) -> ResponseError:
+    return ResponseError(_published_code(error), recognizable_message(error), error.code)
 
 
 def _published_code(error: LocalspecError) -> str:

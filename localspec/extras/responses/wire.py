@@ -12,7 +12,7 @@ from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import MAX_LOGPROBS, MAX_TOOLS, GenerationRequest, TokenLimit
 
-Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputTokenLogprob(Struct):
@@ -229,6 +229,10 @@ class Created(ResponseEvent, tag="response.created"):
     pass
 
 
+class Queued(ResponseEvent, tag="response.queued"):
+    """The response waits to be answered, in the background."""
+
+
 class InProgress(ResponseEvent, tag="response.in_progress"):
     """The response is in progress. `prompt_progress` is llama-server's."""
 
@@ -350,6 +354,7 @@ class InputDone(ItemContentEvent, tag="response.custom_tool_call_input.done", kw
 
 AnyEvent = (
     Created
+    | Queued
     | InProgress
     | Completed
     | Incompleted
@@ -444,7 +449,8 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
 
     - `store`: false stores nothing. Otherwise the response is saved like a conversation, unless
       `keep_responses` in the configuration says otherwise.
-    - `background`, `conversation`, `prompt`: refused.
+    - `background`: the answer goes on without its client, and is read by its id. It must be stored.
+    - `conversation`, `prompt`: refused.
     - `tools`, `input`: functions and custom tools, messages, calls, their results and thoughts.
       Items of other types are left out, and `localspec.ignored` names them.
     """

@@ -688,7 +688,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
