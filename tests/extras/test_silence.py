@@ -136,6 +136,13 @@ def test_a_silent_engine(home: Home, protocol: str) -> None:
     assert pings > (1 if protocol == "responses" else 0)
 
 
+@pytest.mark.parametrize("target", ["/completion", "/v1/completions"])
+def test_a_silent_engine_completes_a_text(home: Home, target: str) -> None:
+    answer = home.request("POST", target, {"prompt": LATE, "stream": True})
+    assert b":\n\n" in answer.body
+    assert b'"late"' in answer.body
+
+
 def test_a_pair_is_loaded_for_its_notation_of_calls(home: Home, protocol: str) -> None:
     """Tools make the daemon load the pair before it knows what to ask."""
     ask, target, _ = PROTOCOLS[protocol]

@@ -197,6 +197,7 @@ def open_database(file: Path) -> sqlite3.Connection:
             _add_figures(db)
         if version in (1, 2, 3):
             _add_responses(db)
+        db.execute(responses.UNFINISHED_TABLE)
         if db.execute("PRAGMA application_id").fetchone() != (_CLEAN_APPLICATION_ID,):
             # An earlier run could not clean the file. If that fails again, the next run tries it.
             with contextlib.suppress(Conflict):

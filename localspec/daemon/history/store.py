@@ -281,6 +281,27 @@ class ConversationStore:
             raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
         return location
 
+    def begin_response(self, name: str, body: str) -> None:
+        """Store what a response is if the daemon dies before `finish_response`."""
+        with self._db as db:
+            responses.insert_unfinished(db, name, body)
+
+    def finish_response(self, name: str) -> bool:
+        """Forget what `begin_response` stored. Return whether there was anything."""
+        if not self._file.exists():
+            return False
+        with self._db as db:
+            cursor = db.execute("DELETE FROM unfinished_responses WHERE id = ?", (name,))
+            return cursor.rowcount > 0
+
+    def unfinished_response(self, name: str) -> str | None:
+        """Return the JSON of a response that never ended; None if there is none."""
+        if not self._file.exists():
+            return None
+        query = "SELECT body FROM unfinished_responses WHERE id = ?"
+        row: tuple[str] | None = self._db.execute(query, (name,)).fetchone()
+        return row[0] if row else None
+
     def statistics(self, days: int, pair: str) -> Statistics:
         """Return sums over the answers of the last `days`, of `pair` alone unless that is empty."""
         return statistics.statistics(self._db if self._file.exists() else None, days, pair)
@@ -433,6 +454,7 @@ class ConversationStore:
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
                     db.execute("DELETE FROM figures")
+                    db.execute("DELETE FROM unfinished_responses")
         return count
 
     def remove_states(self, name: str | None) -> None:

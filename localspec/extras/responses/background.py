@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion.answer import AnswerRun
+from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http.recordings import KEPT_S, Key, Recording, Recordings, replay
 from localspec.daemon.http.requests import json_response
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.wire import ResponseError, ResponseObject
 from localspec.protocol.requests import PING_INTERVAL_S
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -24,6 +27,7 @@ class BackgroundRun(AnswerRun):
     """A response that goes on when its client leaves. Its events are recorded, streamed or not."""
 
     recordings: Recordings
+    store: ConversationStore
     response: ResponsesShape
 
     async def respond(self, request: Request, stream: bool) -> Response:
@@ -50,7 +54,31 @@ class BackgroundRun(AnswerRun):
         return self.recordings.start(recording_key(self.response.response.id), stream)
 
     async def _write(self, emit: Emit) -> None:
-        await AnswerRun.stream(self, emit)
+        opening = self.response.response
+        body = msgspec.json.encode(_without_end(opening)).decode()
+        await self.store.run(lambda store: store.begin_response(opening.id, body))
+        try:
+            await AnswerRun.stream(self, emit)
+        finally:
+            self.store.submit(lambda store: store.finish_response(opening.id))
+
+
+def _without_end(opening: ResponseObject) -> ResponseObject:
+    """Return what a response is if the daemon dies before its end, without anything that was written."""
+    return ResponseObject(
+        id=opening.id,
+        created_at=opening.created_at,
+        status="failed",
+        background=True,
+        error=ResponseError("server_error", "The daemon ended before this response did."),
+        model=opening.model,
+    )
+
+
+async def find_unfinished(store: ConversationStore, name: str) -> ResponseObject | None:
+    """Return a response that an earlier daemon did not finish; None if there is none."""
+    body = await store.run(lambda store: store.unfinished_response(name))
+    return None if body is None else msgspec.json.decode(body, type=ResponseObject)
 
 
 def recording_key(name: str) -> Key:

@@ -30,7 +30,12 @@ from localspec.daemon.http.requests import (
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.extras.responses import kept
-from localspec.extras.responses.background import BackgroundRun, recording_key, resume
+from localspec.extras.responses.background import (
+    BackgroundRun,
+    find_unfinished,
+    recording_key,
+    resume,
+)
 from localspec.extras.responses.request import (
     ENCRYPTED_REASONING,
     ParsedInput,
@@ -109,7 +114,13 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
     options = {**progress_options(body, shape), "pings": shape.pings}
     if body.background:
         options["opening"] = shape.queued
-        return BackgroundRun(*parts, **options, recordings=daemon.recordings, response=shape)
+        return BackgroundRun(
+            *parts,
+            **options,
+            recordings=daemon.recordings,
+            store=daemon.conversations,
+            response=shape,
+        )
     return AnswerRun(*parts, **options)
 
 
@@ -256,7 +267,12 @@ async def _response(request: Request) -> ResponseObject:
     daemon, name = state_of(request), request.path_params["name"]
     if running := daemon.part(kept.RunningResponses).get(name):
         return running
-    stored = await _stored_response(daemon, name)
+    try:
+        stored = await _stored_response(daemon, name)
+    except NotFound:
+        if unfinished := await find_unfinished(daemon.conversations, name):
+            return unfinished
+        raise
     opaque = ENCRYPTED_REASONING in request.query_params.values()
     return kept.load_response(stored.body, stored.messages[-1], opaque=opaque)
 
@@ -269,9 +285,14 @@ async def remove(request: Request) -> Response:
     if (running := running_responses.get(name)) and running.background:
         await running_responses.cancel(name)
     await while_connected(request.receive, daemon.conversations.wait_until_settled(name))
-    conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
-    await daemon.recordings.remove(recording_key(name))
-    await daemon.forget_states(conversation)
+    try:
+        conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
+    except NotFound:
+        if not await daemon.conversations.run(lambda store: store.finish_response(name)):
+            raise
+    else:
+        await daemon.recordings.remove(recording_key(name))
+        await daemon.forget_states(conversation)
     return json_response(DeletedResponse(name))
 
 

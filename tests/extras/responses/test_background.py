@@ -17,6 +17,7 @@ import pytest
 from openai.types.responses import Response as Published
 
 from localspec.daemon.http.recordings import MAX_RECORDINGS
+from tests.daemon.test_forgetting import find_words
 from tests.extras.responses.test_responses import BASE, EVENT
 from tests.support.daemons import (
     PATIENCE,
@@ -341,6 +342,18 @@ def test_a_queued_response_is_cancelled() -> None:
         daemon.stop()
 
 
+def test_a_response_is_cancelled_while_its_pair_is_loaded() -> None:
+    with temporary_home() as home:
+        home.use_fake("--load-delay", "0.5")
+        daemon = RunningDaemon(home)
+        with connected(home) as client:
+            name = create(client, "say never").id
+            assert client.responses.cancel(name).status == "cancelled"
+            assert await_end(client, create(client, "say yes").id).output_text == "yes"
+            assert client.responses.retrieve(name).status == "cancelled"
+        daemon.stop()
+
+
 def test_a_response_that_has_ended_is_returned_by_a_cancellation(client: openai.OpenAI) -> None:
     ended = await_end(client, create(client, "say yes").id)
     assert client.responses.cancel(ended.id).output_text == "yes"
@@ -476,6 +489,39 @@ def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:
                 assert response.error.message == "The daemon was stopped."
                 assert client.responses.cancel(name).status == "failed"
                 client.responses.delete(name)
+        daemon.stop()
+
+
+def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        with connected(home) as client:
+            ended = await_end(client, create(client, "say kept").id).id
+            metadata = {"secret": "metal"}
+            running = create(client, "forever", instructions="private", metadata=metadata).id
+        daemon.process.kill()
+        daemon.stop()
+        assert not find_words(home, "private", "metal")
+        daemon = RunningDaemon(home)
+        with connected(home) as client:
+            assert client.responses.retrieve(ended).output_text == "kept"
+            response = client.responses.retrieve(running)
+            assert (response.id, response.status) == (running, "failed")
+            assert response.error
+            assert response.error.message == "The daemon ended before this response did."
+            Published.model_validate_json(
+                home.request("GET", f"/v1/responses/{running}").body, strict=True
+            )
+            assert client.responses.cancel(running).status == "failed"
+            with pytest.raises(openai.BadRequestError):
+                client.responses.create(model="", input="x", previous_response_id=running)
+            with pytest.raises(openai.BadRequestError):
+                client.responses.retrieve(running, stream=True)
+            client.responses.delete(running)
+            for call in (client.responses.retrieve, client.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    call(running)
         daemon.stop()
 
 
