@@ -512,7 +512,7 @@ class StreamLookup(Request):
     - `conversation_ids`: values of X-Conversation-Id. Each also means those that begin with it and "::".
     """
 
-    conversation_ids: Annotated[list[str], Meta(max_length=10_000)]
+    conversation_ids: Annotated[list[str], Meta(max_length=1000)]
 
 
 class DetokenizeRequest(Request):

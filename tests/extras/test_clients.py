@@ -9,10 +9,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 
 from tests.support.callers import CALLERS, JSON, Caller
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home
 
 CHAT, TEXT = "chat/completions", "completions"
 QUESTION: list[Any] = [{"role": "user", "content": "What does shutil.copytree do?"}]
@@ -207,6 +209,44 @@ def test_anthropic_messages_have_the_same_answers(served: Home) -> None:
     assert called["content"][-1]["input"]["city"] in ("Paris", "Rome")
     messages = [*QUESTION, {"role": "assistant", "content": block["text"][:9]}]
     assert ask(messages=messages)["content"][0]["text"]
+
+
+def test_a_background_response_is_resumed(served: Home) -> None:
+    """Its events and its text are the same as without an interruption."""
+    fields: JSON = {"input": QUESTION, "temperature": 0, "max_output_tokens": 24}
+    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
+    with (
+        httpx2.Client(transport=transport) as http,
+        openai.OpenAI(api_key="none", base_url="http://localspec/v1", http_client=http) as client,
+    ):
+        responses = client.responses
+        exact = {"exact": True}
+        text = responses.create(model="", extra_body=exact, **fields).output_text
+        stream = responses.create(
+            model="", background=True, stream=True, extra_body=exact, **fields
+        )
+        events: list[Any] = [next(stream) for _ in range(6)]
+        stream.close()
+        name, number = events[0].response.id, events[-1].sequence_number
+        events += responses.retrieve(name, stream=True, starting_after=number)
+        assert [event.sequence_number for event in events] == [*range(len(events))]
+        deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+        assert "".join(deltas) == events[-1].response.output_text == text
+        assert responses.retrieve(name).output_text == text
+
+
+def test_a_resumable_chat_has_the_text_of_a_whole_one(served: Home) -> None:
+    body = {**CHAT_BODY, "stream": True}
+    connection = UnixConnection(served.socket)
+    headers = {"X-Conversation-Id": "cut"}
+    connection.request("POST", f"/v1/{CHAT}", json.dumps(body), headers)
+    data = connection.getresponse().read(700)
+    connection.close()
+    rest = served.request("GET", f"/v1/stream?conv_id=cut&from={len(data)}")
+    lines = (data + rest.body).decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert join_content(chunks) == served.request("POST", f"/v1/{CHAT}", CHAT_BODY).text
 
 
 def test_the_pair_is_listed(caller: Caller) -> None:

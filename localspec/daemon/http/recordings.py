@@ -33,6 +33,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.started_at = int(time.time())
+        self.is_done = False
         self.completed_at = 0  # 0 while it is written
         self.first_byte = 0  # the position of the first byte that is not dropped
         self._first_event = 0
@@ -40,11 +41,6 @@ class Recording:
         self._ends: deque[int] = deque()  # the position behind each event that is not dropped
         self._error: LocalspecError | None = None  # why there is no stream
         self._changed = asyncio.Event()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the stream has ended."""
-        return self.completed_at > 0
 
     @property
     def total_bytes(self) -> int:
@@ -68,7 +64,7 @@ class Recording:
 
     def finish(self, error: LocalspecError | None = None) -> None:
         """End the stream. `error` says why it never began."""
-        self.completed_at, self._error = int(time.time()), error
+        self.is_done, self.completed_at, self._error = True, int(time.time()), error
         self._notify()
 
     def _notify(self) -> None:
@@ -100,7 +96,7 @@ class Recording:
         while True:
             while position < self.total_bytes:
                 if position < self.first_byte:
-                    raise InvalidRequest("Stream offset lost, please restart: it is too long.")
+                    raise InvalidRequest("The next part of the stream was dropped: it is too long.")
                 data = bytes(self._data[position - self.first_byte :])
                 position += len(data)
                 yield data
