@@ -148,11 +148,12 @@ class RunningResponses:
         return entry[0].now() if entry else None
 
     async def cancel(self, name: str) -> ResponseObject | None:
-        """End a response and return what is written of it; None if it is not under way."""
+        """End a response and return what is written of it; None if it is not under way, or ended itself."""
         entry = self._under_way.get(name)
         if entry is None:
             return None
         shape, timeout, finished = entry
         timeout.reschedule(asyncio.get_running_loop().time())
         await finished.wait()
-        return shape.now("cancelled")
+        ended = shape.ended(shape.answer.choices[0])
+        return shape.now("cancelled") if ended.status == "cancelled" else None

@@ -241,10 +241,9 @@ def _original_field_names() -> Iterator[None]:
 async def _under_way(
     daemon: DaemonState, shape: ResponsesShape, turn: ConversationTurn | None
 ) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(daemon.part(kept.RunningResponses).under_way(shape))
-        if turn:
-            await stack.enter_async_context(turn.under_way(shape.response.id))
+    # A cancellation must not interrupt the wait for the store, so it is for the inner context alone.
+    stored = turn.under_way(shape.response.id) if turn else contextlib.nullcontext()
+    async with stored, daemon.part(kept.RunningResponses).under_way(shape):
         yield
 
 

@@ -109,18 +109,19 @@ class ResponsesShape:
         new_events = [*self._output.score(self._new_logprobs())]
         new_events += self._output.end(cut=choice.finish_reason == "length")
         self._end(choice)
-        last_event = (wire.Completed if self.response.status == "completed" else wire.Incompleted)(
-            response=self.response, timings=self.response.timings
-        )
-        return self._number_events([*new_events, last_event])
+        return self._number_events([*new_events, self._last_event()])
+
+    def _last_event(self) -> wire.Event:
+        kind = wire.Completed if self.response.status == "completed" else wire.Incompleted
+        return kind(response=self.response, timings=self.response.timings)
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
         """Return the last events of a response that failed; its items so far are kept."""
         choice = self.answer.choices[0]
-        new_events = [*self._output.end(cut=True)]
+        new_events = [*self._output.end(cut=choice.done is None)]
         self._end(choice)
         if isinstance(error, Cancelled):
-            return self._number_events([*new_events, wire.Incompleted(response=self.response)])
+            return self._number_events([*new_events, self._last_event()])
         self.response.status, self.response.error = "failed", _response_error(error)
         return self._number_events(
             [*new_events, _error_event(error), wire.Failed(response=self.response)]

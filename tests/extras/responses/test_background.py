@@ -324,6 +324,25 @@ def test_a_response_is_cancelled_in_any_state(home: Home, client: openai.OpenAI,
     assert await_end(client, create(client, "running").id).output_text == "0"
 
 
+def test_a_cancellation_at_the_end_has_one_outcome(home: Home, client: openai.OpenAI) -> None:
+    """Cancel at any event: the answer, the stored response and its events agree on how it ended."""
+    draws = random.Random(7)
+    for count in range(40):
+        connection, response = begin_stream(home, "say a b c d e f")
+        events = [read_event(response)]
+        name = name_of(events[0])
+        for _ in range(draws.randint(0, 16)):
+            events.append(read_event(response))
+        status = client.responses.cancel(name).status
+        connection.close()
+        ended = client.responses.retrieve(name)
+        last = split_events(read_after(home, name))[-1]
+        final = json.loads(last.partition(b"data: ")[2])
+        assert ended.status == final["response"]["status"] == status, count
+        assert (final["type"] == "response.completed") == (status == "completed")
+        assert (ended.output_text == "a b c d e f") or status == "cancelled"
+
+
 def test_a_queued_response_is_cancelled() -> None:
     with temporary_home() as home:
         home.use_fake(parallel=1)
