@@ -29,6 +29,9 @@ from localspec.daemon.__main__ import main
 sys.exit(main())
 """
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
+# Each client ends a connection that is silent for so long.
+CLIENT_TIMEOUT_S = 2.0
+TOO_LATE = "late 2.5"
 LATE = "late 0.4"
 # The scripted engine waits between the words of "say", for less time than there is between two pings.
 HIDDEN = f"say <think> {'so ' * 60}</think> late"
@@ -46,12 +49,17 @@ def home() -> Iterator[Home]:
 
 
 def http2(home: Home) -> httpx2.Client:
-    return httpx2.Client(transport=httpx2.HTTPTransport(uds=str(home.socket), verify=False))
+    transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
+    return httpx2.Client(transport=transport, timeout=CLIENT_TIMEOUT_S)
 
 
 def openai_client(home: Home) -> openai.OpenAI:
     return openai.OpenAI(
-        api_key="none", base_url=f"{URL}/v1", http_client=http2(home), max_retries=0
+        api_key="none",
+        base_url=f"{URL}/v1",
+        http_client=http2(home),
+        max_retries=0,
+        timeout=CLIENT_TIMEOUT_S,
     )
 
 
@@ -79,7 +87,11 @@ def ask_messages(home: Home, text: str) -> str:
     thinking: Any = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
     with (
         anthropic.Anthropic(
-            api_key="none", base_url=URL, http_client=http2(home), max_retries=0
+            api_key="none",
+            base_url=URL,
+            http_client=http2(home),
+            max_retries=0,
+            timeout=CLIENT_TIMEOUT_S,
         ) as client,
         client.messages.stream(
             model="builtin",
@@ -94,7 +106,7 @@ def ask_messages(home: Home, text: str) -> str:
 
 def ask_ollama(home: Home, text: str) -> str:
     transport = httpx.HTTPTransport(uds=str(home.socket), verify=False)
-    with ollama.Client(URL, transport=transport) as client:
+    with ollama.Client(URL, transport=transport, timeout=CLIENT_TIMEOUT_S) as client:
         parts = client.chat(
             "default", [{"role": "user", "content": text}], tools=[TOOL], stream=True
         )
@@ -130,7 +142,7 @@ def read_bytes(home: Home, target: str, text: str, **fields: Any) -> bytes:
 
 def test_a_silent_engine(home: Home, protocol: str) -> None:
     ask, target, ping = PROTOCOLS[protocol]
-    assert ask(home, LATE) == "late"
+    assert ask(home, TOO_LATE) == "late"
     pings = read_bytes(home, target, LATE).count(ping)
     # The first in_progress belongs to every stream.
     assert pings > (1 if protocol == "responses" else 0)
