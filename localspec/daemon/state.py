@@ -174,6 +174,8 @@ class DaemonState:
 
         The engine comes first, because it may be writing. Then follow the files, also of old engines.
         """
+        if name is None:
+            self.recordings.forget_ended()
         await self.supervisor.residents.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
         await self.unload_retired_drafts()

@@ -135,6 +135,18 @@ def test_stopping_frees_the_slot_and_forgets_the_stream(served: Home) -> None:
     assert served.request("DELETE", target("stopped")).status == 204
 
 
+def test_a_removal_of_all_conversations_forgets_streams(served: Home) -> None:
+    stream_whole(served, "forgotten", "say secret")
+    connection, response = begin(served, "running", "forever")
+    response.readline()
+    assert served.request("DELETE", "/localspec/conversations").status == 200
+    assert resume(served, "forgotten").status == 404
+    assert response.readline()  # what runs goes on
+    served.request("DELETE", target("running"))
+    response.read()
+    connection.close()
+
+
 def test_a_new_stream_replaces_the_conversations_last(served: Home) -> None:
     connection, response = begin(served, "replaced", "forever")
     response.readline()

@@ -178,6 +178,12 @@ class Recordings:
         if task := self._remove(key):
             await asyncio.gather(task, return_exceptions=True)
 
+    def forget_ended(self) -> None:
+        """Forget all streams that have ended."""
+        for key, recording in [*self._recordings.items()]:
+            if recording.is_done:
+                self._remove(key)
+
     async def close(self, timeout_s: float) -> None:
         """Wait until all streams are written, and cancel those that take longer."""
         if tasks := [*self._tasks.values()]:
