@@ -408,6 +408,46 @@ def test_many_responses_that_nobody_reads(home: Home, client: openai.OpenAI) -> 
     assert kept == [False] * 8 + [True] * MAX_RECORDINGS
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_many_at_once_with_random_ends(home: Home, seed: int) -> None:
+    """Clients leave, come back, cancel and delete as they like. A bystander is not harmed."""
+    problems: list[str] = []
+
+    def live(number: int) -> None:
+        draws = random.Random(f"{seed} {number}")
+        count = draws.randint(1, 25)
+        text = "".join(f"{piece} " for piece in range(count))
+        connection, response = begin_stream(home, f"slow {count}")
+        name = name_of(read_event(response))
+        for _ in range(draws.randint(0, 8)):
+            read_event(response)
+        connection.close()
+        action = draws.choice(["leave", "resume", "cancel", "delete"])
+        target = f"/v1/responses/{name}"
+        if action == "resume":
+            final = json.loads(split_events(read_after(home, name))[-1].partition(b"data: ")[2])
+            if final["response"]["output"][0]["content"][0]["text"] != text:
+                problems.append(f"{name}: {final}")
+        elif action == "cancel":
+            home.request("POST", f"{target}/cancel", b"")
+        elif action == "delete":
+            home.request("DELETE", target)
+            if home.request("GET", target).status != 404:
+                problems.append(f"{name} was not deleted")
+
+    with home.streaming("slow 60") as bystander:
+        threads = [threading.Thread(target=live, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        data = bystander.read()
+    assert not problems
+    assert data.endswith(b"data: [DONE]\n\n")
+    assert data.count(b'"content":"') >= 60
+    wait_for(lambda: is_idle(home), "the end of those whose clients left")
+
+
 def test_a_full_queue_is_an_error_and_nothing_is_left() -> None:
     with temporary_home() as home:
         home.use_fake(parallel=1, queue=2)
