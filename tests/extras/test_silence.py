@@ -30,9 +30,9 @@ sys.exit(main())
 """
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
 # Each client ends a connection that is silent for so long.
-CLIENT_TIMEOUT_S = 2.0
-TOO_LATE = "late 2.5"
-LATE = "late 0.4"
+CLIENT_TIMEOUT_S = 6.0
+TOO_LATE = "late 7"
+LATE = "late 1.5"
 # The scripted engine waits between the words of "say", for less time than there is between two pings.
 HIDDEN = f"say <think> {'so ' * 60}</think> late"
 URL = "http://localspec"
