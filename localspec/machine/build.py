@@ -36,9 +36,9 @@ from localspec.machine.host import (
 
 Backend = Literal["cpu", "cuda", "vulkan", "metal", "user"]
 
-# localspec takes no images, so the multimodal library is not built.
+# The multimodal library (LLAVA_BUILD) reads pictures, and runs no ffmpeg for films.
 # RPC runs layers on other machines (localspec rpc-worker).
-COMMON_FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_RPC=ON")
+COMMON_FLAGS = ("-DLLAVA_BUILD=ON", "-DMTMD_VIDEO=OFF", "-DGGML_RPC=ON")
 
 # Variables that change the compiler's output, and so the key of the wheel.
 BUILD_VARIABLES = (

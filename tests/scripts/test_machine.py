@@ -186,7 +186,7 @@ def test_the_backend_follows_what_works(
 ) -> None:
     plan = plan_build(host, GCC)
     assert plan.backend == backend
-    assert plan.cmake_args == f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {flags}".strip()
+    assert plan.cmake_args == f"-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF -DGGML_RPC=ON {flags}".strip()
     assert str(plan.reasons[0]).startswith(reason)
 
 

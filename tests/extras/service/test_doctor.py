@@ -145,7 +145,9 @@ def test_a_pip_installation_is_rebuilt_by_pip(
     monkeypatch.setattr("localspec.machine.build.CHECKOUT", False)
     gpu = replace(healthy, host=make_host(outputs=GPU, tools=TOOLS))
     cure = worst_finding(gpu, "GPU").cure
-    assert cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_RPC=ON -DGGML_CUDA=ON")
+    assert cure.startswith(
+        "CMAKE_ARGS='-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF -DGGML_RPC=ON -DGGML_CUDA=ON"
+    )
     assert f"{sys.executable} -m pip install --force-reinstall" in cure
     assert "--no-binary llama-cpp-python llama-cpp-python==" in cure
     tools = {name: tool for name, tool in TOOLS.items() if name != "nvcc"}
@@ -156,7 +158,7 @@ def test_a_pip_installation_is_rebuilt_by_pip(
             finding for finding in doctor.findings(machine_) if "scripts/setup" in finding.cure
         ]
     safe = worst_finding(replace(healthy, status=lambda: SAFE_MODE), "engine")
-    assert safe.cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_RPC=ON")
+    assert safe.cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF -DGGML_RPC=ON")
 
 
 def test_a_gpu_without_its_compiler(healthy: CheckedMachine) -> None:
