@@ -124,7 +124,7 @@ class Engine:
         sampling, thoughts = tokenized.request.sampling, tokenized.request.thoughts
         has_bias = sampling.ignore_eos or sampling.logit_bias or sampling.text_bias
         bias = dict(tokenized.sampler.settings.logit_bias) if has_bias else {}
-        read = sequence.n_prompt, cached, tokenized.tail, source
+        read = sequence.n_prompt_tokens, cached, tokenized.tail, source
         cost = self.pair.shared.reading.expected
         exact = sequence.tally.exact
         self._emit(
@@ -177,12 +177,29 @@ class Engine:
 
     def _round(self, lane: Lane) -> None:
         start, busy = self._clock(), self.pair.spent_s()
-        sequences = self._draft(lane, self._scheduler.schedule(lane))
-        sequences = self._decode_and_verify(lane, sequences)
+        sequences, readers = self._read_pictures(lane, self._scheduler.schedule(lane))
+        sequences = self._decode_and_verify(lane, self._draft(lane, sequences))
+        sequences = readers + sequences
         if sequences:
             self._account(lane, sequences, start, busy)
             for sequence in sequences:
                 self._endings.guard(self._finish_or_probe, lane, sequence)
+
+    def _read_pictures(
+        self, lane: Lane, sequences: list[Sequence]
+    ) -> tuple[list[Sequence], list[Sequence]]:
+        """Read the pictures that are next in prompts, in passes of their own.
+
+        Return the other sequences, and those that have read pictures and still run.
+        """
+        if not any(sequence.step.reads_picture for sequence in sequences):
+            return sequences, []
+        readers: list[Sequence] = []
+        for sequence in sequences:
+            if sequence.step.reads_picture and sequence in lane.active:
+                readers += self._decode_and_verify(lane, [sequence])
+        others = (sequence for sequence in sequences if not sequence.step.reads_picture)
+        return [sequence for sequence in others if sequence in lane.active], readers
 
     def _draft(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
         """Draft for each sequence what is worth verifying. Return the sequences that still run."""
@@ -228,13 +245,15 @@ class Engine:
             try:
                 scored = any(sequence.scoring for sequence in sequences)
                 lane.decode(decoding_only, len(sequences), scored=scored)
-                return True
+                if not self._scheduler.fill_rest(lane, sequences):
+                    return True
             except Aborted:
                 self._scheduler.handle_interrupted_pass(
                     lane, sequences, self.interruption.was_for_new_request
                 )
                 return False
             except NoKvSlot:
+                self._scheduler.take_back_parts(lane, sequences)
                 if not lane.slots.evict():
                     if (last := self._scheduler.preempt_newest(lane)) is not None:
                         last.finish("length")
@@ -250,7 +269,7 @@ class Engine:
         step, slot = sequence.step, sequence.slot
         self._report_reading(lane, sequence)
         if step.first_row < 0 or sequence.limit <= 0:
-            lane.slots.commit_prefill(slot, len(step.read))
+            lane.slots.commit_prefill(slot, len(step.read), emits_states=not step.n_rows)
             if step.first_row >= 0:  # the request reads its prompt and generates nothing
                 sequence.tally.observe_tokens(0, lane.began)
                 sequence.finish("length")

@@ -14,6 +14,7 @@ import msgspec
 
 from localspec.engine.cache.slot import REREAD_TOKENS
 from localspec.engine.cache.slots import SlotRequest
+from localspec.engine.llama import is_picture, split_pictures
 from localspec.engine.pair.lane import (
     EXACT_CHUNK_TOKENS,
     Lane,
@@ -87,7 +88,7 @@ class Scheduler:
             ContextExceeded: The prompt does not fit into the context.
         """
         n_ctx = self._pair.n_ctx
-        count = len(tokenized.tokens)
+        count = tokenized.n_tokens
         if count >= n_ctx:
             excess = count - n_ctx + 1
             raise ContextExceeded(
@@ -197,7 +198,8 @@ class Scheduler:
     def _start_sequence(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
         request, pair = tokenized.request, self._pair
         # A saved conversation must hold exact states, and states moved within the cache are not exact.
-        min_move_tokens = request.n_cache_reuse if request.conversation is None else 0
+        is_movable = request.conversation is None and not tokenized.pictures
+        min_move_tokens = request.n_cache_reuse if is_movable else 0
         expected_tokens = (
             EXPECTED_ANSWER_TOKENS
             if request.max_tokens is None
@@ -229,7 +231,7 @@ class Scheduler:
             tokenized,
             slot,
             pair.vocab,
-            room=pair.n_ctx - len(tokenized.tokens),
+            room=pair.n_ctx - tokenized.n_tokens,
             drafting=Drafting.create(
                 resources,
                 pair.learned.calibrations,
@@ -407,6 +409,9 @@ class Scheduler:
         lane.slots.begin_pass(rows)
         for sequence in sequences:
             slot, step = sequence.slot, sequence.step
+            if step.reads_picture:
+                step.n_rows = _fill_picture(lane, sequence)
+                continue
             last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
             position = slot.n_past
             step.read_row = batch.rows
@@ -426,6 +431,24 @@ class Scheduler:
         if (decoding_only and not lane.needs_equal_rows) or (len(sequences) == 1 and lane.exact):
             self._pad(lane, sequences[-1], len(sequences))
         return decoding_only
+
+    def fill_rest(self, lane: Lane, sequences: list[Sequence]) -> bool:
+        """Fill the batch with more rows of a picture that one pass does not hold, if it is read.
+
+        Return False if there are none.
+        """
+        step, slot = sequences[0].step, sequences[0].slot
+        if not step.n_rows or step.n_rows == len(sequences[0].picture_at(slot.n_past).rows):
+            return False
+        lane.batch.clear()
+        step.n_rows = _fill_picture(lane, sequences[0])
+        return True
+
+    def take_back_parts(self, lane: Lane, sequences: list[Sequence]) -> None:
+        """Remove the rows of a picture of which not all could be read."""
+        for sequence in sequences:
+            if sequence.step.n_rows:
+                lane.slots.roll_back_interrupted(sequence.slot)
 
     def _equal_rows(self, lane: Lane, sequences: list[Sequence]) -> int:
         """Return the number of rows that each sequence gets where all must have as many.
@@ -505,7 +528,9 @@ class Scheduler:
             chunks = sequence.n_prompt // EXACT_CHUNK_TOKENS * EXACT_CHUNK_TOKENS
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
         if (conversation := sequence.slot.conversation) is not None:
-            self._pair.memory.add(sequence.tokens[sequence.tally.cached :], conversation)
+            for part in split_pictures(sequence.tokens[sequence.tally.cached :]):
+                if not is_picture(part[0]):
+                    self._pair.memory.add(part, conversation)
         lane.slots.release(sequence.slot)
         lane.active.remove(sequence)
         lane.n_ended += 1
@@ -567,11 +592,43 @@ def _max_prompt_outputs(lane: Lane) -> int:
 
 
 def _next_chunk(lane: Lane, sequence: Sequence, max_tokens: int) -> list[int]:
-    """Return the tokens of its prompt that a sequence reads next, at most `max_tokens`."""
+    """Return the tokens of its prompt that a sequence reads next, at most `max_tokens`.
+
+    They are all text, or all pictures. An indivisible picture is read at once, however large it is.
+    """
     slot = sequence.slot
     unread = slot.unread
+    if is_picture(unread[0]) and (part := sequence.picture_at(slot.n_past)).is_indivisible:
+        return unread[: part.n_places]
     count = lane.limit_chunk(slot.n_past, len(unread), max_tokens)
+    if sequence.has_pictures and count:
+        count = len(next(split_pictures(unread[:count])))
     return unread[: lane.slots.limit_prefill(slot, count)] if count else []
+
+
+def _fill_picture(lane: Lane, sequence: Sequence) -> int:
+    """Fill the batch with the rows of a picture that a sequence reads next.
+
+    Return how many of an indivisible picture are read then, 0 for any other.
+    """
+    slot, step, batch = sequence.slot, sequence.step, lane.batch
+    step.read_row = batch.rows
+    if not sequence.picture_at(slot.n_past).is_indivisible:
+        for position in range(slot.n_past, slot.n_past + len(step.read)):
+            part = sequence.picture_at(position)
+            batch.add_embedding(part.rows[position - part.start], position, slot.id, False)
+        return 0
+    part = sequence.picture_at(slot.n_past)
+    batch.both_ways = part.both_ways
+    end = min(len(part.rows), step.n_rows + batch.capacity)
+    for index in range(step.n_rows, end):
+        coordinates: list[int] = []
+        position = part.start + index
+        if part.positions is not None:
+            coordinates = [part.start + place for place in part.positions[index].tolist()]
+            position = coordinates[0]
+        batch.add_embedding(part.rows[index], position, slot.id, False, coordinates)
+    return end
 
 
 def _clear_unused_slots(lane: Lane) -> None:

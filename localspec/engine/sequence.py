@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Context, Vocab
+from localspec.engine.llama import Context, PictureRows, Vocab
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.loops import LoopGuard
@@ -59,6 +59,13 @@ class TokenizedRequest:
     note: str = ""  # which wishes of the request cannot be met
     regions: VisibilityParser | None = None  # where stop strings apply; None: in all of the text
     guard: LoopGuard | None = None  # None: it may repeat itself without an end
+    pictures: tuple[PictureRows, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """The tokens of the prompt, each row of a picture among them, even where rows share a place."""
+        shared = sum(len(part.rows) - part.n_places for part in self.pictures)
+        return len(self.tokens) + shared
 
 
 class Sequence:
@@ -92,6 +99,8 @@ class Sequence:
         # Whether the context ends the answer where nothing else does.
         self._ends_at_context = max_tokens is None or max_tokens > room
         self.n_prompt = len(tokenized.tokens)
+        self.n_prompt_tokens = tokenized.n_tokens
+        self._pictures = tokenized.pictures
         self.tally = RequestStatistics(
             self.n_prompt, cached=slot.reused, moved=slot.moved, exact=slot.reused_exact
         )
@@ -202,6 +211,15 @@ class Sequence:
     def _prompt_piece(self, token: int) -> bytes:
         """Return the bytes of a token. In a prompt, control tokens have text, too."""
         return self._vocab.piece(token, special=True)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether there are pictures in its prompt."""
+        return bool(self._pictures)
+
+    def picture_at(self, position: int) -> PictureRows:
+        """Return what the target reads of the picture at a position."""
+        return next(part for part in self._pictures if part.start <= position < part.end)
 
     @property
     def generated(self) -> int:
@@ -356,7 +374,7 @@ class Sequence:
         return Done(
             self.id,
             self.finish_reason,
-            self.n_prompt,
+            self.n_prompt_tokens,
             self.generated,
             tally.timings(self.generated),
             tally.speculation(

@@ -30,6 +30,9 @@ from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Model
 from localspec.engine.pair.cpu_lock import CpuLock
 from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.models import physical_cores
+from localspec.engine.prompt.picture_child import OpenProjector
+from localspec.engine.prompt.pictures import Pictures
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
 from localspec.engine.prompt.special_tokens import SpecialTokens
@@ -60,6 +63,7 @@ from localspec.protocol.frames import (
     Shutdown,
     Tokenize,
 )
+from localspec.protocol.settings import PICTURE_PASS_ROWS
 
 
 class Tokenized(Protocol):
@@ -113,6 +117,7 @@ class Worker:
         self._engine: Serving | None = None
         self._renderers: list[TemplateRenderer] = []
         self._grammars: Grammars | None = None
+        self._pictures: Pictures | None = None  # if the pair has a projector
         self._turns = CpuLock(None, 0.0)
         self._finished = 0  # answers since what was learned was last saved
         self._idle = True  # no step is running or due
@@ -304,6 +309,7 @@ class Worker:
         notice = lambda text: self.send(frames.Notice(text))  # noqa: E731
         turn = partial(self._turns.hold, False)
         learning: list[threading.Thread] = []
+        self._open_projector(load)
 
         def learn_dialect(target: Model) -> None:
             if not learning:  # else the target was opened again, with less memory
@@ -320,9 +326,42 @@ class Worker:
         self._renderers += [TemplateRenderer(*texts, dialect) for _ in range(SLOW_THREADS)]
         self._grammars = grammars = Grammars(pair.vocab, isolated=True)
         special = SpecialTokens(pair.vocab, pair.chat_template)
-        quick, *slow = (Preparer(pair, renderer, grammars, special) for renderer in self._renderers)
+        info = msgspec.structs.replace(pair.info(), dialect=dialect)
+        if self._pictures is not None and (problem := self._pictures.why_unusable()):
+            info.notes.append(f"No pictures: {problem}.")
+            pair.files.projector_hint = f"Its projector cannot be used: {problem}."
+            self._close_pictures()
+        info.reads_pictures = self._pictures is not None
+        quick, *slow = (
+            Preparer(pair, renderer, grammars, special, self._pictures)
+            for renderer in self._renderers
+        )
         self._preparers.use(quick, slow)
-        return msgspec.structs.replace(pair.info(), dialect=dialect)
+        return info
+
+    def _open_projector(self, load: Load) -> None:
+        """Start the process that encodes pictures, if the pair has a projector."""
+        files, settings = load.pair, load.settings
+        if files.projector is None:
+            return
+        job = OpenProjector(
+            files.projector,
+            files.target,
+            settings.n_threads or physical_cores(),
+            settings.n_gpu_layers != 0 and bool(llama.gpus()),
+            min(settings.n_batch, PICTURE_PASS_ROWS),
+        )
+        try:
+            self._pictures = Pictures(job)
+        except OSError as error:
+            raise LoadFailed(
+                f"The projector {files.projector} cannot be loaded: {error}."
+            ) from None
+
+    def _close_pictures(self) -> None:
+        if self._pictures is not None:
+            self._pictures.close()
+            self._pictures = None
 
     def _learn_dialect(self, files: PairFiles, target: Model) -> threading.Thread:
         """Make the first renderer, and learn the dialect beside the rest of the load; return the thread."""
@@ -351,6 +390,7 @@ class Worker:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        self._close_pictures()
         for renderer in self._renderers:
             renderer.close()
         self._renderers = []

@@ -56,6 +56,9 @@ class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
     continued: Literal["", "content", "reasoning_content"] = ""
     # Special tokens that are spelled out in messages are parsed as such and not as text.
     parse_special: bool = False
+    # Picture files. `picture_mark` stands for each of them, in this order, in the messages' texts.
+    pictures: list[bytes] = []
+    picture_mark: str = ""
 
 
 class TextPrompt(msgspec.Struct, tag="text", omit_defaults=True):
@@ -160,6 +163,10 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     draft_named: bool = False
     # The draft that `localspec tune` has made, if there is one.
     tuned_draft: str = ""
+    # The file that turns pictures into what the target reads. None: it reads text only.
+    projector: str | None = None
+    # What to do to have a projector, as a sentence.
+    projector_hint: str = ""
     # Text of a chat template that replaces the one in the target's file.
     chat_template: str = ""
     # Default sampling parameters that replace those in the target's file.
@@ -407,6 +414,7 @@ class Loaded(Frame, omit_defaults=True):
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what was reduced for lack of memory
     reading: PromptCost | None = None  # as in Started
+    reads_pictures: bool = False
 
 
 class LoadError(Frame):

@@ -42,6 +42,9 @@ LoopGuardScope = Literal["off", "thoughts", "all"]
 # Rows per pass on a CPU without flash attention. Each row needs a score for every cell, so that a
 # pass of many rows would take much memory.
 CPU_PASS_ROWS = 128
+# The same for a target that reads pictures. Rows that attend to each other must be in one pass, and
+# Gemma's pictures have so many.
+PICTURE_PASS_ROWS = 256
 # Tokens of context up to which a CPU is no faster without flash attention, because the sequences of
 # a short context also attend to each other's cells. With 512-bit vectors flash attention prefills
 # faster up to about 8 000 tokens and decodes as fast up to 4 000; beyond that it decodes slower

@@ -433,6 +433,12 @@ class FakePreparer:
     def estimate_s(self, request: Any) -> float:
         return 0.0
 
+    def has_new_pictures(self, request: Any) -> bool:
+        return False
+
+    def encode_pictures(self, request: Any, is_cancelled: Callable[[], bool]) -> None:
+        raise AssertionError("there are none")
+
     def begin(self, request: Any) -> Any:
         if "slow" not in request.prompt.text:
             return request

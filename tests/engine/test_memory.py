@@ -47,7 +47,7 @@ def log_lines() -> Iterator[list[str]]:
 
     C.llama_log_set(note, None)
     yield lines
-    C.llama_log_set(library._on_log, None)
+    C.llama_log_set(library.on_log, None)
 
 
 def sum_buffers_mib(lines: list[str], kinds: str) -> float:

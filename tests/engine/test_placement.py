@@ -65,8 +65,8 @@ def fail_when_called(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> 
     def failing_function(*arguments: Any) -> Any:
         if remaining[0]:
             remaining[0] -= 1
-            model._on_log(4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None)
-            model._on_log(4, b"failed to initialize the context\n", None)
+            model.on_log(4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None)
+            model.on_log(4, b"failed to initialize the context\n", None)
             return None
         return real(*arguments)
 
@@ -115,7 +115,7 @@ def test_a_failure_for_another_reason_is_not_tried_again(
 
     def failing_function(*_: Any) -> None:
         calls.append(1)
-        model._on_log(4, b"quantized V cache requires flash attention\n", None)
+        model.on_log(4, b"quantized V cache requires flash attention\n", None)
 
     monkeypatch.setattr(llama.C, "llama_init_from_model", failing_function)
     with pytest.raises(LoadFailed, match="requires flash attention"):

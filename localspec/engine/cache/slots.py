@@ -23,7 +23,7 @@ from localspec.engine.cache.slot import (
     count_usable,
     find_chunks,
 )
-from localspec.engine.llama import Context
+from localspec.engine.llama import Context, begin_of_picture, is_picture
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,7 @@ class Slots:
             return 0
         prompt, align = request.prompt, request.align
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
+        shared = begin_of_picture(prompt, shared)
         if not request.moves or slot.moves >= MAX_MOVES:
             shared = slot.count_exact(shared)
         return count_usable(shared, self._memory.min_length(slot), slot.mark_positions)
@@ -250,9 +251,12 @@ class Slots:
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
         if not self.cuttable or self._target.model.n_swa:
-            slot.turns += choose_positions(prompt, self._target.model.vocab.is_control, n_kept)
+            slot.turns += choose_positions(prompt, self._is_control, n_kept)
         slot.n_past_draft = min(slot.n_past_draft, n_kept)
         slot.conversation = slot.volatile_from = None
+
+    def _is_control(self, token: int) -> bool:
+        return not is_picture(token) and self._target.model.vocab.is_control(token)
 
     def forget_conversation(self, conversation: str | None) -> None:
         """Save nothing more of a conversation, or of any if it is None; idle slots lose its text."""
@@ -393,6 +397,7 @@ class Slots:
             length - n_offered, prefix.copied
         ):
             return 0
+        length = begin_of_picture(request.prompt, length)
         self._save_to_memory(slot, 0)
         self.clear(slot)
         self._free_cells(len(prefix.tokens))
@@ -440,9 +445,13 @@ class Slots:
         next_place = self._parking.next_position(slot)
         return count if next_place is None else min(count, next_place - slot.n_past)
 
-    def commit_prefill(self, slot: Slot, count: int) -> None:
-        """Note that a pass has read `count` tokens of the prompt."""
-        self._store_hidden(slot, count)
+    def commit_prefill(self, slot: Slot, count: int, *, emits_states: bool = True) -> None:
+        """Note that a pass has read `count` tokens of the prompt.
+
+        emits_states: whether it had a row for each, so that their hidden states are known.
+        """
+        if emits_states:
+            self._store_hidden(slot, count)
         slot.n_past += count
         slot.n_past = self._parking.attach(slot)
 

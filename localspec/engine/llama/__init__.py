@@ -37,6 +37,15 @@ from localspec.engine.llama.model import (
     why_no_heads,
     wide_vectors,
 )
+from localspec.engine.llama.pictures import (
+    PictureRows,
+    begin_of_picture,
+    is_picture,
+    picture_tokens,
+    split_pictures,
+    without_pictures,
+)
+from localspec.engine.llama.projector import Projector, UnreadablePicture
 from localspec.engine.llama.rpc import connect, enable_keepalive
 from localspec.engine.llama.vocab import FimTokens, MarkedToken, Vocab, check_tokens
 
@@ -57,23 +66,31 @@ __all__ = [
     "NoKvSlot",
     "NotFinite",
     "OutOfMemory",
+    "PictureRows",
+    "Projector",
     "State",
     "StateBatch",
     "States",
     "Stop",
+    "UnreadablePicture",
     "Vocab",
     "backend",
+    "begin_of_picture",
     "check_tokens",
     "connect",
     "devices",
     "enable_keepalive",
     "gpus",
     "initialise",
+    "is_picture",
     "last_heartbeat",
     "llama_version",
+    "picture_tokens",
     "read_tensor_names",
     "record_heartbeat",
+    "split_pictures",
     "system_info",
     "why_no_heads",
     "wide_vectors",
+    "without_pictures",
 ]

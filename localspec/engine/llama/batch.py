@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
 
 from localspec.errors import LocalspecError
 
@@ -73,8 +76,14 @@ class DecodeFatal(DecodeError):
     """Raised for a return code below -1: the context can no longer be used."""
 
 
+N_COORDINATES = 4  # of a row without a token, with M-RoPE
+
+
 class Batch:
-    """The rows of one pass: (token, position, sequence, wants logits). It is reused for all passes."""
+    """The rows of one pass: (token, position, sequence, wants logits). It is reused for all passes.
+
+    A row may have an embedding in place of a token. Then all rows of the pass have.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -99,6 +108,12 @@ class Batch:
             logits=self._logits,
         )
         self.rows = 0
+        self._embeddings: npt.NDArray[np.float32] | None = None  # allocated at first use
+        self._reads_embeddings = False
+        # With M-RoPE, all first coordinates of the rows, then all second ones, and so on.
+        self._coordinates: Any = None
+        self._rows_of_coordinates: list[tuple[int, ...]] = []
+        self.both_ways = False  # whether each row attends to all others
 
     @property
     def mean_position(self) -> float:
@@ -107,10 +122,18 @@ class Batch:
 
     def clear(self) -> None:
         self.rows = 0
+        self._reads_embeddings = self.both_ways = False
+        self._rows_of_coordinates.clear()
 
     def finish(self) -> None:
         """Complete the rows for llama.cpp, before each pass."""
         self.struct.n_tokens = self.rows
+        if self._embeddings is not None:
+            embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            self.struct.embd = embd if self._reads_embeddings else None  # type: ignore[assignment]
+            self.struct.token = None if self._reads_embeddings else self._token  # type: ignore[assignment]
+            positions: Any = self._write_coordinates() if self._rows_of_coordinates else self._pos
+            self.struct.pos = positions
 
     def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
         """Append a row and return its index.
@@ -126,4 +149,39 @@ class Batch:
         self._seq[row] = sequence
         self._logits[row] = logits
         self.rows = row + 1
+        return row
+
+    def _write_coordinates(self) -> Any:
+        if self._coordinates is None:
+            self._coordinates = (C.llama_pos * (N_COORDINATES * self.capacity))()
+        columns = zip(*self._rows_of_coordinates, strict=True)
+        values = [value for column in columns for value in column]
+        self._coordinates[: len(values)] = values
+        return self._coordinates
+
+    def add_embedding(
+        self,
+        values: npt.NDArray[np.float32],
+        position: int,
+        sequence: int,
+        logits: bool,
+        coordinates: Sequence[int] = (),
+    ) -> int:
+        """Append a row that has an embedding (n_embd,) in place of a token, and return its index.
+
+        coordinates: with M-RoPE, of which the first is the position.
+
+        Raises:
+            BadBatch: the batch is full, or has rows with tokens.
+        """
+        if self.rows and not self._reads_embeddings:
+            raise BadBatch("A batch holds either tokens or embeddings.")
+        row = self.add(0, position, sequence, logits)
+        if self._embeddings is None:
+            self._embeddings = np.zeros((self.capacity, len(values)), np.float32)
+        self._embeddings[row] = values
+        self._reads_embeddings = True
+        if coordinates:
+            missing = N_COORDINATES - len(coordinates)
+            self._rows_of_coordinates.append((*coordinates, *[0] * missing))
         return row

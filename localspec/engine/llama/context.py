@@ -139,6 +139,7 @@ class Context(Resource):
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
         self.n_seq = settings.n_seq
+        self.n_ubatch = int(C.llama_n_ubatch(self.handle))  # rows that may attend to all others
         self.n_vocab = model.vocab.size
         self._row = ctypes.c_float * self.n_vocab
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
@@ -197,7 +198,13 @@ class Context(Resource):
             raise Aborted("The pass was stopped before it began.")
         waiting.check_load()
         record_heartbeat()
-        code = int(C.llama_decode(self.handle, batch.struct))
+        if batch.both_ways:
+            C.llama_set_causal_attn(self.handle, False)
+        try:
+            code = int(C.llama_decode(self.handle, batch.struct))
+        finally:
+            if batch.both_ways:
+                C.llama_set_causal_attn(self.handle, True)
         record_heartbeat()
         self._shifted = False
         if code == 0:

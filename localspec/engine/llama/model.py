@@ -56,7 +56,7 @@ _no_memory: list[str] = []  # The first error about memory since a load began.
 
 
 @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
-def _on_log(level: int, text: bytes, _user: object) -> None:
+def on_log(level: int, text: bytes, _user: object) -> None:
     # Level 3 is warning, 4 error, 5 the continuation of the previous line (ggml.h). Errors of a pass that was
     # stopped on purpose are ignored.
     if level == 4 and not _stop[0]:
@@ -81,7 +81,7 @@ def last_heartbeat() -> float:
 
 def initialise() -> None:
     """Initialise llama.cpp, once per process. Its errors go to stderr; other messages are dropped."""
-    C.llama_log_set(_on_log, ctypes.c_void_p(0))
+    C.llama_log_set(on_log, ctypes.c_void_p(0))
     C.llama_backend_init()
     waiting.start_control()
 

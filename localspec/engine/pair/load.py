@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,6 +227,7 @@ def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
                 open_file = partial(open_with, "draft", files.draft)
                 draft = open_draft(open_file, settings, remote.devices) if files.draft else None
                 models = plan_contexts(target, draft, settings, n_ctx, threads, remote, stack)
+                models = replace(models, reads_pictures=files.projector is not None)
             return assemble_pair(job, models, notes, contention)
         except OutOfMemory as error:
             stack.close()

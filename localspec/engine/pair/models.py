@@ -38,7 +38,13 @@ from localspec.model_traits import (
     sidecar_kind,
 )
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.protocol.settings import CPU_PASS_ROWS, KV_BLOCK_SIZE, FlashAttention, KvType
+from localspec.protocol.settings import (
+    CPU_PASS_ROWS,
+    KV_BLOCK_SIZE,
+    PICTURE_PASS_ROWS,
+    FlashAttention,
+    KvType,
+)
 
 SMALL_MODEL_PARAMETERS = 4_000_000
 SAMPLE_TOKENS = 8  # length of the text of a target behind which something is measured
@@ -60,6 +66,7 @@ class PairModels:
     compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
     reverse order. n_ctx: tokens. parallel: sequences of the shared lane. threads: for a large model.
     rows: of a pass. attention: of the shared lane. machines: other machines with layers of the target.
+    reads_pictures: whether the target has a projector.
     """
 
     target: Model
@@ -73,6 +80,7 @@ class PairModels:
     opened: ExitStack
     attention: FlashAttention = "auto"
     machines: tuple[str, ...] = ()
+    reads_pictures: bool = False
 
     @property
     def sidecar(self) -> bool:
@@ -105,7 +113,8 @@ class PairModels:
         attention = self.settings.flash_attention if exact else self.attention
         n_ubatch = self.settings.n_batch
         if attention != self.settings.flash_attention:
-            n_ubatch = min(n_ubatch, CPU_PASS_ROWS)
+            most_rows = PICTURE_PASS_ROWS if self.reads_pictures else CPU_PASS_ROWS
+            n_ubatch = min(n_ubatch, most_rows)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=rows or self.rows,

@@ -15,7 +15,7 @@ from functools import cache, partial
 import msgspec
 
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.llama import PictureRows, Vocab, check_tokens, is_picture
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
 from localspec.engine.prompt.dialect import pieces
@@ -25,6 +25,7 @@ from localspec.engine.prompt.infill import (
     make_text_tokenizer,
     prompt_budget,
 )
+from localspec.engine.prompt.pictures import Encoded, Pictures, place_pictures
 from localspec.engine.prompt.preparers import (
     EngineRequest,
     SmallRequest,
@@ -90,13 +91,16 @@ class Preparer:
         renderer: TemplateRenderer,
         grammars: Grammars | None = None,
         special: SpecialTokens | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """Prepare for requests of `pair`.
 
         grammars: the compiler of grammars; by default, one that compiles in this process.
         special: the pair's special tokens, if another preparer has found them already.
+        pictures: what encodes pictures; None: the pair reads text only.
         """
         self._pair = pair
+        self._pictures = pictures
         self._renderer = renderer
         self._grammars = grammars or Grammars(pair.vocab)
         self._special = special or SpecialTokens(pair.vocab, pair.chat_template)
@@ -104,6 +108,7 @@ class Preparer:
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # The text of the last chat prompt.
+        self._rows: list[PictureRows] = []  # The pictures of the last prompt.
         self._infill_text = make_text_tokenizer(vocab)
         # Uses the costs measured at loading, so that prompts do not change while an editor is in use.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
@@ -113,6 +118,58 @@ class Preparer:
         return self._pair.vocab.estimate_s(
             "\n".join(_texts(request)), cuts=_count_messages(request)
         )
+
+    def has_new_pictures(self, request: EngineRequest | SmallRequest) -> bool:
+        """Return whether the request has pictures that are not encoded yet."""
+        encoder = self._pictures
+        return encoder is not None and any(
+            encoder.find(picture) is None for picture in _pictures_of(request)
+        )
+
+    def encode_pictures(
+        self, request: EngineRequest | SmallRequest, is_cancelled: IsCancelled
+    ) -> None:
+        """Encode the pictures of a request, in any thread.
+
+        Raises:
+            InvalidRequest: a picture cannot be encoded.
+            ContextExceeded: the pictures do not fit in the context.
+            Cancelled: `is_cancelled` returned True.
+            Unavailable: the process that encodes pictures does not work.
+        """
+        n_tokens, pictures = 0, _pictures_of(request)
+        for count, picture in enumerate(pictures, start=1):
+            encoded = self._encoded(picture, is_cancelled)
+            n_tokens += encoded.n_tokens
+            self._check_rows(encoded)
+            if n_tokens >= self._pair.n_ctx:
+                raise ContextExceeded(
+                    f"{count} of {len(pictures)} pictures have {n_tokens} tokens, which "
+                    f"{EXCEEDS_CONTEXT} of {self._pair.n_ctx} tokens; send fewer or set a larger "
+                    "`context`.",
+                    param="messages",
+                    n_prompt_tokens=n_tokens,
+                    n_ctx=self._pair.n_ctx,
+                )
+
+    def _check_rows(self, encoded: Encoded) -> None:
+        """Refuse a picture whose rows attend to each other and do not fit into one pass."""
+        context = self._pair.shared.context
+        n_rows = max((len(part.rows) for part in encoded.rows if part.both_ways), default=0)
+        if n_rows > context.n_ubatch:
+            raise InvalidRequest(
+                f"The picture has {n_rows} rows, and a pass holds {context.n_ubatch}; send a smaller one.",
+                param="messages",
+            )
+
+    def _encoded(self, picture: bytes, is_cancelled: IsCancelled = NEVER_CANCELLED) -> Encoded:
+        if self._pictures is None:
+            raise InvalidRequest(
+                f"The pair '{self._pair.files.name}' reads text and no pictures. "
+                f"{self._pair.files.projector_hint}".rstrip(),
+                param="messages",
+            )
+        return self._pictures.encode(picture, is_cancelled)
 
     def prepare(self, request: EngineRequest) -> TokenizedRequest:
         """Return the request ready for `Engine.submit`, however long that takes.
@@ -137,6 +194,7 @@ class Preparer:
         thoughts = list(request.thoughts)
         note = self._set_thoughts(request)
         tokens = self.tokens(request.prompt)
+        rows = tuple(self._rows)
         settings = self._resolve_settings(request.sampling)
         shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL_CHARS:]
         check_tokens(self._pair.vocab, request.stop_token_ids, "stop_token_ids")
@@ -144,7 +202,7 @@ class Preparer:
         tokenized = TokenizedRequest(
             request,
             tokens,
-            self._sampler(settings),
+            self._sampler(settings, follows_pictures=bool(rows)),
             limit if request.thinking is not None else None,
             self._ngram_index(request.speculative, tokens),
             shown,
@@ -153,6 +211,7 @@ class Preparer:
             " ".join(filter(None, [note, self._note_second_bos(request.prompt, tokens)])),
             self._regions(request, thoughts, tail),
             self._loop_guard(request, limit, tokens),
+            rows,
         )
         job, _ = self._grammars.job(request, tail)
         if self._grammars.ready(job):
@@ -242,7 +301,7 @@ class Preparer:
         if thoughts is None and scope != "all":
             return None
         vocab = self._pair.vocab
-        ends_line = cache(lambda token: b"\n" in vocab.piece(token))
+        ends_line = cache(lambda token: not is_picture(token) and b"\n" in vocab.piece(token))
         return LoopGuard(
             thoughts,
             has_word(vocab),
@@ -289,12 +348,14 @@ class Preparer:
                 bias[token] = bias.get(token, 0.0) + amount
         return bias
 
-    def _sampler(self, settings: Settings) -> Sampler:
+    def _sampler(self, settings: Settings, *, follows_pictures: bool) -> Sampler:
         breakers: Breakers = {}
         if settings.dry_multiplier > 0.0:
             breakers = self._breakers.find(settings.dry_sequence_breakers)
         narrowed = self._infill_filter() if settings.infill else None
-        return Sampler(settings, breakers=breakers, narrowed=narrowed)
+        return Sampler(
+            settings, breakers=breakers, narrowed=narrowed, follows_pictures=follows_pictures
+        )
 
     def _infill_filter(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab
@@ -324,6 +385,7 @@ class Preparer:
             ContextExceeded: the prompt does not fit.
         """
         vocab = self._pair.vocab
+        self._rows = []
         match prompt:
             case TokenPrompt(tokens):
                 check_tokens(vocab, tokens, "prompt")
@@ -352,7 +414,19 @@ class Preparer:
             rendered = RenderedPrompt(rendered.text)
         if fits:
             self._check_length(rendered.text)
-        return self._special.tokenize(rendered)
+        parts = rendered.split(prompt.picture_mark)
+        if len(parts) != len(prompt.pictures) + 1:
+            raise InvalidRequest(
+                "This model's chat template leaves out a picture of the messages.",
+                param="messages",
+            )
+        encoded = [self._encoded(picture) for picture in prompt.pictures]
+        for picture in encoded:
+            self._check_rows(picture)
+        tokens, self._rows = place_pictures(self._special.tokenize_parts(parts), encoded)
+        if is_picture(tokens[-1]):
+            raise InvalidRequest("The prompt ends with a picture; add text.", param="messages")
+        return tokens
 
     def _tokenize_mixed(self, parts: Sequence[str | int], fits: bool) -> list[int]:
         vocab = self._pair.vocab
@@ -480,6 +554,12 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
             # The tools of an agent are often longer than its chat.
             yield msgspec.json.encode((prompt.tools, prompt.template_kwargs)).decode()
             yield prompt.answer_prefix
+
+
+def _pictures_of(request: EngineRequest | SmallRequest) -> Sequence[bytes]:
+    """Return the picture files in the prompt of a request."""
+    prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
+    return prompt.pictures if isinstance(prompt, ChatPrompt) else ()
 
 
 def _count_messages(request: EngineRequest | SmallRequest) -> int:

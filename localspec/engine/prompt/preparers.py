@@ -1,8 +1,8 @@
 """The threads that prepare requests.
 
 One thread takes the short requests, and some others share those whose text takes long. A request whose
-grammar must be compiled gets a thread of its own, because the time for that is unknown. None of them delays a
-short request or an answer.
+grammar must be compiled gets a thread of its own, because the time for that is unknown. Pictures are encoded
+in one more thread, one after the other. None of them delays a short request or an answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from localspec.engine.llama import Vocab, check_tokens
@@ -58,6 +59,14 @@ class PreparerProtocol(Protocol[Ready_co]):
     def estimate_s(self, request: EngineRequest | SmallRequest) -> float:
         """Estimate the seconds that preparing the request takes."""
 
+    def has_new_pictures(self, request: EngineRequest | SmallRequest) -> bool:
+        """Return whether the request has pictures that are not encoded yet."""
+
+    def encode_pictures(
+        self, request: EngineRequest | SmallRequest, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Encode the pictures of a request, in any thread. Raises InvalidRequest or Cancelled."""
+
     def begin(self, request: EngineRequest) -> Ready_co | Unfinished[Ready_co]:
         """Return the request ready for the engine, or unfinished. Raises InvalidRequest."""
 
@@ -76,6 +85,7 @@ class Preparers(Generic[Ready_co]):
         self._ready = ready
         self._waiting: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
         self._slow: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
+        self._pictured: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
         self._pending: set[int] = set()  # Requests on their way from the reader to the engine.
         self._cancelled: set[int] = set()  # Pending requests that were cancelled.
         self._quick_preparer: PreparerProtocol[Ready_co] | None = None
@@ -84,6 +94,7 @@ class Preparers(Generic[Ready_co]):
     def start(self) -> None:
         """Start the threads."""
         threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
+        threading.Thread(target=self._encode_pictures, name="pictures", daemon=True).start()
         for number in range(SLOW_THREADS):
             name = f"slow preparer {number}"
             threading.Thread(
@@ -126,10 +137,23 @@ class Preparers(Generic[Ready_co]):
         while True:
             request = self._waiting.get()
             preparer = self._quick_preparer
-            if preparer is not None and preparer.estimate_s(request) > MAX_QUICK_S:
+            if preparer is not None and preparer.has_new_pictures(request):
+                self._pictured.put(request)
+            elif preparer is not None and preparer.estimate_s(request) > MAX_QUICK_S:
                 self._slow.put(request)
             else:
                 self._prepare(request, preparer)
+
+    def _encode_pictures(self) -> None:
+        while True:
+            request = self._pictured.get()
+            if self._attempt(request, partial(self._encode, request)):
+                self._slow.put(request)
+
+    def _encode(self, request: EngineRequest | SmallRequest) -> bool:
+        if (preparer := self._quick_preparer) is not None:
+            preparer.encode_pictures(request, lambda: request.id in self._cancelled)
+        return True
 
     def _prepare_slow(self, number: int) -> None:
         while True:

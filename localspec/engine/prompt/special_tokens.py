@@ -49,6 +49,13 @@ class RenderedPrompt:
         spans = [(a - start, b - start) for a, b in self.special if a >= start]
         return RenderedPrompt(self.text[start:], spans)
 
+    def split(self, mark: str) -> list[RenderedPrompt]:
+        """Return the parts of the prompt between the places where `mark` stands."""
+        index = self.text.find(mark) if mark else -1
+        if index < 0:
+            return [self]
+        return [self.prefix_until(index), *self.suffix_from(index + len(mark)).split(mark)]
+
     def prefix_until(self, end: int) -> RenderedPrompt:
         """Return the prompt before character `end`."""
         if self.special is None:
@@ -83,16 +90,29 @@ class SpecialTokens:
     def _pattern(self) -> re.Pattern[str]:
         return pattern_of(self._tokens)
 
-    def tokenize(self, prompt: RenderedPrompt) -> list[int]:
-        """Return the tokens of a prompt, with BOS and EOS if the model adds them.
+    def tokenize_parts(self, parts: Sequence[RenderedPrompt]) -> list[list[int]]:
+        """Return the tokens of the parts of a prompt, with BOS and EOS around them if the model adds them.
+
+        Raises:
+            InvalidRequest: the text cannot be tokenized.
+        """
+        if len(parts) == 1:
+            return [self.tokenize(parts[0])]
+        vocab = self._vocab
+        first, *others = (self.tokenize(part, add_special=False) for part in parts)
+        others[-1] += [vocab.eos] if vocab.add_eos else []
+        return [[vocab.bos, *first] if vocab.add_bos else first, *others]
+
+    def tokenize(self, prompt: RenderedPrompt, *, add_special: bool = True) -> list[int]:
+        """Return the tokens of a prompt, with BOS and EOS if `add_special` is set and the model adds them.
 
         Raises:
             InvalidRequest: the text cannot be tokenized.
         """
         vocab, text = self._vocab, prompt.text
         if prompt.special is None:
-            return vocab.tokenize(text, add_special=True, parse_special=True)
-        tokens = [vocab.bos] if vocab.add_bos else []
+            return vocab.tokenize(text, add_special=add_special, parse_special=True)
+        tokens = [vocab.bos] if vocab.add_bos and add_special else []
         position, previous = 0, None
         for start, end in [*prompt.special, (len(text), len(text))]:
             special = self._tokens.get(text[start:end])
@@ -102,7 +122,7 @@ class SpecialTokens:
             tokens += self.tokenize_text(run)
             tokens += [special.id] if special else []
             position, previous = end, special
-        return tokens + ([vocab.eos] if vocab.add_eos else [])
+        return tokens + ([vocab.eos] if vocab.add_eos and add_special else [])
 
     def tokenize_text(self, text: str) -> list[int]:
         """Return the tokens of text after a special token, none of which is special.

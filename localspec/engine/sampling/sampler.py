@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama import Logits
+from localspec.engine.llama import Logits, without_pictures
 from localspec.engine.sampling.distribution import (
     Breakers,
     Distribution,
@@ -156,13 +156,16 @@ class Sampler:
         *,
         breakers: Breakers | None = None,
         narrowed: Callable[[Distribution], Distribution] | None = None,
+        follows_pictures: bool = False,
     ) -> None:
         """Prepare sampling with `settings`.
 
         breakers: DRY's sequence breakers as tokens.
         narrowed: filters the candidates after every step of the settings except temperature 0.
+        follows_pictures: there are pictures among the tokens before, which no penalty counts.
         """
         self.settings = settings
+        self._follows_pictures = follows_pictures
         self._narrowed = narrowed
         # Whether the result is always the highest logit of the row, so that no distribution is needed.
         self._always_highest = settings.greedy and narrowed is None and not settings.excludes
@@ -194,7 +197,8 @@ class Sampler:
         if len(self._bias):
             row[self._bias_ids] += self._bias
         if settings.penalised:
-            penalise(row, history, settings, self._breakers)
+            text = without_pictures(history) if self._follows_pictures else history
+            penalise(row, text, settings, self._breakers)
         if mask is not None:
             row[~mask] = -np.inf
             if row.max() == -np.inf:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import NoKvSlot, NotFinite
+from localspec.engine.llama import NoKvSlot, NotFinite, is_picture
 from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration
 from localspec.engine.speculation.budget import Budget, Purse
 from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDepth, MeasuredDepth
@@ -95,6 +95,7 @@ class SequenceStep:
     searched: whether a search for drafts was made. explores: whether it has more drafts than seem to pay.
     first_row: row of the last token read; -1 for a chunk in the middle of a prompt. read_row: row of the
     first token read.
+    n_rows: rows of an indivisible picture that were put into passes.
     repeats: the pass brought nothing and is made again. error: an error that ends this sequence alone.
     """
 
@@ -113,6 +114,7 @@ class SequenceStep:
     explores: bool = False
     first_row: int = -1
     read_row: int = -1
+    n_rows: int = 0
     repeats: bool = False
     error: Exception | None = None
 
@@ -121,6 +123,11 @@ class SequenceStep:
         """The part of the budget that pays for the chosen drafts."""
         budget = self.drafting.budget
         return budget.known if self.candidate and self.candidate.tokens else budget.model
+
+    @property
+    def reads_picture(self) -> bool:
+        """Whether it reads a picture, for which it needs a pass without tokens."""
+        return is_picture(self.read[0])
 
     @property
     def rows(self) -> int:

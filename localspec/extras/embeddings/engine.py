@@ -62,6 +62,16 @@ class InputPreparer:
         """Estimate the seconds that preparing the request takes."""
         return self._vocab.estimate_s("\n".join(_texts(request)))
 
+    def has_new_pictures(self, request: Generate | Embed | Rerank | SmallRequest) -> bool:
+        """Return False: such a model reads text only."""
+        del request
+        return False
+
+    def encode_pictures(
+        self, request: Generate | Embed | Rerank | SmallRequest, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Do nothing, because there are no pictures."""
+
     def begin(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
         """Return the request ready for `Encoder.submit`.
 

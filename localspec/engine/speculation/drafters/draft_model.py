@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from localspec.compatibility import Compatibility
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Vocab
+from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Vocab, is_picture
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
 from localspec.engine.speculation.cost import (
     GUESSED_ROUNDS,
@@ -471,26 +471,33 @@ class SharedTokens:
     """The part of the target's vocabulary that the draft can read and propose; by default all of it.
 
     size: size of the target's vocabulary, 0 where the two are the same. common, differing: as in
-    Compatibility. stand_ins: the draft's token for each that only the target has.
+    Compatibility. stand_ins: the draft's token for each that only the target has. picture: the draft's token
+    for each place of a picture, which it cannot see.
     """
 
     size: int = 0
     common: int = 0
     differing: npt.NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
     stand_ins: Mapping[int, int] = field(default_factory=dict)
+    picture: int = 0
 
     @classmethod
     def of(cls, target: Vocab, draft: Vocab, compatibility: Compatibility) -> SharedTokens:
+        space = _find_space(draft)
         if not compatibility.differing and target.size == draft.size:
-            return cls()
+            return cls(picture=space)
         differing = np.array(compatibility.differing, dtype=np.intp)
         return cls(
-            target.size, compatibility.common, differing, _stand_ins(target, draft, compatibility)
+            target.size,
+            compatibility.common,
+            differing,
+            _stand_ins(target, draft, compatibility, space),
+            space,
         )
 
     def to_draft(self, token: int) -> int:
         """Return the draft's id for a token of the target: the same, or its stand-in."""
-        return self.stand_ins.get(token, token)
+        return self.picture if is_picture(token) else self.stand_ins.get(token, token)
 
     def only_shared(self, logits: Logits) -> Logits:
         """Return the draft's logits of the shared tokens, by the target's ids; the others are changed."""
@@ -513,7 +520,9 @@ class SharedTokens:
         return row
 
 
-def _stand_ins(target: Vocab, draft: Vocab, compatibility: Compatibility) -> Mapping[int, int]:
+def _stand_ins(
+    target: Vocab, draft: Vocab, compatibility: Compatibility, space: int
+) -> Mapping[int, int]:
     """Return the draft's stand-in for each token that only the target has.
 
     It has the same text, or the same meaning as begin or end of the text. Otherwise it is a space, which
@@ -523,7 +532,6 @@ def _stand_ins(target: Vocab, draft: Vocab, compatibility: Compatibility) -> Map
     if not missing:
         return {}
     by_text = _index_by_text(draft)
-    space = _find_space(draft)
     meanings = {target.bos: draft.bos, target.eos: draft.eos, target.end: draft.end}
     stand_ins = {}
     for token in missing:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.llama import is_picture
 from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.cost import MAX_ROUND_ROWS
 from localspec.engine.speculation.depth import Candidate
@@ -555,6 +556,16 @@ def choose_buckets(expected: ExpectedTokens) -> list[int]:
     return known
 
 
+def _cut_at_picture(expected: ExpectedTokens) -> ExpectedTokens:
+    """Return the expected tokens before a picture, which no answer can contain."""
+    count = next(
+        (index for index, token in enumerate(expected.tokens) if is_picture(token)),
+        len(expected.tokens),
+    )
+    doubtful = tuple(index for index in expected.doubtful if index < count)
+    return expected._replace(tokens=expected.tokens[:count], doubtful=doubtful)
+
+
 class NgramIndex:
     """The texts in which one request looks up what may follow its last tokens, in microseconds.
 
@@ -573,6 +584,7 @@ class NgramIndex:
         self._prompt_grams = SortedGrams(prompt)
         self._text_grams = GrowingGrams(len(prompt))
         self._memory = memory
+        self._has_pictures = any(map(is_picture, prompt))
         self._changes = Changes()
         self._trail: Trail | None = None
         self._n_followed = -1
@@ -597,6 +609,8 @@ class NgramIndex:
         if self._trail is None:
             return NO_TOKENS
         expected = self._trail.predict(limit)
+        if self._has_pictures:
+            expected = _cut_at_picture(expected)
         disputed = bool(followed.difference(expected.tokens[:1]))
         return expected._replace(disputed=True) if expected.tokens and disputed else expected
 
@@ -619,6 +633,8 @@ class NgramIndex:
         if len(tokens) < GRAM_TOKENS:
             return set()
         gram = tuple(tokens[-GRAM_TOKENS:])
+        if any(map(is_picture, gram)):
+            return set()
         own_places = [*self._prompt_grams.find_ends(gram), *self._text_grams.find_ends(gram)][
             -MAX_POSITIONS:
         ]

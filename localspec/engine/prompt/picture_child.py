@@ -1,0 +1,164 @@
+"""Encode pictures in a process of its own: `python -m localspec.engine.prompt.picture_child FD`.
+
+A picture comes from anywhere, and llama.cpp's library, which decodes it, ends the process on what it does not
+expect. Then only this process ends, and no answer with it.
+
+FD is a Unix socket. The first frame on it says what to load, and each other one is a picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+import zlib
+
+import msgspec
+
+from localspec.engine import llama
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import Frame, encode_frame, read_frame
+
+NICENESS = 5  # Generating an answer has priority over encoding a picture.
+_UNPACKED_BYTES = 1 << 20  # unpacked at once, to count them
+
+
+class OpenProjector(Frame):
+    """Load a projector, and the vocabulary of its target. The reply is ProjectorReady."""
+
+    projector: str
+    target: str
+    n_threads: int
+    on_gpu: bool
+    # Rows of a picture that a pass holds, for targets that read all of them at once; 0: any number.
+    max_rows: int = 0
+
+
+class ProjectorReady(Frame):
+    """The projector is loaded, or cannot be used because of `problem`, a clause."""
+
+    # Numbers of a row that the target reads.
+    n_embd: int = 0
+    problem: str = ""
+
+
+class Picture(Frame):
+    """A picture file to encode. The reply is EncodedPicture."""
+
+    data: bytes
+
+
+class PicturePart(msgspec.Struct, omit_defaults=True):
+    """Tokens of text around a picture, or float32 rows of the picture itself, as in `PictureRows`."""
+
+    tokens: list[int] = msgspec.field(default_factory=list)
+    rows: bytes = b""
+    n_places: int = 0
+    positions: bytes = b""
+    both_ways: bool = False
+
+
+class EncodedPicture(Frame, omit_defaults=True):
+    """The parts of a picture in their order, or why there are none, as a sentence."""
+
+    parts: list[PicturePart] = msgspec.field(default_factory=list)
+    problem: str = ""
+
+
+def encode(projector: llama.Projector, picture: bytes) -> EncodedPicture:
+    """Return what the target reads for a picture file."""
+    if has_surplus_data(picture):
+        return EncodedPicture(problem="The picture is damaged: it has more pixels than it states.")
+    try:
+        parts = projector.encode(picture)
+    except llama.UnreadablePicture as error:
+        return EncodedPicture(problem=error.message)
+    return EncodedPicture(
+        [
+            PicturePart(tokens=part) if isinstance(part, list) else _picture_part(part)
+            for part in parts
+        ]
+    )
+
+
+def encode_reply(reply: EncodedPicture) -> bytes:
+    """Return the frame of a reply, or of a refusal if it is too large for one."""
+    try:
+        return encode_frame(reply)
+    except ValueError:
+        return encode_frame(
+            EncodedPicture(
+                problem="The picture has too many rows for one request; send a smaller one."
+            )
+        )
+
+
+def _picture_part(part: llama.PictureRows) -> PicturePart:
+    positions = b"" if part.positions is None else part.positions.tobytes()
+    return PicturePart(
+        rows=part.rows.tobytes(),
+        n_places=part.n_places,
+        positions=positions,
+        both_ways=part.both_ways,
+    )
+
+
+def has_surplus_data(picture: bytes) -> bool:
+    """Return whether a PNG file unpacks to much more than the pixels that it states.
+
+    llama.cpp's decoder would unpack all of it, up to 4 GiB.
+    """
+    if not picture.startswith(b"\x89PNG"):
+        return False
+    width, height = struct.unpack_from(">II", picture, 16)
+    # Eight bytes for each pixel, and one or more for each row, of seven pictures if it is interlaced.
+    remaining = 8 * width * height + 8 * height + 1024
+    unpacker, position = zlib.decompressobj(), 8
+    while position + 8 <= len(picture):
+        length, kind = struct.unpack_from(">I4s", picture, position)
+        data = picture[position + 8 : position + 8 + length]
+        position += 12 + length
+        while kind == b"IDAT" and data and not unpacker.eof:
+            try:
+                remaining -= len(unpacker.decompress(data, _UNPACKED_BYTES))
+            except zlib.error:
+                return False  # the decoder finds that, too
+            if remaining < 0:
+                return True
+            data = unpacker.unconsumed_tail
+    return False
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket `descriptor` until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the client.
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    connection = socket.socket(fileno=descriptor)
+    llama.initialise()
+    if (body := read_frame(connection)) is None:
+        return
+    job = msgspec.msgpack.decode(body, type=OpenProjector)
+    try:
+        projector = llama.Projector(
+            job.projector,
+            job.target,
+            n_threads=job.n_threads,
+            on_gpu=job.on_gpu,
+            max_rows=job.max_rows,
+        )
+    except LoadFailed as error:
+        connection.sendall(encode_frame(ProjectorReady(problem=error.message)))
+        return
+    ready = ProjectorReady(projector.n_embd, projector.why_unusable)
+    connection.sendall(encode_frame(ready))
+    while (body := read_frame(connection)) is not None:
+        picture = msgspec.msgpack.decode(body, type=Picture)
+        connection.sendall(encode_reply(encode(projector, picture.data)))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

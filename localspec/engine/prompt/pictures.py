@@ -1,0 +1,253 @@
+"""Have a process encode the pictures of prompts, keep the latest, and place them among the tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from localspec.children import engine_environment
+from localspec.engine.llama import PictureRows, picture_tokens
+from localspec.engine.prompt.picture_child import (
+    EncodedPicture,
+    OpenProjector,
+    Picture,
+    PicturePart,
+    ProjectorReady,
+)
+from localspec.errors import Cancelled, InvalidRequest, Unavailable
+from localspec.protocol.frames import Frame, encode_frame, read_frame
+
+# Bytes of rows that are kept: 14 pictures of 576 rows for a target of 4096 numbers.
+CACHE_BYTES = 128 << 20
+START_LIMIT_S = 120.0  # that a projector may take to load, from a slow disk
+ENCODE_LIMIT_S = 600.0  # that a picture may take, on a slow machine that is busy
+POLL_INTERVAL_S = 0.05  # The process ends at most this long after the client has disconnected.
+_CHILD = "localspec.engine.prompt.picture_child"
+_Reply = TypeVar("_Reply", bound=Frame)
+IsCancelled = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """What a target reads for a picture: its tokens, and where among them it reads which rows."""
+
+    tokens: list[int]
+    rows: list[PictureRows]
+
+    @property
+    def n_tokens(self) -> int:
+        """The tokens that it counts as: those of text, and each row."""
+        places = sum(part.n_places for part in self.rows)
+        return len(self.tokens) - places + sum(len(part.rows) for part in self.rows)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.rows.nbytes for part in self.rows)
+
+    @classmethod
+    def of(cls, outcome: EncodedPicture, identity: bytes, n_embd: int) -> Encoded:
+        """Make it from the process's reply. identity: a hash of projector and picture."""
+        tokens: list[int] = []
+        parts: list[PictureRows] = []
+        for part in outcome.parts:
+            if part.rows:
+                parts.append(_to_rows(part, len(tokens), n_embd))
+                number = len(parts).to_bytes(4, "little")
+                tokens += picture_tokens(identity + number, part.n_places)
+            tokens += part.tokens
+        return cls(tokens, parts)
+
+
+def _to_rows(part: PicturePart, start: int, n_embd: int) -> PictureRows:
+    rows: npt.NDArray[np.float32] = np.frombuffer(part.rows, np.float32).reshape(-1, n_embd)
+    positions: npt.NDArray[np.int32] | None = None
+    if part.positions:
+        positions = np.frombuffer(part.positions, np.int32).reshape(len(rows), -1)
+    return PictureRows(start, rows, part.n_places, positions, part.both_ways)
+
+
+class Pictures:
+    """The projector of a loaded pair, in a process that is started anew after it has ended.
+
+    Any thread may use it; pictures are encoded one after the other.
+    """
+
+    def __init__(self, job: OpenProjector) -> None:
+        """Start the process, which loads the projector meanwhile."""
+        self._job, self._n_embd = job, 0
+        state = Path(job.projector).stat()
+        # The same picture has other rows with another projector. Its tokens must differ then, because
+        # states of texts are kept on disk.
+        file = f"{Path(job.projector).resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
+        self._key = hashlib.sha256(file.encode()).digest()
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[bytes, Encoded] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._start()
+
+    def why_unusable(self) -> str:
+        """Wait until the projector is loaded, and return why it cannot be used, as a clause, or ""."""
+        with self._lock:
+            try:
+                return self._await_ready()
+            except (EOFError, OSError):  # TimeoutError is an OSError
+                self._stop()
+                return "the process that loads it has ended"
+
+    def find(self, picture: bytes) -> Encoded | None:
+        """Return what is known of a picture, without encoding it."""
+        identity = self._identify(picture)
+        if (known := self._cache.get(identity)) is not None:
+            with contextlib.suppress(KeyError):  # another thread may have dropped it just now
+                self._cache.move_to_end(identity)
+        return known
+
+    def encode(self, picture: bytes, is_cancelled: IsCancelled) -> Encoded:
+        """Return what the target reads for a picture.
+
+        Raises:
+            InvalidRequest: the picture cannot be encoded.
+            Cancelled: `is_cancelled` returned True.
+            Unavailable: the process cannot be started, or takes too long.
+        """
+        if (known := self.find(picture)) is not None:
+            return known
+        with self._lock:
+            try:
+                outcome = self._ask(Picture(picture), is_cancelled)
+            except EOFError:
+                raise InvalidRequest(
+                    "The picture cannot be read: it ended the process that decodes pictures."
+                ) from None
+            except TimeoutError:
+                raise Unavailable("Encoding the picture takes too long; try again.") from None
+            except OSError as error:
+                raise Unavailable(
+                    f"The process that encodes pictures cannot be started ({error}); try again."
+                ) from error
+        if outcome.problem:
+            raise InvalidRequest(outcome.problem)
+        identity = self._identify(picture)
+        encoded = Encoded.of(outcome, identity, self._n_embd)
+        self._cache[identity] = encoded
+        while len(self._cache) > 1 and self._n_bytes > CACHE_BYTES:
+            with contextlib.suppress(KeyError):
+                self._cache.popitem(last=False)
+        return encoded
+
+    @property
+    def _n_bytes(self) -> int:
+        return sum(encoded.n_bytes for encoded in list(self._cache.values()))
+
+    def close(self) -> None:
+        """End the process."""
+        process = self._process
+        if process is not None:
+            process.kill()  # a thread that waits for it sees its end
+        with self._lock:
+            self._stop()
+
+    def _identify(self, picture: bytes) -> bytes:
+        return hashlib.sha256(self._key + picture).digest()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=engine_environment(),
+            )
+            on_failure.pop_all()
+        self._connection, self._n_embd = ours, 0
+        ours.sendall(encode_frame(self._job))
+
+    def _stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._connection = self._process = None
+
+    def _await_ready(self) -> str:
+        if self._n_embd:
+            return ""
+        ready = self._receive(ProjectorReady, lambda: False, START_LIMIT_S)
+        self._n_embd = 0 if ready.problem else ready.n_embd
+        return ready.problem
+
+    def _ask(self, picture: Picture, is_cancelled: IsCancelled) -> EncodedPicture:
+        """Send a picture to the process, and return the reply. The process ends if that fails.
+
+        Raises:
+            EOFError: the process has ended.
+            TimeoutError: it takes too long.
+            Cancelled: `is_cancelled` returned True.
+        """
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._stop()
+                self._start()
+            if self._await_ready():
+                raise OSError("its projector cannot be loaded any more")
+            assert self._connection is not None
+            self._connection.sendall(encode_frame(picture))
+            return self._receive(EncodedPicture, is_cancelled, ENCODE_LIMIT_S)
+        except ConnectionError:
+            self._stop()
+            raise EOFError from None
+        except BaseException:
+            self._stop()
+            raise
+
+    def _receive(self, kind: type[_Reply], is_cancelled: IsCancelled, limit_s: float) -> _Reply:
+        assert self._connection is not None
+        deadline = time.monotonic() + limit_s
+        while not select.select([self._connection], [], [], POLL_INTERVAL_S)[0]:
+            if is_cancelled():
+                raise Cancelled("The request was cancelled.")
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        if (body := read_frame(self._connection)) is None:
+            raise EOFError
+        return msgspec.msgpack.decode(body, type=kind)
+
+
+def place_pictures(
+    parts: Sequence[list[int]], pictures: Sequence[Encoded]
+) -> tuple[list[int], list[PictureRows]]:
+    """Return the tokens of a prompt, and the rows of its pictures with their places in it.
+
+    parts: the tokens of the texts before, between and behind the pictures.
+    """
+    tokens, rows = list(parts[0]), list[PictureRows]()
+    for picture, text in zip(pictures, parts[1:], strict=True):
+        rows += shift_rows(picture.rows, len(tokens))
+        tokens += [*picture.tokens, *text]
+    return tokens, rows
+
+
+def shift_rows(rows: Sequence[PictureRows], distance: int) -> Iterator[PictureRows]:
+    """Yield the rows with their places moved by `distance`."""
+    for part in rows:
+        yield replace(part, start=part.start + distance)
