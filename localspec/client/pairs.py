@@ -58,13 +58,21 @@ class PairsClient(Client):
         replace: bool = False,
         hash_now: bool = True,
         pooling: str | None = None,
+        projector: str | None = None,
+        no_projector: bool = False,
     ) -> dict[str, Any]:
         """Add a pair from files: absolute paths, or Ollama's names.
 
         Without `hash_now` the files are hashed when the pair is loaded.
         """
         body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
-        options = {"no_draft": no_draft, "hash_now": hash_now, "pooling": pooling}
+        options = {
+            "no_draft": no_draft,
+            "hash_now": hash_now,
+            "pooling": pooling,
+            "projector": projector,
+            "no_projector": no_projector,
+        }
         return self._json("POST", "/localspec/pairs", {**body, **options})
 
     def add_upstream(self, name: str, upstream: str, **settings: Any) -> dict[str, Any]:
@@ -105,11 +113,13 @@ class PairsClient(Client):
         *,
         draft: str | None = None,
         no_draft: bool = False,
+        no_projector: bool = False,
         pair: str | None = None,
         limit_rate: int = 0,
     ) -> dict[str, Any]:
         """Start a pull or join the running one, and return its state. The arguments are PullRequest's."""
         body: dict[str, Any] = {"name": name, "draft": draft, "no_draft": no_draft, "pair": pair}
+        body |= {"no_projector": no_projector}
         body |= {"limit_rate": limit_rate, "network": _network_variables(os.environ)}
         return self._json("POST", "/localspec/pulls", body)
 

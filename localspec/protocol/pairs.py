@@ -58,6 +58,7 @@ class PullRequest(Request):
       hub.
     - `draft`: the same form for a repository whose model is to draft for it. With neither `draft`
       nor `no_draft`, a draft is proposed and used.
+    - `no_projector`: leave out the file by which the target reads pictures.
     - `pair`: the name of the new pair.
     - `limit_rate`: bytes per second; 0: no limit.
     - `network`: the variables of the client's shell, for this pull alone. Without it the daemon's
@@ -69,6 +70,7 @@ class PullRequest(Request):
     name: Source
     draft: Source | None = None
     no_draft: OrDefault[bool] = False
+    no_projector: OrDefault[bool] = False
     pair: Name | None = None
     limit_rate: OrDefault[Annotated[int, Meta(ge=0, le=1 << 40)]] = 0
     network: Network | None = None
@@ -82,6 +84,8 @@ class AddRequest(Request):
 
     - `target`, `draft`: absolute paths, or Ollama's names (`qwen2.5:7b`).
     - `no_draft`: use no draft, not even a sidecar that lies beside the target.
+    - `projector`: the file by which the target reads pictures. Without it and `no_projector`, one
+      that lies beside the target is used.
     - `hash_now`: if false, the files are hashed when the pair is first loaded.
     - `pooling`: the target is an embedding model that pools this way, whatever its file says.
     """
@@ -90,6 +94,8 @@ class AddRequest(Request):
     target: FileName
     draft: FileName | None = None
     no_draft: OrDefault[bool] = False
+    projector: FileName | None = None
+    no_projector: OrDefault[bool] = False
     roles: OrDefault[
         Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
     ] = ("chat",)
@@ -294,7 +300,17 @@ class FitView(Struct):
 
 
 # Ollama's names.
-Capability = Literal["completion", "insert", "tools", "thinking", "embedding", "rerank"]
+Capability = Literal["completion", "insert", "tools", "thinking", "vision", "embedding", "rerank"]
+
+
+class ProjectorView(Struct):
+    """The file by which a target reads pictures. `kind`: its type in llama.cpp."""
+
+    file: str
+    path: str
+    repo: str
+    size: int
+    kind: str
 
 
 class PairView(Struct):
@@ -307,6 +323,7 @@ class PairView(Struct):
     - `problem`: a sentence about a file that has changed.
     - `calls`: how tool calls are written; "" without a chat template.
     - `tuned`: the draft that `localspec tune` made of the pair's own, and that is used in its place.
+    - `projector`: the file by which the target reads pictures.
     """
 
     name: str
@@ -331,6 +348,7 @@ class PairView(Struct):
     problem: str
     calls: str = ""
     tuned: TunedDraft | None = None
+    projector: ProjectorView | None = None
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -348,6 +366,8 @@ class PairView(Struct):
             capabilities.append("tools")
             if "think" in template.text or "reasoning" in template.text:
                 capabilities.append("thinking")
+        if self.projector:
+            capabilities.append("vision")
         return capabilities
 
 

@@ -95,8 +95,9 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     memory: GB of GPU memory that the pair is meant for, or "cpu". sidecar: a file that drafts for this target
     alone, such as heads trained with it that predict several tokens (MTP). embedded_heads: such heads are in
-    the target's own file. year: the target's release, 0 if unknown. context: tokens worth reserving memory
-    for, 0 if unknown.
+    the target's own file. projector: the file by which the target reads pictures. other_projector: the name
+    of one that its repository has and that is left out. year: the target's release, 0 if unknown. context:
+    tokens worth reserving memory for, 0 if unknown.
     """
 
     summary: str
@@ -104,6 +105,8 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     draft: HubFile | None = None
     sidecar: HubFile | None = None
     embedded_heads: bool = False
+    projector: HubFile | None = None
+    other_projector: str = ""
     year: Annotated[int, msgspec.Meta(ge=0, le=9999)] = 0
     context: Context = 0
     aliases: tuple[str, ...] = ()
@@ -127,8 +130,9 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def files(self) -> tuple[HubFile, ...]:
-        """The target's file and that of the model or sidecar that drafts for it, if any."""
-        return tuple(file for file in (self.target, self.draft or self.sidecar) if file)
+        """The target's file, that of the model or sidecar that drafts for it, and the projector, if any."""
+        files = (self.target, self.draft or self.sidecar, self.projector)
+        return tuple(file for file in files if file)
 
     def estimated_bytes(self) -> int:
         """Return the memory that this pair needs, estimated from the catalogue alone.
@@ -136,7 +140,8 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         If all file sizes are known, it is their sum, plus a fifth and 1 GiB for the caches. Otherwise it is
         the pair's memory class. A header gives a better estimate.
         """
-        sizes = [file.size_gib for file in (self.target, self.draft, self.sidecar) if file]
+        files = (self.target, self.draft, self.sidecar, self.projector)
+        sizes = [file.size_gib for file in files if file]
         if all(sizes):
             return int((sum(sizes) * 1.2 + 1) * GIB)
         minimum_gb = self.memory.split("-")[0]

@@ -35,6 +35,9 @@ _SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
 _NOT_A_MODEL = re.compile(
     r"(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector)(?:[-._]|$)", re.IGNORECASE
 )
+_PROJECTOR_NAME = re.compile(r"(?:^|[-._])mmproj(?:[-._]|$)", re.IGNORECASE)
+# Pictures are read about as well with eight bits as with 16, and rounding to fewer is seen in fine print.
+_PROJECTOR_QUANTS = ("Q8_0", "F16", "BF16", "F32")
 # Each drafted token reads the heads once, and a round drafts about three. Q8_0 drafts as well as 16 bits do.
 # Four bits cost acceptance, which pays only where Q8_0 would be a large part of what a round reads.
 _SIDECAR_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
@@ -78,6 +81,28 @@ def rank_sidecars(
         key = order, stem not in sidecar_stem, rank, len(file), file
         ranked.append((key, SidecarFile(file, kind)))
     return tuple(sidecar for _, sidecar in sorted(ranked))
+
+
+def is_projector(file: str) -> bool:
+    """Return whether a file looks like a projector, by which its target reads pictures."""
+    return bool(_PROJECTOR_NAME.search(strip_part(PurePosixPath(file).name)))
+
+
+def rank_projectors(sizes: Mapping[str, int], target: str) -> tuple[str, ...]:
+    """Return the files that look like projectors, the best first: by folder and name, quantization, and size.
+
+    sizes: bytes of each file. target: the target's file.
+    """
+    stem, folder = split_quant(target)[0], PurePosixPath(target).parent
+
+    def order(file: str) -> tuple[bool, bool, int, int, str]:
+        quant = split_quant(file)[1]
+        known = _PROJECTOR_QUANTS
+        place = known.index(quant) if quant in known else len(known)
+        is_elsewhere = PurePosixPath(file).parent != folder
+        return is_elsewhere, stem not in file.lower(), place, sizes[file], file
+
+    return tuple(sorted(filter(is_projector, sizes), key=order))
 
 
 def _rank_sidecar_quant(quant: str) -> int:

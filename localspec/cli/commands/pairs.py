@@ -125,6 +125,13 @@ _SERVER_KINDS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang"
     "--no-draft", is_flag=True, help="Use no draft, not even a sidecar beside the target."
 )
 @click.option(
+    "--projector",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="File by which the target reads pictures (default: one beside the target, mmproj-….gguf).",
+)
+@click.option("--no-projector", is_flag=True, help="Use no projector; read text only.")
+@click.option(
     "--role",
     "roles",
     multiple=True,
@@ -166,6 +173,8 @@ def add_command(
     target: str | None,
     draft: str | None,
     no_draft: bool,
+    projector: str | None,
+    no_projector: bool,
     roles: tuple[str, ...],
     pooling: str | None,
     replace: bool,
@@ -175,9 +184,10 @@ def add_command(
     if (target is None) == ("upstream" not in server_options):
         raise UsageError("Give either --target or --upstream.")
     if "upstream" in server_options:
-        if draft or no_draft or pooling:
+        if draft or no_draft or pooling or projector or no_projector:
             raise UsageError(
-                "--draft, --no-draft and --pooling are for files; a server has drafts of its own."
+                "--draft, --no-draft, --projector, --no-projector and --pooling are for files; a server has "
+                "its own."
             )
         return _add_upstream(name, server_options, roles, replace)
     if server_options:
@@ -188,7 +198,14 @@ def add_command(
     indicator = progress.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
     try:
         entry = client.add(
-            name, *files, list(roles), no_draft=no_draft, replace=replace, pooling=pooling
+            name,
+            *files,
+            list(roles),
+            no_draft=no_draft,
+            replace=replace,
+            pooling=pooling,
+            projector=inputs.absolute(projector) if projector else None,
+            no_projector=no_projector,
         )
     finally:
         if indicator:

@@ -51,6 +51,9 @@ class _Rate(click.ParamType[int]):
     "--draft", metavar="OWNER/REPO[:QUANT]", help="Draft model; by default, one is chosen."
 )
 @click.option("--no-draft", is_flag=True, help="Use no draft model; draft from the text itself.")
+@click.option(
+    "--no-projector", is_flag=True, help="Leave out the file by which the model reads pictures."
+)
 @click.option("--name", "pair", metavar="NAME", help="Name for the pair.")
 @click.option(
     "--limit-rate", type=_Rate(), metavar="RATE", help="Maximum bytes per second, e.g. 10M."
@@ -61,6 +64,7 @@ def pull_command(
     names: tuple[str, ...],
     draft: str | None,
     no_draft: bool,
+    no_projector: bool,
     pair: str | None,
     limit_rate: int | None,
     no_wait: bool,
@@ -73,7 +77,12 @@ def pull_command(
     client = PairsClient()
     pulls = _Pulls(client, as_json)
     start = partial(
-        client.start_pull, draft=draft, no_draft=no_draft, pair=pair, limit_rate=limit_rate or 0
+        client.start_pull,
+        draft=draft,
+        no_draft=no_draft,
+        no_projector=no_projector,
+        pair=pair,
+        limit_rate=limit_rate or 0,
     )
     pulls.start(names, start)
     if no_wait:

@@ -136,6 +136,8 @@ def pair(view: dict[str, Any]) -> None:
     ]
     for role in ("target",) if view["kind"] == "none" else ("target", "draft"):
         rows += _model_rows(role, view[role])
+    if projector := view.get("projector"):
+        rows.append(("pictures", f"{projector['file']} ({format_size(projector['size'])})"))
     rows.append(("tool calls", view["calls"]))
     rows.append(("tokenizers", _format_match(view)))
     rows += [("note", note) for note in view["notes"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from localspec.registry.tuned import find_tuned_draft
 
 if TYPE_CHECKING:
     from localspec.daemon.pairs.registry import Registry
+    from localspec.registry.store.store import Record
 
 BUILTIN = "builtin"
 _MAX_SHOWN_CHARACTERS = 300  # of a path in an error message
@@ -72,6 +74,8 @@ def resolve_pair(
         files.pooling = registry.check_files(
             *(Path(path) for path in (files.target, files.draft) if path)
         )
+        if projector := registry.find_projector(Path(files.target)):
+            files.projector = str(projector)
         return files
     from localspec.registry.store import integrity
 
@@ -84,9 +88,28 @@ def resolve_pair(
     files = PairFiles(record.name, str(target), str(draft) if draft else None)
     files.pooling = record.target.pooling
     files.draft_named = draft is not None and not record.draft_found
+    if record.projector:
+        files.projector = str(store.model_path(record.projector))
+    files.projector_hint = _projector_hint(record)
     if draft:  # a pair that was added with --no-draft gets none
         _add_other_drafts(files, registry.find_own_drafts(target))
     return with_tuned_draft(files, registry.paths.tuned)
+
+
+def _projector_hint(record: Record) -> str:
+    """Return what to do to have a projector for a pair that has none, as a sentence."""
+    if record.source == "own":
+        return (
+            "If there is a projector for its target (mmproj-….gguf), put it beside the target, then run: "
+            f"localspec add {record.name} --target {shlex.quote(record.target.parts[0].path)} --replace"
+        )
+    repository = record.target.repo
+    if record.other_projector:
+        return (
+            f"Its repository has a projector, {record.other_projector}, which was left out. To pull it: "
+            f"localspec rm {record.name}, then localspec pull {repository}"
+        )
+    return f"If its repository has a projector (mmproj-….gguf): localspec pull {record.asked or repository}"
 
 
 def with_tuned_draft(files: PairFiles, tuned: Path) -> PairFiles:

@@ -77,6 +77,9 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     notes: tuple[str, ...] = ()
     if not drafts and not request.no_draft and target.is_file() and (draft := find_sidecar(target)):
         notes = (f"{draft.name}, which lies beside the target, drafts for it.",)
+    projector = _choose_projector(registry, request, target)
+    if projector and not request.projector:
+        notes += (f"{projector.name}, which lies beside the target, lets it read pictures.",)
     # Ollama names its files by their hashes, so the summary says which models they are.
     from_ollama = any(not file.startswith("/") for file in file_names)
     return local.add_own_pair(
@@ -90,8 +93,24 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
         summary=" with ".join(file_names) if from_ollama else "",
         hash_now=request.hash_now,
         notes=notes,
-        draft_found=bool(notes),
+        draft_found=draft is not None and not drafts,
+        projector=projector,
     )
+
+
+def _choose_projector(registry: Registry, request: AddRequest, target: Path) -> Path | None:
+    """Return the projector that the request names, or else the one beside the target, if any.
+
+    Raises:
+        InvalidRequest: The request names one and wants none, or its path is not absolute.
+    """
+    if request.projector and request.no_projector:
+        raise InvalidRequest("Give either `projector` or `no_projector`.", param="no_projector")
+    if request.projector and not request.projector.startswith("/"):
+        raise InvalidRequest(f"{request.projector} must be an absolute path.", param="projector")
+    if request.projector:
+        return Path(request.projector)
+    return None if request.no_projector else registry.find_projector(target)
 
 
 # ------------------------------------------------------------------------ registry
@@ -474,6 +493,20 @@ class Registry:
                 return self._own_drafts[state]
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
             return ()
+
+    def find_projector(self, target: Path) -> Path | None:
+        """Return the projector beside a target that fits it, or None. Reads the target's header then."""
+        from localspec.registry.disk.projectors import find_projector, list_projectors
+        from localspec.registry.header.model import read_local_model
+
+        try:
+            return (
+                find_projector(target, read_local_model(target))
+                if list_projectors(target)
+                else None
+            )
+        except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
+            return None
 
     def check_removable(self, name: str) -> str:
         """Return the name in the store of a pair that may be removed."""

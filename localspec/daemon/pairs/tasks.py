@@ -73,7 +73,7 @@ def _network(request: PullRequest) -> Network:
 
 def _running_target(registry: Registry, request: PullRequest) -> PullTarget | None:
     """Return the target of a pull under a plain name that is running or unfinished."""
-    if request.draft or request.no_draft or request.pair:
+    if request.draft or request.no_draft or request.no_projector or request.pair:
         return None
     return registry.pulls.find_target(request.name.strip().lower())
 
@@ -92,6 +92,7 @@ def _new_target(
         registry.store.part_path,
         draft=request.draft,
         no_draft=request.no_draft,
+        no_projector=request.no_projector,
         pair=request.pair,
         endpoint=endpoint,
         limit_rate=request.limit_rate,

@@ -179,7 +179,8 @@ class LoadPlanner:
         return PassBytes(self._models[0]).count_gib() if self._models else 0.0
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
-        return replace(memory_load(settings, self._built), speeds=self._speeds)
+        load = memory_load(settings, self._built)
+        return replace(load, speeds=self._speeds, projector=_projector_bytes(self.pair))
 
     def min_bytes(self) -> int:
         """Return the bytes that the smallest possible plan needs."""
@@ -191,6 +192,15 @@ class LoadPlanner:
         n_ctx = self.settings.n_ctx or target.context
         context = min(n_ctx, target.context, fit.SMALLEST_CONTEXT)
         return fit.min_need(target, replace(self._load(self.settings), context=context))
+
+
+def _projector_bytes(pair: PairFiles) -> int:
+    """Return the memory that the projector of a pair needs, 0 without one."""
+    from localspec.registry.header.projector import projector_bytes
+
+    with contextlib.suppress(OSError):
+        return projector_bytes(Path(pair.projector).stat().st_size) if pair.projector else 0
+    return 0
 
 
 def file_sizes(pair: PairFiles) -> dict[str, int]:

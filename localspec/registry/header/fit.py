@@ -60,8 +60,8 @@ class LoadOptions:
     the number of sequences. attention: "auto" on a device, else see
     `EngineSettings.cpu_flash_attention`. chosen: whether the CPU chose the attention. exact: whether
     there is a lane for exact mode, which has a cache of its own. prefixes: the maximum bytes for
-    prompts without a slot. cuda: whether layers are on a GPU with CUDA's kernels. speeds: of both memories,
-    by which placements are compared.
+    prompts without a slot. projector: the bytes that a projector for pictures needs. cuda: whether layers
+    are on a GPU with CUDA's kernels. speeds: of both memories, by which placements are compared.
     """
 
     context: int = 0
@@ -71,6 +71,7 @@ class LoadOptions:
     chosen: bool = False
     exact: bool = False
     prefixes: int = 0
+    projector: int = 0
     cuda: bool = False
     speeds: MemorySpeeds = field(default_factory=MemorySpeeds)
 
@@ -121,6 +122,7 @@ def need_of_target(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
         return _need_of_embedding(model, load)
     rows = load.parallel * (_SEQUENCE_DRAFT_TOKENS + 1) + _ADDED_DRAFT_TOKENS
     need = _compute_need(model, load, load.parallel, rows)
+    need = replace(need, weights=need.weights + load.projector)
     if not load.exact:
         return need
     exact_need = _compute_need(

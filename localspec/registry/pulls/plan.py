@@ -17,6 +17,12 @@ from localspec.registry.header.fit import LoadOptions
 from localspec.registry.header.gguf import FileSource, Source
 from localspec.registry.header.model import ModelInfo, read_local_model, read_model
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.header.projector import (
+    ProjectorInfo,
+    check_projector,
+    read_local_projector,
+    read_projector,
+)
 from localspec.registry.hub.hub import Hub, RemoteFile, cached_file, resolve_in_cache
 from localspec.registry.hub.repository import list_parts
 from localspec.registry.hub.retry import RetryPolicy, call_with_retries
@@ -66,6 +72,15 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedProjector:
+    """The file by which a target reads pictures, before it is downloaded."""
+
+    weights: HubFile
+    files: tuple[PlannedFile, ...]
+    projector: ProjectorInfo
+
+
+@dataclass(frozen=True, slots=True)
 class PullPlan:
     """A pair that passed every check that headers allow.
 
@@ -76,6 +91,7 @@ class PullPlan:
     pair: CataloguePair
     target: PlannedModel
     draft: PlannedModel | None
+    projector: PlannedProjector | None
     files: tuple[PlannedFile, ...]
     fetch: int
     notes: tuple[str, ...]
@@ -112,7 +128,11 @@ class Planner:
         """
         target, draft, notes = self._read_models(pair, cancel, known or {})
         models = (target, draft) if draft else (target,)
-        fit_result = self._check_memory(target.model, draft.model if draft else None)
+        projector = self.look_projector(pair.projector, cancel) if pair.projector else None
+        if projector:
+            check_projector(target.model, projector.projector)
+        needed = projector.projector.needed_bytes if projector else 0
+        fit_result = self._check_memory(target.model, draft.model if draft else None, needed)
         notes += fit_result.notes if fit_result else ()
         notes += [note for model in models for note in _catalogue_differences(model)]
         if any(model.from_cache for model in models):
@@ -121,7 +141,9 @@ class Planner:
             notes.append(
                 f"{reason[:1].upper()}{reason[1:]}; drafts come from the text itself (n-gram)."
             )
-        files = {file.remote.sha256: file for model in models for file in model.files}
+        planned_files = [file for model in models for file in model.files]
+        planned_files += projector.files if projector else ()
+        files = {file.remote.sha256: file for file in planned_files}
         fetch = sum(self.missing(file.remote) for file in files.values())
         self._check_disk(fetch)
         return PullPlan(
@@ -129,6 +151,7 @@ class Planner:
             pair=pair,
             target=target,
             draft=draft,
+            projector=projector,
             files=tuple(files.values()),
             fetch=fetch,
             notes=tuple(notes),
@@ -181,13 +204,19 @@ class Planner:
         remotes, from_cache = self._resolve(weights, cancel)
         sources = [self._open_source(remote, cancel) for remote in remotes]
         model = read_model(sources, as_draft=as_draft)
-        files = tuple(
-            PlannedFile(remote, bytes(source.prefix), source.flow)
-            if isinstance(source, RemoteSource)
-            else PlannedFile(remote)
-            for remote, source in zip(remotes, sources, strict=True)
-        )
+        files = tuple(map(_planned_file, remotes, sources))
         return PlannedModel(weights, files, model, from_cache=from_cache)
+
+    def look_projector(
+        self, weights: HubFile, cancel: threading.Event | None = None
+    ) -> PlannedProjector:
+        """Find a projector's file and read its header. Raises BadGguf, HubError and below."""
+        if not weights.repo:
+            return PlannedProjector(weights, (), read_local_projector(Path(weights.file)))
+        (remote,), _ = self._resolve(weights, cancel)
+        source = self._open_source(remote, cancel)
+        projector = read_projector(source)
+        return PlannedProjector(weights, (_planned_file(remote, source),), projector)
 
     def _resolve(
         self, weights: HubFile, cancel: threading.Event | None
@@ -237,8 +266,12 @@ class Planner:
         prefix = read_written_prefix(self.store.unfinished(remote.sha256), remote.size)
         return RemoteSource(self.hub, remote, prefix, self.tuning.retry_policy, cancel)
 
-    def _check_memory(self, target: ModelInfo, draft: ModelInfo | None) -> fit.MemoryFit | None:
-        return fit.fit_pair(target, draft, self.memory(), LoadOptions()) if self.memory else None
+    def _check_memory(
+        self, target: ModelInfo, draft: ModelInfo | None, projector: int
+    ) -> fit.MemoryFit | None:
+        if self.memory is None:
+            return None
+        return fit.fit_pair(target, draft, self.memory(), LoadOptions(projector=projector))
 
     def missing(self, remote: RemoteFile) -> int:
         """Return how many bytes of a file are neither in the store nor in the Hugging Face cache."""
@@ -259,6 +292,12 @@ class Planner:
                 f"reserve), {describe_free_space(folder)}. Free some space (localspec gc) and pull "
                 "again."
             )
+
+
+def _planned_file(remote: RemoteFile, source: Source) -> PlannedFile:
+    if isinstance(source, RemoteSource):
+        return PlannedFile(remote, bytes(source.prefix), source.flow)
+    return PlannedFile(remote)
 
 
 def find_in_cache(remote: RemoteFile) -> Path | None:

@@ -14,13 +14,26 @@ import msgspec
 
 from localspec.errors import FileChanged, PullCancelled
 from localspec.registry.catalogue import CataloguePair, HubFile
+from localspec.registry.header.projector import ARCHITECTURE
 from localspec.registry.hub.hub import RemoteFile
 from localspec.registry.hub.repository import Offer
 from localspec.registry.hub.retry import Retry
 from localspec.registry.hub.transfer import RateLimit, Transfer
-from localspec.registry.pulls.plan import PlannedModel, Planner, PullPlan, find_in_cache
+from localspec.registry.pulls.plan import (
+    PlannedModel,
+    PlannedProjector,
+    Planner,
+    PullPlan,
+    find_in_cache,
+)
 from localspec.registry.store.files import check_cancel, sha256_of
-from localspec.registry.store.store import Part, Record, StoredModel, roles_for_pooling
+from localspec.registry.store.store import (
+    Part,
+    Record,
+    StoredModel,
+    list_local_parts,
+    roles_for_pooling,
+)
 
 # ------------------------------------------------------------------------ state
 # The state of a pull, in one form from the downloading threads to the terminal.
@@ -120,6 +133,7 @@ class Puller(Planner):
             name=plan.name,
             target=self._to_stored(plan.target, cached_paths),
             draft=self._to_stored(plan.draft, cached_paths) if plan.draft else None,
+            projector=self._to_stored_projector(plan.projector, cached_paths),
             created=time.time(),
             summary=plan.pair.summary,
             licence=plan.pair.licence,
@@ -127,6 +141,7 @@ class Puller(Planner):
             notes=plan.notes,
             template_sha256=plan.target.model.template_hash,
             asked=self.asked,
+            other_projector=plan.pair.other_projector,
         )
 
     def _to_stored(self, planned: PlannedModel, cached_paths: Mapping[str, Path]) -> StoredModel:
@@ -141,6 +156,21 @@ class Puller(Planner):
             heads=planned.model.drafting_heads,
             pooling=planned.model.pooling,
             sidecar=planned.model.sidecar,
+        )
+
+    def _to_stored_projector(
+        self, planned: PlannedProjector | None, cached_paths: Mapping[str, Path]
+    ) -> StoredModel | None:
+        if planned is None:
+            return None
+        if not planned.files:
+            parts = list_local_parts(Path(planned.weights.file))
+            return StoredModel(parts=parts, architecture=ARCHITECTURE)
+        return StoredModel(
+            parts=tuple(self._to_part(file.remote, cached_paths) for file in planned.files),
+            architecture=ARCHITECTURE,
+            repo=planned.weights.repo,
+            revision=planned.files[0].remote.commit,
         )
 
     def _to_part(self, remote: RemoteFile, cached_paths: Mapping[str, Path]) -> Part:

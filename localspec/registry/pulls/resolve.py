@@ -38,11 +38,17 @@ from localspec.registry.catalogue import (
     HubFile,
 )
 from localspec.registry.disk.discovery import find_models
-from localspec.registry.file_names import SidecarFile, guess_sidecar_kind, rank_sidecars
+from localspec.registry.file_names import (
+    SidecarFile,
+    guess_sidecar_kind,
+    rank_projectors,
+    rank_sidecars,
+)
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
 from localspec.registry.header.model import ModelInfo, read_local_model
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.header.projector import check_projector
 from localspec.registry.hub.hub import ListedFile, list_in_cache, resolve_in_cache
 from localspec.registry.hub.repository import (
     Choice,
@@ -69,9 +75,10 @@ class PullTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     name: the name that the pair will have. pair: the catalogue's entry, or what was decided before
     (`decided`). target: the repository, if there is no `pair`. draft: the draft to use instead. no_draft:
-    use none. asked: the request as text, empty for a pair as the catalogue has it. endpoint: the hub.
-    limit_rate: bytes per second, 0 for no limit. whole_disk: a draft may be proposed among the files of
-    other programs. files: the hashes of the files to download, once they are known.
+    use none. no_projector: leave out the file by which the target reads pictures. asked: the request as text,
+    empty for a pair as the catalogue has it. endpoint: the hub. limit_rate: bytes per second, 0 for no limit.
+    whole_disk: a draft may be proposed among the files of other programs. files: the hashes of the files to
+    download, once they are known.
     """
 
     name: str
@@ -79,6 +86,7 @@ class PullTarget(msgspec.Struct, frozen=True, kw_only=True):
     target: Reference | None = None
     draft: Reference | None = None
     no_draft: bool = False
+    no_projector: bool = False
     decided: bool = False
     asked: str = ""
     endpoint: str = ""
@@ -113,6 +121,7 @@ def resolve_target(
     *,
     draft: str | None = None,
     no_draft: bool = False,
+    no_projector: bool = False,
     pair: str | None = None,
     endpoint: str = "",
     limit_rate: int = 0,
@@ -121,7 +130,6 @@ def resolve_target(
     """Return the pull that `text` asks for.
 
     The text names a repository, a pair that was pulled from one before, or a pair of the catalogue.
-
     find_record: returns the record of an installed pair. part_path: returns the path of a pair's file. pair:
     the name for the pair, if not the usual one.
 
@@ -129,19 +137,19 @@ def resolve_target(
         InvalidRequest: the repository is invalid, or the name is invalid or belongs to a catalogue pair.
         ModelNotFound: there is no such pair.
     """
-    if draft and no_draft:
-        raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
     target = parse_reference(text, endpoint)
-    draft_model = _parse_draft(draft, endpoint) if draft else None
-    catalogue_pair: CataloguePair | None = None
+    draft_model = _parse_draft(draft, no_draft, endpoint) if draft else None
+    options = f" --draft {draft_model}" if draft_model else " --no-draft" if no_draft else ""
+    options += " --no-projector" if no_projector else ""
+    catalogue_pair = None
     if target is None:
         record = find_record(text.strip().lower())
-        if record and not (draft or no_draft or pair) and _can_pull_again(record, catalogue):
+        if record and not (options or pair) and _can_pull_again(record, catalogue):
             return _repeat_pull(record, part_path, endpoint, limit_rate)
         usual_name, catalogue_pair = catalogue.find(text)
     else:
         usual_name = derive_pair_name(target)
-    source = str(target) if target else (usual_name if draft_model or no_draft or pair else "")
+    source = str(target) if target else (usual_name if options or pair else "")
     name = _check_name(pair, usual_name, catalogue) if pair or target else usual_name
     return PullTarget(
         name=name,
@@ -149,15 +157,17 @@ def resolve_target(
         target=target,
         draft=draft_model,
         no_draft=no_draft,
-        asked=source
-        + (f" --draft {draft_model}" if draft_model else " --no-draft" if no_draft else ""),
+        no_projector=no_projector,
+        asked=f"{source}{options}",
         endpoint=endpoint,
         limit_rate=limit_rate,
         whole_disk=whole_disk,
     )
 
 
-def _parse_draft(draft: str, endpoint: str) -> Reference:
+def _parse_draft(draft: str, no_draft: bool, endpoint: str) -> Reference:
+    if no_draft:
+        raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
     parsed = parse_reference(draft, endpoint)
     if not parsed:
         raise InvalidRequest(
@@ -204,6 +214,7 @@ def _repeat_pull(
         summary=record.summary,
         target=as_weights(record.target, part_path),
         draft=as_weights(record.draft, part_path) if record.draft else None,
+        projector=as_weights(record.projector, part_path) if record.projector else None,
         licence=record.licence,
         roles=tuple(role for role in ("chat", "fim", "embed", "rerank") if role in record.roles),
     )
@@ -333,7 +344,8 @@ def decide(
         BadGguf, UnsafeModel: the target is unusable.
         NotMatched, CannotRollBack: the named draft is unusable.
     """
-    if request.pair and (request.decided or not (request.draft or request.no_draft)):
+    is_changed = request.draft or request.no_draft or request.no_projector
+    if request.pair and (request.decided or not is_changed):
         return Decision(request.pair)
     return _Decider(planner, request, catalogue, cancel).run()
 
@@ -373,7 +385,9 @@ class _Decider:
             )
         else:
             pair, sentence = self._propose_draft(pair, listed)
-        return Decision(pair, self._known, self._offers, (sentence,) if sentence else ())
+        pair, picture_sentence = self._propose_projector(pair, listed)
+        said = tuple(filter(None, (sentence, picture_sentence)))
+        return Decision(pair, self._known, self._offers, said)
 
     # ------------------------------------------------------------------ which file
 
@@ -529,6 +543,34 @@ class _Decider:
             "No draft model is known for it; drafts come from the text itself (n-gram). To "
             f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO{self._list_others(sidecars)}"
         )
+
+    def _propose_projector(
+        self, pair: CataloguePair, listed: Sequence[ListedFile]
+    ) -> tuple[CataloguePair, str]:
+        """Return the pair with the projector of its repository, by which the target reads pictures, if any.
+
+        The second part is a sentence about it.
+        """
+        sizes = {file.file: file.size for file in listed if FILE_PATTERN.fullmatch(file.file)}
+        names = rank_projectors(sizes, pair.target.file)
+        if self._request.no_projector:
+            left_out = pair.projector.file if pair.projector else next(iter(names), "")
+            return msgspec.structs.replace(pair, projector=None, other_projector=left_out), ""
+        if pair.projector or not names:
+            return pair, ""
+        target = self._read_header(pair.target).model
+        for name in names[:_MAX_SIDECARS]:
+            weights = HubFile(repo=pair.target.repo, file=name, revision=pair.target.revision)
+            try:
+                planned = self._planner.look_projector(weights, self._cancel)
+                check_projector(target, planned.projector)
+            except PullCancelled:
+                raise
+            except LocalspecError:
+                continue
+            sentence = f"Pictures: {name} in the same repository; to leave it out: --no-projector."
+            return msgspec.structs.replace(pair, projector=weights), sentence
+        return pair, f"No pictures: {names[0]} in the same repository does not fit this model."
 
     def _choose_catalogue_draft(
         self, pair: CataloguePair, target: ModelInfo, simplify: Callable[[str], str]

@@ -164,7 +164,10 @@ def _verify_parts(
             reports.append(FileReport(role, part.file, problem))
         updated_models[role] = msgspec.structs.replace(model, parts=tuple(parts))
     updated = msgspec.structs.replace(
-        record, target=updated_models["target"], draft=updated_models.get("draft")
+        record,
+        target=updated_models["target"],
+        draft=updated_models.get("draft"),
+        projector=updated_models.get("projector"),
     )
     if updated != record:
         with suppress(StoreReadOnly):  # the files are hashed again next time
@@ -222,6 +225,8 @@ def describe_remedy(record: Record) -> str:
     files = f"--target {shlex.quote(record.target.parts[0].path)}"
     if record.draft:
         files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
+    if record.projector:
+        files += f" --projector {shlex.quote(record.projector.parts[0].path)}"
     has_default_roles = record.roles == ("chat",) or record.target.pooling
     pooling_option = f" --pooling {record.pooling}" if record.pooling else ""
     roles = (

@@ -13,7 +13,15 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import BadGguf, Conflict, DoesNotFit, InvalidRequest, ModelNotFound
-from localspec.protocol.pairs import ContextView, DraftKind, FitView, ModelView, NeedView, PairView
+from localspec.protocol.pairs import (
+    ContextView,
+    DraftKind,
+    FitView,
+    ModelView,
+    NeedView,
+    PairView,
+    ProjectorView,
+)
 from localspec.protocol.settings import Pooling
 from localspec.registry.catalogue import NAME_PATTERN, explain_reserved_name
 from localspec.registry.header import fit
@@ -29,6 +37,12 @@ from localspec.registry.header.model import (
     shard_paths,
 )
 from localspec.registry.header.pairing import check_pair, judge_pair
+from localspec.registry.header.projector import (
+    ARCHITECTURE,
+    check_projector,
+    projector_bytes,
+    read_local_projector,
+)
 from localspec.registry.header.weights import check_weights
 from localspec.registry.store import integrity
 from localspec.registry.store.files import HashCache
@@ -55,12 +69,15 @@ def describe_pair(
     Raises:
         BadGguf, StoreError
     """
-    models = [(stored, *_read_model(store, stored, role)) for role, stored in record.by_role]
+    models = [
+        (stored, *_read_model(store, stored, role)) for role, stored in record.language_models
+    ]
+    load = replace(load, projector=_projector_bytes(record))
     target, draft = models[0][1], models[1][1] if record.draft else None
     chosen, fit_notes = _fit_pair(target, draft, free, load)
     size = min(load.context, target.context)
     size = size or (chosen.context if chosen else min(fit.USUAL_CONTEXT, target.context))
-    chosen_load = replace(load, context=size)
+    chosen_load = replace(load, context=size, projector=0)
 
     def bytes_for(tokens: int) -> int:
         return fit.total_need(target, draft, replace(load, context=tokens))
@@ -71,7 +88,6 @@ def describe_pair(
         _model_view(store, *item, need_of(item[1], chosen_load))
         for item, need_of in zip(models, need_functions, strict=False)
     )
-    needs = ((tokens, bytes_for(tokens)) for tokens in _listed_contexts(target.context))
     return PairView(
         name=record.name,
         source=record.source,
@@ -82,6 +98,7 @@ def describe_pair(
         size=record.size,
         target=target_view,
         draft=draft_views[0] if draft_views else None,
+        projector=_projector_view(store, record.projector) if record.projector else None,
         matched=judgement.matched if judgement else None,
         reason=judgement.reason if judgement else "",
         notes=record.notes,
@@ -91,11 +108,24 @@ def describe_pair(
         fit_notes=fit_notes,
         loaded=False,
         kind=_draft_kind(record, target),
-        contexts=[
-            ContextView(tokens, total, fit.judge_fit(total, free)) for tokens, total in needs
-        ],
+        contexts=[_context_view(n, bytes_for(n), free) for n in _listed_contexts(target.context)],
         problem="",
     )
+
+
+def _context_view(tokens: int, needed: int, free: fit.FreeMemory) -> ContextView:
+    return ContextView(tokens, needed, fit.judge_fit(needed, free))
+
+
+def _projector_bytes(record: Record) -> int:
+    """Return the memory that the projector of a pair needs, 0 without one."""
+    return projector_bytes(record.projector.size) if record.projector else 0
+
+
+def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
+    path = store.part_path(stored.parts[0])
+    kind = read_local_projector(path).kind
+    return ProjectorView(stored.file, str(path), stored.repo, stored.size, kind)
 
 
 def _draft_kind(record: Record, target: ModelInfo) -> DraftKind:
@@ -215,6 +245,7 @@ def add_own_pair(
     replace: bool = False,
     notes: tuple[str, ...] = (),
     draft_found: bool = False,
+    projector: Path | None = None,
 ) -> Record:
     """Add a pair of files that lie anywhere on this disk.
 
@@ -232,18 +263,19 @@ def add_own_pair(
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     hashes = store.hashes if hash_now else None
-    record = make_record(name, target, draft, roles=roles, pooling=pooling, hashes=hashes)
+    record = make_record(
+        name, target, draft, roles=roles, pooling=pooling, hashes=hashes, projector=projector
+    )
     if record.draft and _identify_files(record.draft) == _identify_files(record.target):
         raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     if draft and record.draft and record.draft.size > record.target.size:
         record = msgspec.structs.replace(
             record, notes=(*record.notes, _swap_note(record, target, draft))
         )
-    stored_draft = _use_store_files(store, record.draft) if record.draft else None
+    stored = {role: _use_store_files(store, model) for role, model in record.by_role}
     record = msgspec.structs.replace(
         record,
-        target=_use_store_files(store, record.target),
-        draft=stored_draft,
+        **stored,
         summary=summary,
         notes=(*notes, *record.notes),
         draft_found=draft_found,
@@ -295,7 +327,10 @@ def refresh_own_pair(
     # The roles of an embedding model follow from its file, which may have changed.
     generates_text = record.target.pooling is None
     roles = record.roles if generates_text else ("chat",)
-    current = make_record(record.name, target, draft, roles=roles, pooling=record.pooling)
+    projector = Path(record.projector.parts[0].path) if record.projector else None
+    current = make_record(
+        record.name, target, draft, roles=roles, pooling=record.pooling, projector=projector
+    )
     current = msgspec.structs.replace(
         current,
         created=record.created,
@@ -318,6 +353,7 @@ def make_record(
     roles: Sequence[str] = ("chat",),
     pooling: Pooling | None = None,
     hashes: HashCache | None = None,
+    projector: Path | None = None,
 ) -> Record:
     """Return the checked record of a pair of files, without storing it.
 
@@ -327,10 +363,13 @@ def make_record(
     target_model = dataclasses.replace(target_model, pooling=pooling or target_model.pooling)
     draft_model = _check_model(draft, as_draft=True) if draft else None
     notes = check_pair(target_model, draft_model)
+    if projector:
+        check_projector(target_model, read_local_projector(projector))
     return Record(
         name=name,
         target=_to_stored(target_model, target, hashes),
         draft=_to_stored(draft_model, draft, hashes) if draft_model and draft else None,
+        projector=_to_stored_projector(projector, hashes) if projector else None,
         source="own",
         created=time.time(),
         roles=roles_for_pooling(target_model.pooling) or tuple(roles),
@@ -338,6 +377,10 @@ def make_record(
         template_sha256=target_model.template_hash,
         pooling=pooling,
     )
+
+
+def _to_stored_projector(path: Path, hashes: HashCache | None) -> StoredModel:
+    return StoredModel(parts=list_local_parts(path, hashes), architecture=ARCHITECTURE)
 
 
 def _use_store_files(store: Store, model: StoredModel) -> StoredModel:

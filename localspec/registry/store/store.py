@@ -95,7 +95,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     asked: the reference it was pulled from, empty for a pair as the catalogue has it. pooling: the user's
     choice, which overrides the target's file. draft_found: nobody named the draft, which lies beside the
-    target.
+    target. projector: the file by which the target reads pictures. other_projector: one that its repository
+    has and that was left out.
     """
 
     name: str
@@ -112,6 +113,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
     pooling: Pooling | None = None
     draft_found: bool = False
+    projector: StoredModel | None = None
+    other_projector: str = ""
 
     @property
     def kind(self) -> DraftKind:
@@ -137,9 +140,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_role(self) -> tuple[tuple[str, StoredModel], ...]:
-        """Each model with its role, "target" or "draft"."""
-        models = (("target", self.target), ("draft", self.draft))
+        """Each model with its role, "target", "draft" or "projector"."""
+        models = (("target", self.target), ("draft", self.draft), ("projector", self.projector))
         return tuple((role, model) for role, model in models if model)
+
+    @property
+    def language_models(self) -> tuple[tuple[str, StoredModel], ...]:
+        """The target and the draft, each with its role."""
+        return tuple(entry for entry in self.by_role if entry[1] is not self.projector)
 
     @property
     def models(self) -> tuple[StoredModel, ...]:
