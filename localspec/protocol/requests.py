@@ -208,11 +208,15 @@ class ResponseFormat(Request):
 
 
 class ContentPart(Struct):
-    """A part of a message. An assistant's part of the type `refusal` has its text in that field."""
+    """A part of a message. An assistant's part of the type `refusal` has its text in that field.
+
+    - `image_url`: of a part of that type, a picture as a data URL, alone or as `url` of an object.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | dict[str, Any] | None = None
 
 
 class FunctionCall(Struct):

@@ -239,7 +239,7 @@ def test_a_suffix_makes_it_a_fill_in_the_middle() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages[0].content[0].type",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),

@@ -14,6 +14,7 @@ import msgspec
 
 from localspec.daemon.completion import tools
 from localspec.daemon.completion.parser import REASONING_TOKENS, AnswerParser
+from localspec.daemon.completion.pictures import PictureReader
 from localspec.daemon.completion.tools import read_constraint
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
@@ -267,7 +268,10 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
         InvalidRequest: a message is empty or has something else than text, or see `continued`.
     """
     inner = BodyComplexity()  # limits the size of JSON inside of strings
-    messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
+    pictures = PictureReader()
+    messages = [
+        _message(message, index, inner, pictures) for index, message in enumerate(request.messages)
+    ]
     part = continued_part(request)
     prefix = ""
     if part == "content":
@@ -284,6 +288,8 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
         answer_prefix=prefix,
         continued=part,
         parse_special=request.parse_special,
+        pictures=pictures.files,
+        picture_mark=pictures.mark if pictures.files else "",
     )
 
 
@@ -465,7 +471,9 @@ def _speculative(request: GenerationRequest) -> frames.SpeculationSettings:
     )
 
 
-def _message(message: ChatMessage, index: int, inner: BodyComplexity) -> frames.Message:
+def _message(
+    message: ChatMessage, index: int, inner: BodyComplexity, pictures: PictureReader
+) -> frames.Message:
     extra = {
         name: value
         for name in ("name", "tool_call_id", "reasoning_content")
@@ -477,7 +485,7 @@ def _message(message: ChatMessage, index: int, inner: BodyComplexity) -> frames.
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if content is not None:
-        content = _text(content, f"messages[{index}].content", message.role)
+        content = _text(content, f"messages[{index}].content", message.role, pictures=pictures)
     elif message.lacks_content and not (message.tool_calls or message.reasoning_content):
         raise InvalidRequest(
             f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
@@ -511,27 +519,41 @@ def _template_call(call: dict[str, Any], index: int, inner: BodyComplexity) -> d
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
-def _text(content: str | list[ContentPart], path: str, role: str = "", between: str = "\n") -> str:
+def _text(
+    content: str | list[ContentPart],
+    path: str,
+    role: str = "",
+    between: str = "\n",
+    pictures: PictureReader | None = None,
+) -> str:
     """Return multi-part content as one text, one line per part as in llama-server.
 
     A refusal of the assistant, which is a part of its own in OpenAI's format, is text of its message.
+    pictures: collects pictures, whose mark stands in the text without new lines around it; None: there may be
+    none.
 
     Raises:
-        InvalidRequest: a part is not text.
+        InvalidRequest: a part is neither text nor a picture that can be read.
     """
     if isinstance(content, str):
         return content
-    text = ""
+    text, is_after_picture = "", False
     for index, part in enumerate(content):
+        if pictures is not None and part.type == "image_url":
+            text += pictures.read(part, f"{path}[{index}]")
+            is_after_picture = True
+            continue
         part_text = part.refusal if part.type == "refusal" and role == "assistant" else None
         part_text = part.text if part.type == "text" else part_text
         if part_text is None:
+            other = "" if pictures is None else ', or of type "image_url"'
             raise InvalidRequest(
-                f"'{path}[{index}]' must be a part of type \"text\" with a 'text'; this model "
-                "accepts nothing else.",
+                f"'{path}[{index}]' must be a part of type \"text\" with a 'text'{other}; this model accepts "
+                "nothing else.",
                 param=f"{path}[{index}].type",
             )
-        text += between + part_text if text else part_text
+        text += between + part_text if text and not is_after_picture else part_text
+        is_after_picture = False
     return text
 
 

@@ -66,6 +66,9 @@ from localspec.protocol.requests import (
 # and template.
 
 
+MEDIA_MARK = "<__media__>"  # what stands for a picture in a prompt's text, as in llama-server
+
+
 async def tokenize(request: Request) -> Response:
     """Handle POST /tokenize."""
     body = await read_body(request, TokenizeRequest)
@@ -117,7 +120,10 @@ async def apply_template(request: Request) -> Response:
         call_form = await call_format(daemon, pair)
     prompt = template_prompt(body, call_form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
-    return json_response({"prompt": reply.value["prompt"], **_ignored_extra(request)})
+    text: str = reply.value["prompt"]
+    if prompt.pictures:
+        text = text.replace(prompt.picture_mark, MEDIA_MARK)
+    return json_response({"prompt": text, **_ignored_extra(request)})
 
 
 async def count(request: Request) -> Response:

@@ -171,7 +171,7 @@ async def props(request: Request) -> Response:
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
             "build_info": info.backend,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": info.reads_pictures, "audio": False},
             "is_sleeping": residents.info(info.name) is None,
         }
     )

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from localspec.daemon.completion.answer import Choice
+from localspec.daemon.completion.pictures import PLACEHOLDER
 from localspec.daemon.completion.request import continued_part
 from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore
@@ -342,5 +343,7 @@ def _is_complete(call: dict[str, object]) -> bool:
 
 def _text(message: ChatMessage) -> str:
     if isinstance(message.content, list):
-        return "".join(part.text or "" for part in message.content)
+        return "".join(
+            PLACEHOLDER if part.type == "image_url" else part.text or "" for part in message.content
+        )
     return message.content or ""

@@ -1,0 +1,169 @@
+"""Read the pictures of a request: where they are in its messages, their format and their size.
+
+A picture is only decoded in the engine's process for that. Here its first bytes are read, which say how much
+memory that will take.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import struct
+from dataclasses import dataclass, field
+
+from localspec.errors import InvalidRequest
+from localspec.protocol.requests import ContentPart
+
+MAX_PICTURES = 64  # of one request
+MAX_PIXELS = 25_000_000  # of one picture; decoding takes up to 12 bytes for each
+# What stands for a picture in texts for people, and in the history, which keeps no pictures.
+PLACEHOLDER = "[picture]"
+
+_READABLE = "PNG, JPEG, GIF and BMP pictures can be read"
+# First bytes of formats that llama.cpp does not decode.
+_OTHER_FORMATS = (
+    (b"%PDF-", "a PDF document"),
+    (b"II*\0", "a TIFF picture"),
+    (b"MM\0*", "a TIFF picture"),
+    (b"<svg", "an SVG picture"),
+    (b"<?xml", "an XML document"),
+    (b"8BPS", "a Photoshop picture"),
+)
+_SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_STANDALONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
+
+
+@dataclass(slots=True)
+class PictureReader:
+    """Collects the picture files of a request, in order. `mark` stands for each in the messages' texts."""
+
+    mark: str = field(default_factory=lambda: f"<__picture_{secrets.token_hex(8)}__>")
+    files: list[bytes] = field(default_factory=list)
+
+    def read(self, part: ContentPart, path: str) -> str:
+        """Add the picture of a part, and return what stands for it in the text.
+
+        Raises:
+            InvalidRequest: as `read_picture`, or there are too many.
+        """
+        if len(self.files) == MAX_PICTURES:
+            raise InvalidRequest(
+                f"'{path}': a request may have at most {MAX_PICTURES} pictures.", param=path
+            )
+        url = (
+            part.image_url if isinstance(part.image_url, str) else (part.image_url or {}).get("url")
+        )
+        if not isinstance(url, str):
+            raise InvalidRequest(
+                f"'{path}.image_url' must be an object with a 'url'.", param=f"{path}.image_url"
+            )
+        self.files.append(read_picture(url, f"{path}.image_url"))
+        return self.mark
+
+
+def read_picture(url: str, path: str) -> bytes:
+    """Return the picture file in a data URL.
+
+    Raises:
+        InvalidRequest: it is another URL, or `check_picture` refuses the file.
+    """
+    head, comma, data = url.partition(",")
+    scheme, _, kind = head.partition(":")
+    if scheme.lower() != "data" or not comma:
+        raise InvalidRequest(
+            f"'{path}' must be a data URL (data:image/png;base64,…): localspec works offline, and reads "
+            "no files for a client.",
+            param=path,
+        )
+    if not kind.lower().endswith(";base64"):
+        raise InvalidRequest(f"'{path}': a data URL must be in base64.", param=path)
+    return decode_picture(data, path)
+
+
+def decode_picture(data: str, path: str) -> bytes:
+    """Return the picture file that is base64 text.
+
+    Raises:
+        InvalidRequest: it is not base64, or `check_picture` refuses the file.
+    """
+    try:
+        picture = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"'{path}' is not valid base64.", param=path) from None
+    check_picture(picture, path)
+    return picture
+
+
+def check_picture(picture: bytes, path: str) -> None:
+    """Check the format of a picture file, and how many pixels it states.
+
+    Raises:
+        InvalidRequest: llama.cpp cannot decode the format, or the picture is too large.
+    """
+    size = _read_size(picture)
+    if size is None:
+        raise InvalidRequest(f"'{path}' is {_describe(picture)}; {_READABLE}.", param=path)
+    width, height = size
+    if not width or not height:
+        raise InvalidRequest(f"'{path}': the picture is damaged: it states no size.", param=path)
+    if width * height > MAX_PIXELS:
+        raise InvalidRequest(
+            f"'{path}': the picture has {width} × {height} pixels; at most {MAX_PIXELS:,} can be read. "
+            "Send a smaller one.",
+            param=path,
+        )
+
+
+def _describe(picture: bytes) -> str:
+    if not picture:
+        return "empty"
+    if picture[:4] == b"RIFF" and picture[8:12] == b"WEBP":
+        return "a WebP picture"
+    if picture[4:8] == b"ftyp":
+        return "an AVIF or HEIC picture, or a film"
+    start = picture.lstrip()[:8]
+    return next((name for magic, name in _OTHER_FORMATS if start.startswith(magic)), "no picture")
+
+
+def _read_size(picture: bytes) -> tuple[int, int] | None:
+    """Return the width and height that a file states, (0, 0) if it is damaged, None if it is no picture."""
+    try:
+        if picture.startswith(b"\x89PNG\r\n\x1a\n"):
+            return _unpack(">II", picture, 16) if picture[12:16] == b"IHDR" else (0, 0)
+        if picture.startswith((b"GIF87a", b"GIF89a")):
+            return _unpack("<HH", picture, 6)
+        if picture.startswith(b"BM"):
+            (header_size,) = struct.unpack_from("<I", picture, 14)
+            width, height = _unpack("<HH" if header_size == 12 else "<ii", picture, 18)
+            return abs(width), abs(height)
+        if picture.startswith(b"\xff\xd8\xff"):
+            return _read_jpeg_size(picture)
+    except struct.error:  # the file ends too early
+        return 0, 0
+    return None
+
+
+def _unpack(layout: str, data: bytes, offset: int) -> tuple[int, int]:
+    first, second = struct.unpack_from(layout, data, offset)
+    return first, second
+
+
+def _read_jpeg_size(picture: bytes) -> tuple[int, int]:
+    """Return the width and height in the first frame header, (0, 0) if there is none."""
+    position = 2
+    while position + 4 <= len(picture):
+        if picture[position] != 0xFF:
+            return 0, 0
+        marker = picture[position + 1]
+        if marker == 0xFF:  # a fill byte
+            position += 1
+        elif marker in _SOF_MARKERS:
+            height, width = _unpack(">HH", picture, position + 5)
+            return width, height
+        elif marker in _STANDALONE_MARKERS:
+            position += 2
+        else:
+            (length,) = struct.unpack_from(">H", picture, position + 2)
+            position += 2 + length
+    return 0, 0
