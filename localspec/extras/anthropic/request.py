@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 
+from localspec.daemon.completion.pictures import decode_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.anthropic.wire import (
     Blocks,
     CountTokensRequest,
+    ImageParam,
+    ImageSource,
     MessagesRequest,
     SearchResultParam,
     TextParam,
@@ -29,6 +32,7 @@ from localspec.protocol.reading import convert
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
+    ContentPart,
     Function,
     JsonSchema,
     NamedFunction,
@@ -57,7 +61,7 @@ def chat_request(
 
     Raises:
         BadBody: a block or a tool does not match its type.
-        InvalidRequest: the request has images or documents, or a choice without a name.
+        InvalidRequest: the request has documents, a picture that cannot be read, or a choice without a name.
     """
     ignored = IgnoredFields() if ignored is None else ignored
     for name in fields_without_effect(body):
@@ -87,7 +91,7 @@ def chat_request(
 class _MessageContent:
     """The content of one message, separated by the kind of block."""
 
-    texts: list[str] = field(default_factory=list)
+    texts: list[ContentPart] = field(default_factory=list)  # and pictures
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[ChatMessage] = field(default_factory=list)
@@ -96,9 +100,16 @@ class _MessageContent:
         """Yield the chat messages; results come first, because they belong to the preceding calls."""
         yield from self.results
         if self.texts or self.calls or self.thoughts:
-            text = "\n".join(self.texts) if self.texts else None
+            content = _join_parts(self.texts) if self.texts else None
             thoughts = "\n".join(self.thoughts) or None
-            yield ChatMessage(role, text, None, self.calls or None, None, thoughts)
+            yield ChatMessage(role, content, None, self.calls or None, None, thoughts)
+
+
+def _join_parts(parts: list[ContentPart]) -> str | list[ContentPart]:
+    """Return parts as one text, or as they are if there are pictures among them."""
+    if all(part.type == "text" for part in parts):
+        return "\n".join(part.text or "" for part in parts)
+    return parts
 
 
 def system_prompt(
@@ -147,7 +158,12 @@ def _check_last(messages: Sequence[ChatMessage]) -> None:
 
 
 def _join_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    texts = [message.content for message in (first, second) if isinstance(message.content, str)]
+    texts: list[ContentPart] = []
+    for message in (first, second):
+        if isinstance(message.content, str):
+            texts.append(ContentPart("text", message.content))
+        else:
+            texts += message.content or []
     thoughts = [
         message.reasoning_content for message in (first, second) if message.reasoning_content
     ]
@@ -162,7 +178,7 @@ def _read_content(
     """Return the parsed blocks of a message or of the system prompt, whose path is `path`."""
     parsed = _MessageContent()
     if isinstance(content, str):
-        parsed.texts.append(content)
+        parsed.texts.append(ContentPart("text", content))
         return parsed
     for index, block in enumerate(content):
         _add_block(parsed, block, role, f"{path}[{index}]", ignored)
@@ -186,9 +202,9 @@ def _add_block(
             )
         case "tool_result", "user":
             result = convert(block, ToolResultParam, path)
-            text = _result_text(result, path, ignored)
+            content = _result_content(result, path, ignored)
             call_id = result.tool_use_id.removeprefix(CALL_ID_PREFIX)
-            parsed.results.append(ChatMessage("tool", text, None, None, call_id))
+            parsed.results.append(ChatMessage("tool", content, None, None, call_id))
         case "thinking", "assistant":
             if thoughts := convert(block, ThinkingParam, path).thinking:
                 parsed.thoughts.append(thoughts)
@@ -200,28 +216,33 @@ def _add_block(
         case "redacted_thinking", _:
             pass  # only Anthropic can decrypt it
         case _:
-            parsed.texts += _texts(block, path, ignored)
+            parsed.texts += _parts(block, path, ignored)
 
 
-def _texts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[str]:
-    """Return the texts of a block; none if its type is unknown.
+def _parts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[ContentPart]:
+    """Return the texts of a block, or its picture; nothing if its type is unknown.
 
     Raises:
-        InvalidRequest: the block is an image or a document. Without it the question would be another one.
+        InvalidRequest: the block is a document, without which the question would be another one, or a picture
+            that cannot be read.
     """
     match kind := block.get("type"):
         case "text":
-            return [convert(block, TextParam, path).text]
+            return [ContentPart("text", convert(block, TextParam, path).text)]
         case "search_result":
             search_result = convert(block, SearchResultParam, path)
-            return [
+            texts = [
                 search_result.title,
                 search_result.source,
                 *(part.text for part in search_result.content),
             ]
-        case "image" | "document":
+            return [ContentPart("text", text) for text in texts]
+        case "image":
+            return [_picture_part(convert(block, ImageParam, path).source, f"{path}.source")]
+        case "document":
             raise InvalidRequest(
-                f"'{path}': {kind} input is not supported; this model reads text only.", param=path
+                f"'{path}': document input is not supported; this model reads text and pictures only.",
+                param=path,
             )
         case str():
             ignored.add(path, kind)
@@ -230,17 +251,33 @@ def _texts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[str
             raise InvalidRequest(f"'{path}.type' must be a string.", param=f"{path}.type")
 
 
-def _result_text(result: ToolResultParam, path: str, ignored: IgnoredFields) -> str:
-    """Return the result of a tool as text; a failure is part of it, as templates have no other field."""
-    content = result.content
+def _picture_part(source: ImageSource, path: str) -> ContentPart:
+    if source.type != "base64":
+        raise InvalidRequest(
+            f"'{path}.type' must be \"base64\": localspec works offline, and stores no files.",
+            param=f"{path}.type",
+        )
+    decode_picture(source.data, f"{path}.data")
+    return ContentPart("image_url", image_url=f"data:{source.media_type};base64,{source.data}")
+
+
+def _result_content(
+    result: ToolResultParam, path: str, ignored: IgnoredFields
+) -> str | list[ContentPart]:
+    """Return the result of a tool; a failure is part of its text, as templates have no other field."""
+    content: str | list[ContentPart] = ""
+    if isinstance(result.content, list):
+        parts: list[ContentPart] = []
+        for index, block in enumerate(result.content):
+            parts += _parts(block, f"{path}.content[{index}]", ignored)
+        content = _join_parts(parts)
+    elif result.content:
+        content = result.content
+    if not result.is_error:
+        return content
     if isinstance(content, list):
-        texts: list[str] = []
-        for index, block in enumerate(content):
-            texts += _texts(block, f"{path}.content[{index}]", ignored)
-        content = "\n".join(texts)
-    text = content or ""
-    failed = result.is_error and not text.lower().startswith("error")
-    return f"Error: {text}" if failed else text
+        return [ContentPart("text", "Error:"), *content]
+    return content if content.lower().startswith("error") else f"Error: {content}"
 
 
 # ------------------------------------------------------------------------ tools, thinking, format

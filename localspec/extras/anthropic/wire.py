@@ -30,6 +30,18 @@ class TextParam(Struct):
     text: str
 
 
+class ImageSource(Struct):
+    """Where a picture is. Only `base64` has it in the request."""
+
+    type: str
+    media_type: str = ""
+    data: str = ""
+
+
+class ImageParam(Struct):
+    source: ImageSource
+
+
 class ThinkingParam(Struct):
     thinking: str = ""
 

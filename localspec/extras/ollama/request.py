@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from localspec.daemon.completion.pictures import decode_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.ollama.wire import (
@@ -23,6 +24,7 @@ from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
+    ContentPart,
     ResponseFormat,
 )
 
@@ -33,7 +35,7 @@ def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
     """Return the request as a chat with the pair `model`.
 
     Raises:
-        InvalidRequest: the request has an image, or an invalid format.
+        InvalidRequest: an image cannot be read, or the format is invalid.
     """
     return translate_request(
         ChatRequest,
@@ -53,7 +55,9 @@ def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | Comple
     Raises:
         InvalidRequest: see `chat`, or a field is not supported.
     """
-    _no_images(request.images, "images")
+    if request.images and (request.raw or request.suffix):
+        raise InvalidRequest("'images' need a chat template; leave out 'raw' and 'suffix'.")
+    _check_images(request.images, "images")
     for name in ("template", "context"):
         if getattr(request, name):
             raise InvalidRequest(
@@ -71,7 +75,7 @@ def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | Comple
             logprobs=request.top_logprobs if request.logprobs else None,
             **_shared(request, model),
         )
-    messages = [AskedMessage("user", request.prompt)]
+    messages = [AskedMessage("user", request.prompt, images=request.images)]
     if request.system:
         messages.insert(0, AskedMessage("system", request.system))
     fields = {name: getattr(request, name) for name in OllamaRequest.__struct_fields__}
@@ -133,8 +137,14 @@ def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
     messages, call_count = [], 0
     pending: list[tuple[str, str]] = []  # id and name of each call without a result yet
     for index, source in enumerate(ollama_messages):
-        _no_images(source.images, f"messages[{index}].images")
-        message = ChatMessage(source.role, source.content, reasoning_content=source.thinking)
+        _check_images(source.images, f"messages[{index}].images")
+        content: str | list[ContentPart] | None = source.content
+        if source.images:
+            # Ollama's images are base64 alone.
+            urls = [f"data:;base64,{image}" for image in source.images]
+            content = [ContentPart("image_url", image_url=url) for url in urls]
+            content.append(ContentPart("text", source.content or ""))
+        message = ChatMessage(source.role, content, reasoning_content=source.thinking)
         if source.tool_calls:
             # Mistral's templates refuse ids that do not have nine characters.
             pending = [
@@ -168,8 +178,9 @@ def _pop_call_id(pending: list[tuple[str, str]], tool: str | None) -> str | None
     return call[0]
 
 
-def _no_images(images: list[Any] | None, path: str) -> None:
-    if images:
-        raise InvalidRequest(
-            f"'{path}' contains images; localspec's models read text only.", param=path
-        )
+def _check_images(images: Sequence[Any] | None, path: str) -> None:
+    """Raise InvalidRequest for an image that cannot be read."""
+    for index, image in enumerate(images or []):
+        if not isinstance(image, str):
+            raise InvalidRequest(f"'{path}[{index}]' must be a picture file in base64.", param=path)
+        decode_picture(image, f"{path}[{index}]")

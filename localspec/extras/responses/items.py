@@ -13,9 +13,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from localspec.daemon.completion.pictures import read_picture
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.wire import InputItem, Part
-from localspec.protocol.requests import ChatMessage, Function, NamedFunction, Tool, ToolChoice
+from localspec.protocol.requests import (
+    ChatMessage,
+    ContentPart,
+    Function,
+    NamedFunction,
+    Tool,
+    ToolChoice,
+)
 
 # ------------------------------------------------------------------------ tools
 # Translate tools of several kinds into functions, and calls back into what the client called the tool.
@@ -263,8 +271,8 @@ class MessageBuilder:
                 self._add_call_item(item, path, msgspec.json.encode({INPUT: text}).decode())
             case "function_call_output" | "custom_tool_call_output":
                 call_id = _require(item.call_id, f"{path}.call_id")
-                text = _output(item.output, f"{path}.output")
-                self.messages.append(ChatMessage("tool", text, tool_call_id=call_id))
+                content = _output(item.output, f"{path}.output")
+                self.messages.append(ChatMessage("tool", content, tool_call_id=call_id))
             case "item_reference":
                 self._add_referenced(_require(item.id, f"{path}.id"))
             case other:
@@ -275,12 +283,12 @@ class MessageBuilder:
         if isinstance(item.content, dict):
             path += ".content"
             raise InvalidRequest(f"'{path}' must be a string or a list of parts.", param=path)
-        text = _text(item.content or "", f"{path}.content")
         if role != "assistant":
-            self.messages.append(ChatMessage("developer" if role == "system" else role, text))
+            content = _content(item.content or "", f"{path}.content")
+            self.messages.append(ChatMessage("developer" if role == "system" else role, content))
             return
         turn = self._turn(lambda last: not last.content and not last.tool_calls)
-        turn.content = text
+        turn.content = _text(item.content or "", f"{path}.content")
 
     def _add_reasoning(self, item: InputItem, path: str) -> None:
         parts = item.content if isinstance(item.content, list) else []
@@ -336,6 +344,29 @@ def _arguments(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value or {}).decode()
 
 
+def _content(content: str | list[Part], path: str) -> str | list[ContentPart]:
+    """Return the parts as those of a chat's message if there are pictures among them, else their text.
+
+    Raises:
+        InvalidRequest: a part is neither text nor a picture that can be read.
+    """
+    if isinstance(content, str) or all(part.type != "input_image" for part in content):
+        return _text(content, path)
+    parts = []
+    for index, part in enumerate(content):
+        if part.type == "input_image":
+            if part.image_url is None:
+                raise InvalidRequest(
+                    f"'{path}[{index}]' must have an 'image_url': there are no stored files here.",
+                    param=f"{path}[{index}].image_url",
+                )
+            read_picture(part.image_url, f"{path}[{index}].image_url")
+            parts.append(ContentPart("image_url", image_url=part.image_url))
+        else:
+            parts.append(ContentPart("text", _part_text(part, f"{path}[{index}]")))
+    return parts
+
+
 def _text(content: str | list[Part], path: str) -> str:
     """Return the text of the parts, one line per part as in a chat.
 
@@ -344,26 +375,26 @@ def _text(content: str | list[Part], path: str) -> str:
     """
     if isinstance(content, str):
         return content
-    texts = []
-    for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None or part.type not in (*_TEXT_TYPES, "refusal"):
-            path = f"{path}[{index}]"
-            raise InvalidRequest(
-                f"'{path}' is of type '{(part.type or '')[:80]}'; this model reads text alone, in parts "
-                "of type 'input_text' with a 'text'.",
-                param=f"{path}.type",
-            )
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
-def _output(value: Any, path: str) -> str:
-    """Return a call's result as text; clients send text, parts of text, or any other JSON."""
+def _part_text(part: Part, path: str) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None or part.type not in (*_TEXT_TYPES, "refusal"):
+        raise InvalidRequest(
+            f"'{path}' is of type '{(part.type or '')[:80]}'; text is read here, in parts of type "
+            "'input_text' with a 'text', and pictures in a user's messages and in results of calls.",
+            param=f"{path}.type",
+        )
+    return text
+
+
+def _output(value: Any, path: str) -> str | list[ContentPart]:
+    """Return a call's result; clients send text, parts of text and pictures, or any other JSON."""
     if isinstance(value, list):
         try:
             value = msgspec.convert(value, list[Part])
         except msgspec.ValidationError:
             return msgspec.json.encode(value).decode()
-        return _text(value, path)
+        return _content(value, path)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

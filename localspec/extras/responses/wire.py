@@ -395,11 +395,16 @@ Metadata = Annotated[
 
 
 class Part(Struct):
-    """A part of an item: `input_text`, `output_text`, `reasoning_text`, `summary_text` or `refusal`."""
+    """A part of an item.
+
+    Its type is `input_text`, `output_text`, `reasoning_text`, `summary_text`, `refusal`, or `input_image`
+    with a data URL.
+    """
 
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 class InputItem(Struct):

@@ -126,6 +126,12 @@ def _convert_prompt(
 ) -> UpstreamRequest:
     match prompt:
         case frames.ChatPrompt():
+            if prompt.pictures:
+                raise InvalidRequest(
+                    "Pictures are not passed on to the server that serves this pair; leave them out, or "
+                    "use a local pair.",
+                    param="messages",
+                )
             body: Body = {"messages": [_convert_message(message) for message in prompt.messages]}
             part = prompt.continued
             if part and not dialect.continue_message(body, part):

@@ -691,11 +691,11 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].image_url"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0]"),
         (
             {"input": [{"type": "function_call_output", "call_id": "1", "output": [IMAGE]}]},
-            "input[0].output[0].type",
+            "input[0].output[0].image_url",
         ),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
