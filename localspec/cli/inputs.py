@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 # A request may have 10 MiB, and one character may take six bytes of JSON. No context holds this much text.
 MAX_INPUT_BYTES = 4 << 20  # bytes
 
+# As base64 they must fit into a request.
+MAX_PICTURE_BYTES = 7 << 20
+
 # Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _PDF = b"%PDF-"
 _UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_PICTURE_SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 # First bytes of files that are not text, with a description for the error message.
 _FILE_SIGNATURES = (
     (b"\x89PNG", "a PNG image"),
@@ -218,6 +222,45 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
             f"The files have more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
         )
     return "\n\n".join(parts)
+
+
+def split_pictures(patterns: list[str]) -> tuple[list[str], list[str]]:
+    """Return the patterns of files without those that are pictures, and the pictures as data URLs.
+
+    Raises:
+        UsageError: nothing matches a pattern, or the pictures are too large.
+    """
+    rest, pictures = [], list[bytes]()
+    for pattern in patterns:
+        is_glob = any(sign in pattern for sign in "*?[")
+        names = expand_patterns([pattern]) if is_glob else [os.path.expanduser(pattern)]
+        found = {name: picture for name in names if (picture := _read_picture(name))}
+        pictures += found.values()
+        rest += [name for name in names if name not in found] if found else [pattern]
+    if sum(map(len, pictures)) > MAX_PICTURE_BYTES:
+        raise UsageError(
+            f"The pictures have more than {MAX_PICTURE_BYTES >> 20} MiB, which is the limit."
+        )
+    if not pictures:
+        return rest, []
+    import base64
+
+    return rest, [f"data:;base64,{base64.b64encode(data).decode()}" for data in pictures]
+
+
+def _read_picture(name: str) -> bytes:
+    """Return the content of a file that begins like a picture, else nothing."""
+    if not os.path.isfile(name):  # opening a pipe would read from it
+        return b""
+    try:
+        with open(name, "rb") as file:  # noqa: PTH123 - importing pathlib would delay `ask -m`
+            start = file.read(12)
+            is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
+            if start.startswith(_PICTURE_SIGNATURES) or is_webp:
+                return start + file.read(MAX_PICTURE_BYTES)
+    except OSError:
+        pass  # `read_text` says what is wrong with it
+    return b""
 
 
 def expand_patterns(patterns: Sequence[str]) -> list[str]:

@@ -51,7 +51,7 @@ def test_a_file_named_twice_is_asked_about_once(warm: Home, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("logo.png", b"\x89PNG\r\n\x1a\n\0", "is not text but a PNG image"),
+        ("a.gz", b"\x1f\x8b\0", "is not text but gzip data"),
         ("a.pdf", b"%PDF-1.7\n\xff\0", "is a PDF document"),
         ("x.bin", b"a\0b", "is not text but binary data"),
         ("latin.txt", "Grüße".encode("latin-1"), "is not UTF-8: byte 2 is 0xfc"),
@@ -64,6 +64,17 @@ def test_binary_files_are_refused_with_a_reason(
     run = warm.run("ask", "-f", name, "what is it?", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (2, "")
     assert f"{name} {message}" in run.stderr
+
+
+@pytest.mark.parametrize("pattern", ["logo.png", "l*.png"])
+def test_a_picture_goes_to_the_daemon(warm: Home, tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "logo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    run = warm.run("ask", "-f", pattern, "what is it?", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "the picture is damaged: it states no size" in run.stderr
+    run = warm.run("ask", "-f", pattern, cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "No question given" in run.stderr
 
 
 def test_utf16_with_its_mark_is_text(warm: Home, tmp_path: Path) -> None:
