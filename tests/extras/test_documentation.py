@@ -60,6 +60,7 @@ REFUSED = {
     "localspec rm coder-7b smollm2": (1, "coder-7b"),
     "localspec tune --files ~/src/project": (2, "There is no file or folder"),
     "localspec tune --revert": (1, "has no tuned draft"),
+    'localspec ask -f shot.png "What does it say?"': (2, "shot.png cannot be read"),
     "localspec chat": (2, "A chat needs a terminal"),
     "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),
