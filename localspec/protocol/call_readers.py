@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    GEMMA,
     GEMMA_QUOTE,
     CallFormat,
     json_type,
@@ -29,6 +30,7 @@ from localspec.protocol.calls import (
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_CHARS = string.ascii_letters + string.digits
 
+_PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 _TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
 _STRING_PART = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
@@ -67,6 +69,17 @@ def parse_finite(text: str) -> float:
     return value if isfinite(value) else copysign(float_info.max, value)
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON with finite numbers. Raises ValueError, or RecursionError for one that is too deep."""
+    return json.loads(text, parse_float=parse_finite, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(
+        f"{name} is not JSON"
+    )  # Python's module reads NaN and Infinity, and writes them
+
+
 def convert_value(text: str, types: set[str]) -> Any:
     """Return a parameter's text as a value of one of `types`.
 
@@ -75,12 +88,17 @@ def convert_value(text: str, types: set[str]) -> Any:
     if types in ({"string"}, {"any"}):
         return text
     try:
-        value = json.loads(text, parse_float=parse_finite)
+        value = parse_json(text)
     except (ValueError, RecursionError):
-        return _decode_python(text)
+        value = _decode_python(text)
     kind = json_type(value)
     fits = kind in types or (kind == "number" and "integer" in types)
     return value if fits or "string" not in types else text
+
+
+def _parse_scalar(text: str) -> Any:
+    """Return a number, a boolean or null, in JSON's notation or in Python's. Raises ValueError."""
+    return _PYTHON_CONSTANTS[text] if text in _PYTHON_CONSTANTS else parse_json(text)
 
 
 def _decode_python(text: str) -> Any:
@@ -721,12 +739,12 @@ class GemmaCall(CallReader):
         return self._read(), remaining
 
     def _end(self) -> int:
-        """Return where the call ends, -1 if it is not complete; JSON may contain the marker in a string."""
+        """Return where the call ends, -1 if it is not complete; a text may contain the marker."""
         if not self.raw.lstrip().startswith("{"):
-            return self.raw.find("<tool_call|>")
+            return _find_outside_quotes(self.raw, GEMMA.close)
         value = _JSON_OBJECT.match(self.raw)
         assert value is not None  # the expression also matches an empty text
-        return value.end() if self.raw.startswith("<tool_call|>", value.end()) else -1
+        return value.end() if self.raw.startswith(GEMMA.close, value.end()) else -1
 
     def _read(self) -> list[CallPiece]:
         text = self.raw.strip()
@@ -750,6 +768,18 @@ class GemmaCall(CallReader):
 
     def end(self) -> list[CallPiece]:
         return [] if self.is_finished else self._read()
+
+
+def _find_outside_quotes(text: str, marker: str) -> int:
+    """Return the position of `marker` outside Gemma's quotes, -1 if there is none."""
+    at = 0
+    while at >= 0:
+        found, quote = text.find(marker, at), text.find(GEMMA_QUOTE, at)
+        if quote < 0 or 0 <= found < quote:
+            return found
+        end = text.find(GEMMA_QUOTE, quote + len(GEMMA_QUOTE))
+        at = end + len(GEMMA_QUOTE) if end >= 0 else -1
+    return -1
 
 
 class _GemmaValues:
@@ -780,7 +810,7 @@ class _GemmaValues:
         scalar = self._SCALAR.match(self._text, at)
         if scalar is None:
             raise ValueError("no value")
-        return json.loads(scalar[0].strip(), parse_float=parse_finite), scalar.end()
+        return _parse_scalar(scalar[0].strip()), scalar.end()
 
     def _skip_blanks(self, at: int) -> int:
         while self._text[at].isspace():

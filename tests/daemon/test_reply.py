@@ -31,6 +31,8 @@ TOOLS = {
     "now": {"type": "object", "properties": {}},
 }
 SIZES = (1, 2, 3, 7, 1000)
+TEXT_WITH_MARKERS = 'a </parameter> b </function> c </tool_call> <tool_call|> {"'
+QUOTED = f'<|"|>{TEXT_WITH_MARKERS}<|"|>'
 
 
 def parse_answer(
@@ -68,6 +70,8 @@ TYPED = {
         "properties": {
             "on": {"type": "boolean"},
             "none": {"type": ["string", "null"]},
+            "word": {"type": ["string", "null"]},
+            "size": {"type": "number"},
             "list": {"type": "array"},
             "text": {"type": "string"},
             "odd": {"type": "integer"},
@@ -82,6 +86,8 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
     values = {
         "on": "True",
         "none": "None",
+        "word": "True",
+        "size": "NaN",
         "list": "[1, 2]",
         "text": "3",
         "odd": "many",
@@ -89,7 +95,15 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
     }
     tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     answer = f"<tool_call>\n<function=typed>\n{tags}</function>\n</tool_call>"
-    expected = {"on": True, "none": None, "list": [1, 2], "text": "3", "odd": "many", "new": "4"}
+    expected = {
+        "on": True,
+        "none": None,
+        "word": "True",
+        "size": "NaN",
+        "list": [1, 2],
+        "text": "3",
+    }
+    expected |= {"odd": "many", "new": "4"}
     assert parse_answer(AnswerParser(HERMES, TYPED), answer, size) == (
         "",
         "",
@@ -105,6 +119,10 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
         ('call:now{a:[1, [], {}],  b : {c:null} , "d":"\\u00e9"}', None),
         ('call:now{<|"|>a b<|"|>:-2.5e3,e:true}', {"a b": -2500.0, "e": True}),
         ("call: now {}", {}),
+        (
+            f"call:now{{a:{QUOTED},b:None,c:[True]}}",
+            {"a": TEXT_WITH_MARKERS, "b": None, "c": [True]},
+        ),
     ],
 )
 def test_calls_of_gemma_are_parsed(inside: str, expected: Any, size: int) -> None:
@@ -120,6 +138,7 @@ def test_calls_of_gemma_are_parsed(inside: str, expected: Any, size: int) -> Non
     [
         "call:now{a:}",
         "call:now{a:maybe}",
+        "call:now{a:NaN}",
         "call:now{a:1",
         'call:now{a:<|"|>no end}',
         "call:now",
@@ -287,9 +306,6 @@ def test_thoughts_are_separated_from_the_text(
     parser = AnswerParser()
     parser.begin(tail)
     assert parse_answer(parser, answer, size)[:2] == expected
-
-
-TEXT_WITH_MARKERS = 'a </parameter> b </function> c </tool_call> <tool_call|> {"'
 
 
 @pytest.mark.parametrize("size", SIZES)
