@@ -23,6 +23,7 @@ from localspec.protocol.calls import (
     GEMMA,
     GEMMA_QUOTE,
     CallFormat,
+    child_schema,
     json_type,
     schema_types,
 )
@@ -31,6 +32,9 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_CHARS = string.ascii_letters + string.digits
 
 _PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
+# Models write line breaks and tabs in strings as they are, which is no JSON.
+_CONTROL_ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
 _STRING_PART = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
@@ -114,6 +118,17 @@ def _decode_python(text: str) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
     return value
+
+
+def _entry(key: str, value: Any) -> str:
+    """Return a member of a JSON object."""
+    return f"{_json_text(key)}: {_json_text(value)}"
+
+
+def _json_text(value: Any) -> str:
+    """Return a value as JSON; half of a surrogate pair, which UTF-8 has no bytes for, as an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
 class CallReader(ABC):
@@ -239,7 +254,7 @@ class JsonCalls(CallReader):
         last = self.raw[end : end + 1]
         self._escaped = last == "\\"
         if self._object.arguments == "open":
-            self._object.pending += self.raw[self._at : end] + last
+            self._object.pending += self.raw[self._at : end].translate(_CONTROL_ESCAPES) + last
         self._at = end + len(last)
         if last == '"':
             self._quote = None
@@ -392,6 +407,7 @@ class DialectCalls(CallReader):
         self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
         self._written = 0  # number of parameters read so far
         self._calls = 0
+        self._has_tags = bool(form.parameter or form.elements)
 
     def feed(self, text: str) -> ReadResult:
         self.raw += text
@@ -421,6 +437,8 @@ class DialectCalls(CallReader):
                     can_continue = self._read_name(pieces)
                 case "json":
                     can_continue = self._read_arguments(pieces)
+                case "parameters" if self._form.elements:
+                    can_continue = self._read_element(pieces)
                 case "parameters":
                     can_continue = self._read_parameter(pieces, final=final)
                 case "behind":
@@ -430,7 +448,7 @@ class DialectCalls(CallReader):
         end = start = match_literal(self._before, self.raw, self._at)
         name = ""
         if start >= 0:
-            if self._form.parameter and self.raw.startswith("{", start):
+            if self._has_tags and self.raw.startswith("{", start):
                 self._at, self._state, self._json = start, "json", JsonCalls()
                 return True
             match = _NAME.match(self.raw, start)
@@ -447,7 +465,7 @@ class DialectCalls(CallReader):
         call = new_call(name)
         self._calls += 1
         self._at, self._schema, self._written = end, self._tools.get(name, {}), 0
-        if self._form.parameter:
+        if self._has_tags:
             self._state = "parameters"
             pieces.append(call)
         else:
@@ -462,7 +480,7 @@ class DialectCalls(CallReader):
             self.is_broken, self.is_finished = not self._calls, bool(self._calls)
         elif self._json.is_finished:
             self._state = "behind"
-            self._calls += bool(self._form.parameter)
+            self._calls += self._has_tags
         return self._json.is_finished
 
     def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
@@ -470,8 +488,7 @@ class DialectCalls(CallReader):
         opening, text_separator, value_separator, _ = self._form.parameter
         start = match_literal(opening, self.raw, self._skip_blanks())
         if start == _MISMATCH:
-            pieces.append(Arguments("}" if self._written else "{}"))
-            self._state = "behind"
+            self._end_parameters(pieces)
             return True
         if start == _INCOMPLETE:
             return False
@@ -490,10 +507,36 @@ class DialectCalls(CallReader):
         value = self._read_value(key_end + separator_length, types, final=final)
         if value is None:
             return False
-        entry = f"{json.dumps(key)}: {json.dumps(convert_value(value, types), ensure_ascii=False)}"
-        pieces.append(Arguments((", " if self._written else "{") + entry))
-        self._written += 1
+        self._add_entry(pieces, key, convert_value(value, types))
         return True
+
+    def _read_element(self, pieces: list[CallPiece]) -> bool:
+        """Read the next argument as an element, or notice that there is none; return as above."""
+        position = self._skip_blanks()
+        start = match_literal(f"{self._form.elements}<", self.raw, position)
+        if start == _INCOMPLETE or start == len(self.raw):
+            return False
+        if start == _MISMATCH or self.raw[start] == "/":
+            self._end_parameters(pieces)
+            return True
+        elements = _Elements(self.raw, self._form.elements, self._schema)
+        try:
+            key, value, self._at = elements.read(position, self._schema)
+        except IndexError:  # it is not complete yet
+            return False
+        except (ValueError, RecursionError):
+            self._end_parameters(pieces)
+            return True
+        self._add_entry(pieces, key, value)
+        return True
+
+    def _add_entry(self, pieces: list[CallPiece], key: str, value: Any) -> None:
+        pieces.append(Arguments(("{", ", ")[self._written > 0] + _entry(key, value)))
+        self._written += 1
+
+    def _end_parameters(self, pieces: list[CallPiece]) -> None:
+        pieces.append(Arguments("}" if self._written else "{}"))
+        self._state = "behind"
 
     def _read_value(self, start: int, types: set[str], *, final: bool) -> str | None:
         """Return the text of a value; None if it is not complete yet.
@@ -551,6 +594,57 @@ class DialectCalls(CallReader):
         return self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
 
 
+class _Elements:
+    """Nested elements, each named by its key, with `prefix` before every tag; `root` is the whole schema."""
+
+    def __init__(self, text: str, prefix: str, root: dict[str, Any]) -> None:
+        self._text = text
+        self._prefix = prefix
+        self._root = root
+
+    def read(self, at: int, parent: Any) -> tuple[str, Any, int]:
+        """Return the key and the value of the element at `at`, and where it ends.
+
+        parent: the schema of the element's parent.
+
+        Raises:
+            IndexError: the text ends within the element.
+            ValueError: the element is not closed by its own tag.
+        """
+        start = at + len(self._prefix) + 1
+        key_end = self._find(">", start)
+        key = self._text[start:key_end]
+        schema = child_schema(parent, key, self._root)
+        children: list[tuple[str, Any]] = []
+        end = first_tag = self._find(self._prefix, key_end)
+        while not self._text.startswith(f"{self._prefix}</", end):
+            self._text[end + len(self._prefix) + 1]  # a tag may be incomplete
+            child, value, end = self.read(end, schema)
+            children.append((child, value))
+            end = self._find(self._prefix, end)
+        close = f"{self._prefix}</{key}>"
+        if not self._text.startswith(close, end):
+            self._text[end + len(close) - 1]
+            raise ValueError("closed by another tag")
+        value = self._value(self._text[key_end + 1 : first_tag], children, schema)
+        return key, value, end + len(close)
+
+    def _find(self, marker: str, at: int) -> int:
+        found = self._text.find(marker, at)
+        if found < 0:
+            raise IndexError
+        return found
+
+    def _value(self, text: str, children: list[tuple[str, Any]], schema: Any) -> Any:
+        types = schema_types(schema, self._root)
+        is_list = "object" not in types and all(key == "item" for key, _ in children)
+        if children:
+            return [value for _, value in children] if is_list else dict(children)
+        if not text.strip() and types & {"array", "object"}:
+            return [] if is_list and "array" in types else {}
+        return convert_value(text, types)
+
+
 # ------------------------------------------------------------------------ notations
 # Read tool calls that are not plain JSON: Qwen Coder's tags, Mistral's [ARGS], Gemma 4's own notation.
 
@@ -574,6 +668,8 @@ def reader_for(
             return ArgsCalls(form.middle or "[ARGS]")
         case "gemma":
             return GemmaCall()
+        case "python":
+            return PythonCalls()
         case "found":
             return DialectCalls(form, tools)
         case _:
@@ -678,9 +774,7 @@ class TaggedCall(_NotationOrJson):
         if close < 0:
             return False
         value = self.raw[tag.end() : close].removesuffix("\n")
-        entry = (
-            f"{json.dumps(tag[1])}: {json.dumps(convert_value(value, types), ensure_ascii=False)}"
-        )
+        entry = _entry(tag[1], convert_value(value, types))
         pieces.append(Arguments((", " if self._written else "{") + entry))
         self._written, self._at = self._written + 1, close + len(_PARAMETER_CLOSE)
         return True
@@ -757,14 +851,14 @@ class GemmaCall(CallReader):
             return [] if inner.is_broken else pieces
         name, brace, inside = text.removeprefix("call:").partition("{")
         try:
-            arguments, _ = _GemmaValues("{" + inside).value(0)
+            arguments, _ = _LooseValues("{" + inside).value(0)
         except (ValueError, IndexError, RecursionError):
             brace = ""
         if not brace or not name.strip():
             self.is_broken = True
             return []
         self.is_finished = True
-        return [new_call(name.strip()), Arguments(json.dumps(arguments, ensure_ascii=False))]
+        return [new_call(name.strip()), Arguments(_json_text(arguments))]
 
     def end(self) -> list[CallPiece]:
         return [] if self.is_finished else self._read()
@@ -782,8 +876,8 @@ def _find_outside_quotes(text: str, marker: str) -> int:
     return -1
 
 
-class _GemmaValues:
-    """Gemma 4's values: like JSON, with bare keys and <|"|> around text."""
+class _LooseValues:
+    """Values like JSON, with bare keys, <|"|> or single quotes around text, and Python's constants."""
 
     _SCALAR = re.compile(r"[^,}\]]+")
 
@@ -807,6 +901,11 @@ class _GemmaValues:
         if self._text[at] == '"':
             value, end = json.JSONDecoder(strict=False).raw_decode(self._text, at)
             return value, end
+        if self._text[at] == "'":
+            end = _string_end(self._text, at)
+            if end < 0:
+                raise ValueError("no closing quote")
+            return _unquote(self._text[at + 1 : end - 1]), end
         scalar = self._SCALAR.match(self._text, at)
         if scalar is None:
             raise ValueError("no value")
@@ -825,12 +924,12 @@ class _GemmaValues:
     def _object(self, at: int) -> tuple[dict[str, Any], int]:
         members: dict[str, Any] = {}
         while self._text[at := self._skip_blanks(at)] != "}":
-            if self._text.startswith(GEMMA_QUOTE, at):
-                key, at = self._quoted(at)
+            if self._text.startswith((GEMMA_QUOTE, "'", '"'), at):
+                key, at = self.value(at)
                 at = self._text.index(":", at) + 1
             else:
                 colon = self._text.index(":", at)
-                key, at = self._text[at:colon].strip().strip('"'), colon + 1
+                key, at = self._text[at:colon].strip(), colon + 1
             members[key], at = self.value(at)
             at = self._skip_comma(at)
         return members, at + 1
@@ -846,3 +945,147 @@ class _GemmaValues:
     def _skip_comma(self, at: int) -> int:
         at = self._skip_blanks(at)
         return at + 1 if self._text[at] == "," else at
+
+
+# ---------------------------------------------------------------- LFM2
+
+_CALL_HEAD = re.compile(r"[\s,]*([\w.-]+)\s*\(", re.ASCII)
+_KEYWORD = re.compile(r"([^\s=,()\[\]{}\"']+)\s*=|\*\*")
+# A text in double quotes, which JSON escapes. In single quotes, templates escape nothing: a quote within the
+# text is one that nothing follows which could follow a value.
+_PYTHON_STRING = re.compile(
+    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.|'(?!\s*[,)\]}:]))*'(?=\s*[,)\]}:])""", re.DOTALL
+)
+
+
+class PythonCalls(CallReader):
+    """Reads calls as Python writes them: [name(key=value, …), …]; **{…} stands for several arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state: Literal["start", "head", "arguments", "behind"] = "start"
+        self._is_list = False
+        self._at = 0  # how much of `raw` is read
+        self._calls = 0
+        self._written = 0  # number of arguments read so far
+
+    def feed(self, text: str) -> ReadResult:
+        self.raw += text
+        pieces: list[CallPiece] = []
+        can_continue = True
+        while can_continue and not (self.is_finished or self.is_broken):
+            at = self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
+            if at == len(self.raw):
+                break
+            match self._state:
+                case "start":
+                    self._is_list = self.raw[at] == "["
+                    self._at, self._state = at + self._is_list, "head"
+                case "head":
+                    can_continue = self._read_head(pieces)
+                case "arguments":
+                    can_continue = self._read_argument(pieces, at)
+                case "behind":
+                    self._read_behind(at)
+        if not (self.is_finished or self.is_broken):
+            return pieces, ""
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return pieces, remaining
+
+    def end(self) -> list[CallPiece]:
+        self.is_broken = not self._calls
+        return [self._closing()] if self._state == "arguments" else []
+
+    def _closing(self) -> Arguments:
+        return Arguments("}" if self._written else "{}")
+
+    def _fail(self) -> None:
+        self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+
+    def _read_head(self, pieces: list[CallPiece]) -> bool:
+        head = _CALL_HEAD.match(self.raw, self._at)
+        if head is None:
+            if not re.fullmatch(r"[\s,]*[\w.-]*\s*", self.raw[self._at :], re.ASCII):
+                self._fail()
+            return False
+        pieces.append(new_call(head[1]))
+        self._at, self._state = head.end(), "arguments"
+        self._calls, self._written = self._calls + 1, 0
+        return True
+
+    def _read_argument(self, pieces: list[CallPiece], at: int) -> bool:
+        """Read what is at `at`: a comma, an argument or the end; return whether it is complete."""
+        if self.raw[at] == ",":
+            self._at = at + 1
+            return True
+        if self.raw[at] == ")":
+            pieces.append(self._closing())
+            self._at, self._state = at + 1, "behind"
+            return True
+        start = keyword.end() if (keyword := _KEYWORD.match(self.raw, at)) else at
+        end = _python_value_end(self.raw, start)
+        if end < 0:
+            return False
+        try:
+            if keyword is None:
+                raise ValueError("no key")
+            value, _ = _LooseValues(self.raw[start:end] + ",").value(0)
+            members = {keyword[1]: value} if keyword[1] else dict(value)
+        except (ValueError, TypeError, IndexError, RecursionError):
+            pieces.append(self._closing())
+            self._fail()
+            return False
+        for key, member in members.items():
+            pieces.append(Arguments(("{", ", ")[self._written > 0] + _entry(key, member)))
+            self._written += 1
+        self._at = end
+        return True
+
+    def _read_behind(self, at: int) -> None:
+        """Read what follows a call: the end of the list, or another call."""
+        self._state = "head"
+        if not self._is_list:
+            self.is_finished = True
+        elif self.raw[at] == "]":
+            self._at, self.is_finished = at + 1, True
+        elif self.raw[at] != ",":
+            self._fail()
+
+
+def _python_value_end(text: str, at: int) -> int:
+    """Return where the value at `at` ends, before a comma or a bracket; -1 if that has not come yet."""
+    depth = 0
+    while 0 <= at < len(text):
+        char = text[at]
+        if char in "\"'":
+            at = _string_end(text, at)
+            continue
+        if char in ",)]}" and not depth:
+            return at
+        depth += (char in "([{") - (char in ")]}")
+        at += 1
+    return -1
+
+
+def _string_end(text: str, at: int) -> int:
+    """Return the end of the string in quotes at `at`; -1 if it is not complete."""
+    match = _PYTHON_STRING.match(text, at)
+    return -1 if match is None else match.end()
+
+
+_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})|\\U([0-9a-fA-F]{8})|\\.|\"", re.DOTALL)
+
+
+def _unquote(text: str) -> str:
+    """Return the text between single quotes, with its escapes decoded if they are valid."""
+    try:
+        return str(json.loads(f'"{_ESCAPE.sub(_json_escape, text)}"', strict=False))
+    except ValueError:
+        return text
+
+
+def _json_escape(escape: re.Match[str]) -> str:
+    """Return one of Python's escapes, or a double quote, as JSON has it."""
+    if code := escape[1] or escape[2]:
+        return json.dumps(chr(int(code, 16)))[1:-1]
+    return {"\\'": "'", '"': '\\"'}.get(escape[0], escape[0])

@@ -26,10 +26,11 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     - mistral: always an array of such objects.
     - named: the name, then `middle`, then the arguments as JSON.
     - gemma: `call:name{key:value}`.
-    - found: literally as a chat template was observed to write them.
+    - python: `[name(key=value), …]`, with values in Python's notation or in JSON.
+    - found: by literals, mostly as a chat template was observed to write them.
     """
 
-    kind: Literal["hermes", "tags", "json", "mistral", "named", "gemma", "found"]
+    kind: Literal["hermes", "tags", "json", "mistral", "named", "gemma", "python", "found"]
     # Markers that begin a call, the usual one first.
     opens: tuple[str, ...] = ()
     # Marker that ends a call.
@@ -49,6 +50,9 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     # What stands before a key, before a text, before any other value, and behind a value. If it
     # is empty, the arguments are JSON.
     parameter: tuple[str, ...] = ()
+    # Of a "found" format: each argument is an element that its key names, nested as deep as the
+    # value is, with the items of a list in <item>. This text stands before every tag.
+    elements: str = ""
     # The template does not support tools.
     told: bool = False
     # The template supports tools but does not say how calls are written.
@@ -66,6 +70,32 @@ MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity=
 GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
 FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
 NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
+LFM2 = CallFormat("python", ("<|tool_call_start|>",), "<|tool_call_end|>")
+MINIMAX_M3 = CallFormat(
+    "found",
+    ("]<]minimax[>[<tool_call>",),
+    "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    lead='\n]<]minimax[>[<invoke name="',
+    middle='">',
+    again=']<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="',
+    elements="]<]minimax[>[",
+)
+KIMI_K2 = CallFormat(
+    "found",
+    ("<|tool_calls_section_begin|>",),
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    lead="<|tool_call_begin|>functions.",
+    middle=f":{CALL_ID_PLACEHOLDER}<|tool_call_argument_begin|>",
+    again="<|tool_call_end|><|tool_call_begin|>functions.",
+)
+COMMAND_R = CallFormat(
+    "found",
+    ("Action:\n```json\n[", "Action: ```json\n["),
+    "\n    }\n]```",
+    lead='\n    {\n        "tool_name": "',
+    middle='",\n        "parameters": ',
+    again='\n    },\n    {\n        "tool_name": "',
+)
 UNKNOWN_FORMAT = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
 
 
@@ -106,6 +136,21 @@ def schema_types(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]
     if "const" in schema or isinstance(schema.get("enum"), list):
         return {json_type(value) for value in schema.get("enum", [schema.get("const")])}
     return {"any"}
+
+
+def child_schema(schema: Any, key: str, root: dict[str, Any], depth: int = 20) -> Any:
+    """Return the schema of a member of an object, or of the items of a list; None if there is none."""
+    if not isinstance(schema, dict) or not depth:
+        return None
+    if "$ref" in schema:
+        return child_schema(_resolve_reference(schema["$ref"], root), key, root, depth - 1)
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return properties[key]
+    parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name) or ()]
+    found = (child_schema(part, key, root, depth - 1) for part in parts)
+    inner = schema.get("items", schema.get("additionalProperties"))
+    return next((child for child in found if child is not None), inner)
 
 
 def json_type(value: object) -> str:

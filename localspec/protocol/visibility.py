@@ -317,6 +317,7 @@ class _CallEnd:
         values = {GEMMA_QUOTE: GEMMA_QUOTE, parameter[0].strip(): parameter[-1].strip()}
         self._value_ends = {begin: end for begin, end in values.items() if begin and end}
         self._inner_markers = [mark for mark in (form.middle, form.identity) if mark]
+        self._has_json_strings = form.kind != "python"
         self._depth = 0  # open brackets of the JSON
         self._value_end = ""  # marker that ends the string or the value that is being read
 
@@ -376,7 +377,7 @@ class _CallEnd:
 
     def _read_json_char(self, char: str) -> bool:
         """Read one character and return whether the JSON ends with it."""
-        if char == '"' and self._depth:
+        if char == '"' and self._depth and self._has_json_strings:
             self._value_end = char
         elif char in "{[":
             self._depth += 1

@@ -44,12 +44,13 @@ def learn(name: str) -> Dialect:
 def carried_pieces(form: CallFormat) -> list[str]:
     """Return the pieces of texts that the notation can write: its own markers, but none that ends a text."""
     literals = [*form.opens, form.close, form.lead, form.middle, form.again, *form.parameter[:3]]
-    ends = [end for end in (*form.parameter[3:], *END_OF_TEXT.get(form.kind, ())) if end.strip()]
+    ends = [*form.parameter[3:], form.elements, *END_OF_TEXT.get(form.kind, ())]
     pieces = [*PIECES, *filter(str.strip, literals)]
-    return [piece for piece in pieces if not any(end.strip() in piece for end in ends)]
+    return [piece for piece in pieces if not any(end.strip() in piece for end in ends if end)]
 
 
-END_OF_TEXT = {"tags": ["</parameter>"], "gemma": ['<|"|>']}
+# Templates of LFM2 escape nothing.
+END_OF_TEXT = {"tags": ["</parameter>"], "gemma": ['<|"|>'], "python": ["'", "\\"]}
 
 
 def write_calls(name: str, calls: Calls, schemas: dict[str, Schema]) -> str:
@@ -129,7 +130,7 @@ def test_calls_are_read_as_they_were_written(name: str) -> None:
     form = learn(name).calls
     count = 0
     for seed in range(FIRST_SEED, FIRST_SEED + ANSWERS):
-        source = RandomCalls(random.Random(seed), carried_pieces(form))
+        source = RandomCalls(random.Random(seed), carried_pieces(form), nulls=not form.elements)
         schemas = {tool: source.parameters() for tool in TOOLS}
         names = source.rng.choices(TOOLS, k=source.rng.choice([1, 1, 2, 3]))
         calls: Calls = [(called, source.arguments(schemas[called])) for called in names]

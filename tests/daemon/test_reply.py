@@ -14,7 +14,9 @@ from localspec.protocol.calls import (
     GEMMA,
     GRANITE,
     HERMES,
+    LFM2,
     LLAMA,
+    MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
     NO_TOOLS,
@@ -53,6 +55,7 @@ def parse_answer(
                 assert len(piece.id) == 9
                 calls.append([piece.name, ""])
             case Arguments():
+                assert piece.text.encode()  # half of a surrogate pair could not be sent
                 assert piece.index == len(calls) - 1
                 calls[-1][1] += piece.text
     return content, reasoning, [(name, json.loads(text)) for name, text in calls]
@@ -191,6 +194,53 @@ def test_invalid_calls_of_gemma_stay_text(inside: str, size: int) -> None:
             id="qwen coder",
         ),
         pytest.param(
+            HERMES,
+            '<tool_call>{"name": "weather", "arguments": {"city": "Pa\n\tris"}}</tool_call>',
+            [("weather", {"city": "Pa\n\tris"})],
+            id="hermes, with a line break",
+        ),
+        pytest.param(
+            TAGS,
+            '<tool_call>\n<function=weather>\n<parameter=days>\n["\\ud800"]\n</parameter>\n'
+            "</function>\n</tool_call>",
+            [("weather", {"days": ["\ud800"]})],
+            id="qwen coder, half a character",
+        ),
+        pytest.param(
+            LFM2,
+            "<|tool_call_start|>[weather(city='Paris', days=2), now()]<|tool_call_end|>",
+            [PARIS, ("now", {})],
+            id="lfm2",
+        ),
+        pytest.param(
+            LFM2,
+            '<|tool_call_start|>[weather(city="it\'s\\n", days=True,'
+            " more={'a': ['x\\'y', None], \"b:\": {}})]<|tool_call_end|>",
+            [("weather", {"city": "it's\n", "days": True, "more": {"a": ["x'y", None], "b:": {}}})],
+            id="lfm2, escaped",
+        ),
+        pytest.param(
+            LFM2,
+            "<|tool_call_start|>weather(**{\"city\": 'Paris', 'days': 2})<|tool_call_end|>",
+            [PARIS],
+            id="lfm2, as a mapping",
+        ),
+        pytest.param(
+            MINIMAX_M3,
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">]<]minimax[>[<city>Paris'
+            "]<]minimax[>[</city>]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n"
+            ']<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+            [PARIS, ("now", {})],
+            id="minimax m3",
+        ),
+        pytest.param(
+            MINIMAX_M3,
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="{"name": "now", "arguments": {}}'
+            "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+            [("now", {})],
+            id="minimax m3, in JSON",
+        ),
+        pytest.param(
             LLAMA,
             '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}',
             [PARIS],
@@ -272,6 +322,8 @@ def test_calls_of_every_family(
         (LLAMA, "{ this is no JSON"),
         (MISTRAL_ARGS, "[TOOL_CALLS]a line\nwithout arguments"),
         (GEMMA, "<|tool_call>call:broken{city:<tool_call|>"),
+        (LFM2, "<|tool_call_start|>1 + 1 = 2<|tool_call_end|>"),
+        (LFM2, "<|tool_call_start|>[not a call]"),
         (NO_TOOLS, HERMES_CALL),
         (NO_TOOLS, "text ends <thi"),
     ],

@@ -169,6 +169,8 @@ def test_calls_that_a_template_renders_are_parsed_or_reported(name: str) -> None
     calls = [(tool, {**arguments}) for tool, arguments in CALLS]
     if name in ("Qwen3-Coder", "chatml_xml_calls", "no tojson"):
         calls[0][1].pop("more")  # Python's notation of objects is not JSON
+    if name == "elements":
+        calls[0][1]["more"] = {"a": ["x"]}  # what has no type in the schema is read as a text
     if name == "quoted as in XML":
         calls[0][1]["city"] = "Pa </param> & ]]> or </p>"
     for subset in ([calls[0]], [calls[1]], calls):

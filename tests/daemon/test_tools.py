@@ -18,11 +18,15 @@ from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.calls import (
+    COMMAND_R,
     EXPLAINED,
     GEMMA,
     GRANITE,
     HERMES,
+    KIMI_K2,
+    LFM2,
     LLAMA,
+    MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
     TAGS,
@@ -57,6 +61,10 @@ FORMATS = {
     "plain_turns": EXPLAINED,
     "think_opened": EXPLAINED,
     "turns_and_calls": GEMMA,
+    "chatml_python_calls": LFM2,
+    "elements": MINIMAX_M3,
+    "sections": KIMI_K2,
+    "actions": COMMAND_R,
     "Qwen-Qwen2.5-7B-Instruct": HERMES,
     "Qwen-Qwen3-0.6B": HERMES,
     "Qwen3-Coder": TAGS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,11 +32,15 @@ from localspec.errors import GrammarRejected
 from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    COMMAND_R,
     FUNCTIONARY,
     GEMMA,
     GRANITE,
     HERMES,
+    KIMI_K2,
+    LFM2,
     LLAMA,
+    MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
     NEMOTRON,
@@ -51,6 +56,7 @@ from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
 from tests.support.running import GREEDY, PLAIN, Running, drafting, running
 from tests.support.statistics import chi_square_z
 
+SEEDS = int(os.environ.get("LOCALSPEC_TEST_CALLS", "5"))  # random answers of each format
 FORMATS = {
     "hermes": HERMES,
     "tags": TAGS,
@@ -61,6 +67,10 @@ FORMATS = {
     "gemma": GEMMA,
     "functionary": FUNCTIONARY,
     "nemotron": NEMOTRON,
+    "lfm2": LFM2,
+    "minimax m3": MINIMAX_M3,
+    "kimi k2": KIMI_K2,
+    "command r": COMMAND_R,
     "seen JSON": CallFormat(
         "found",
         ("<|calls|>",),
@@ -265,7 +275,7 @@ def validate_calls(tool_set: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
 BEGINNINGS = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <tool ", "<<tool<"]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, seed: int) -> None:
     rng, vocab, call_format = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
@@ -283,7 +293,7 @@ def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, see
             validate_calls(tool_set, calls[:-1])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", FORMATS)
 def test_required_call_gives_an_answer_of_calls_only(caller: Running, name: str, seed: int) -> None:
     rng, vocab = random.Random(f"{name}{seed}"), caller.pair.vocab

@@ -38,6 +38,8 @@ FORMATS = {
     "gemma": calls.GEMMA,
     "functionary": calls.FUNCTIONARY,
     "nemotron": calls.NEMOTRON,
+    "lfm2": calls.LFM2,
+    "minimax m3": calls.MINIMAX_M3,
     "found": DETECTED,
 }
 # Pieces of answers, including beginnings of markers, and blanks wherever they matter.
@@ -82,6 +84,14 @@ def write_call(call_format: CallFormat, name: str, note: str) -> str:
         case "gemma":
             quote = calls.GEMMA_QUOTE
             return f"{opening}call:{name}{{note:{quote}{note}{quote}}}{call_format.close}"
+        case "python":
+            return f"{opening}[{name}(note={json.dumps(note)})]{call_format.close}"
+        case "found" if call_format.elements:
+            mark = call_format.elements
+            value = f"{mark}<note>{note}{mark}</note>"
+            return (
+                f"{opening}{call_format.lead}{name}{call_format.middle}{value}{call_format.close}"
+            )
         case "found":
             value = f'<parameter name="note">{note}</parameter>\n'
             return f'{opening}\n<invoke name="{name}">\n{value}{call_format.close}'

@@ -31,10 +31,14 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class RandomCalls:
-    """A source of schemas and values; `pieces` are the texts of which strings are made."""
+    """A source of schemas and values; `pieces` are the texts of which strings are made.
+
+    nulls: whether values may be null where their schema allows it.
+    """
 
     rng: random.Random
     pieces: list[str]
+    nulls: bool = True
 
     def schema(self, depth: int = 0) -> Schema:
         """Return the schema of one value."""
@@ -78,7 +82,7 @@ class RandomCalls:
                 return [self.value(schema["items"]) for _ in range(self.rng.randint(0, 3))]
             case "object":
                 return self.arguments(schema)
-            case ["string", "null"] if self.rng.random() < 0.3:
+            case ["string", "null"] if self.nulls and self.rng.random() < 0.3:
                 return None
         return self.text()
 

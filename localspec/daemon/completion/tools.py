@@ -19,12 +19,16 @@ from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    COMMAND_R,
     FUNCTIONARY,
     GEMMA,
     GEMMA_QUOTE,
     GRANITE,
     HERMES,
+    KIMI_K2,
+    LFM2,
     LLAMA,
+    MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
     NEMOTRON,
@@ -248,6 +252,7 @@ def control_tokens(form: CallFormat) -> list[str]:
     if form.kind == "found":
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
         tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
+        tokens.append(form.elements)
     tokens += [GEMMA_QUOTE] if form.kind == "gemma" else []
     return list(dict.fromkeys(filter(None, tokens)))
 
@@ -261,7 +266,7 @@ def describe_format(form: CallFormat) -> str:
         return "in a notation that is not known, so they are not constrained"
     if form.told:
         return "explained to the model in the question"
-    if form.kind != "found":
+    if form in _FAMILY_NAMES:
         return f"in the notation of {_FAMILY_NAMES[form]}"
     arguments = "{…}"
     if form.parameter:
@@ -283,6 +288,10 @@ _FAMILY_NAMES = {
     GEMMA: "Gemma 4",
     FUNCTIONARY: "Functionary",
     NEMOTRON: "Nemotron Nano",
+    LFM2: "LFM2",
+    MINIMAX_M3: "MiniMax M3",
+    KIMI_K2: "Kimi K2",
+    COMMAND_R: "Command R+",
 }
 
 

@@ -30,12 +30,16 @@ from localspec.errors import TemplateFailed
 from localspec.protocol.call_readers import CDATA_MARKERS, Arguments, Call, DialectCalls
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    COMMAND_R,
     EXPLAINED,
     FUNCTIONARY,
     GEMMA,
     GRANITE,
     HERMES,
+    KIMI_K2,
+    LFM2,
     LLAMA,
+    MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
     NEMOTRON,
@@ -292,6 +296,11 @@ _TEMPLATE_PATTERNS = (
     (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
     (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
     (r"<TOOLCALL>\[", NEMOTRON),
+    # Some templates of LFM2 only list the tools.
+    (r"<\|tool_(call|list)_start\|>|List of tools: \[", LFM2),
+    (r"\]<\]minimax\[>\[", MINIMAX_M3),
+    (r"<\|tool_calls_section_begin\|>", KIMI_K2),
+    (r"Action:\\n```json", COMMAND_R),
     # GLM and others use Hermes' markers, with a notation of their own between them.
     (
         r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
@@ -34,6 +36,7 @@ _ARRAY = _ANNOTATIONS | {"items", "minItems", "maxItems"}
 _SCALARS = ("integer", "number", "boolean", "null")
 # Largest bound of a string's length, in characters. Larger bounds make large automata.
 _MAX_LENGTH_BOUND = 2000
+_EMPTY = '""'
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
 _FORMATS = {
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
@@ -180,6 +183,27 @@ class _Values:
             return [{**schema, "type": kind} for kind in kinds]
         return None
 
+    def _sequence(self, pairs: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Return the expression of pairs in their order; the second of each says whether it is required."""
+        following = ""  # The rule of what may follow a pair.
+        starts: list[str] = []  # The ways to begin with the current pair or a later one.
+        for pair, is_required in reversed(pairs):
+            sequence = f"{pair} {following}".strip()
+            starts = [sequence] if is_required else [sequence, *starts]
+            after = f"({_literal(separator)} {sequence})"
+            following = self._add_rule(after if is_required else f"{after} | {following or _EMPTY}")
+        if not any(is_required for _, is_required in pairs):
+            starts.append(_EMPTY)
+        return " | ".join(starts) or _EMPTY
+
+    def _item_counts(self, schema: Schema) -> tuple[int, int | None]:
+        """Return the bounds of a list's length."""
+        _require_known_keywords(schema, _ARRAY)
+        minimum, maximum = schema.get("minItems", 0), schema.get("maxItems")
+        if max(minimum, maximum or 0) > 100:
+            raise Unwritable
+        return minimum, maximum
+
     def _kinds(self, schema: Schema) -> set[str]:
         return schema_types(schema, self._root)
 
@@ -195,11 +219,10 @@ _UNLIKE_JSON = (
 )
 
 
-class TagValues(_Values):
-    """Rules for parameters between tags, with strings as plain text and all other values as JSON.
+class _TextValues(_Values):
+    """The base of writers for values that are plain text if they are strings, and JSON if they are not.
 
-    parameter: the literals around keys and values, as in CallFormat. spelled: returns the Lark expression of
-    a literal in this vocabulary.
+    spelled: returns the Lark expression of a literal in this vocabulary.
     """
 
     def __init__(
@@ -207,31 +230,23 @@ class TagValues(_Values):
         schema: Schema,
         prefix: str,
         options: dict[str, Any],
-        parameter: Sequence[str] = TAGS,
         spelled: Callable[[str], str] = _literal,
     ) -> None:
         super().__init__(schema, prefix)
         self._options = options
-        self._open, self._before_text, self._before_other, close = parameter
         self._spelled = spelled
+
+    def _close_with(self, close: str) -> None:
+        """Set the literal behind the values that are written next."""
         core = close.strip()
         self._blanks, self._after_close = close.split(core)
         # A string value ends before the closing literal. If that begins with plain text (`_stop`), the value
         # must not contain this text. A special token cannot occur in the value.
-        self._close = spelled(core)
+        self._close = self._spelled(core)
         self._stop, self._close_tail = "", self._close
         if self._close.startswith('"'):
             self._stop, size = json.JSONDecoder().raw_decode(self._close)
             self._close_tail = self._close[size:]
-
-    def arguments(self) -> str:
-        """Return the expression of all arguments, and add the rules that it needs."""
-        properties, required = self._object(self._root)
-        pairs = []
-        for key, schema in properties.items():
-            rule = self._add_rule(self._write_pair(key, schema))
-            pairs.append(rule if key in required else f"{rule}?")
-        return " ".join(pairs)
 
     @property
     def _never(self) -> list[str]:
@@ -240,30 +255,26 @@ class TagValues(_Values):
     def _write_end(self) -> str:
         return _literal(self._after_close) if self._after_close else ""
 
-    def _write_pair(self, key: str, schema: Any) -> str:
-        schema = {} if schema is True else schema
+    def _write_value(self, schema: Any) -> str:
+        """Return the expression of a value and what closes it."""
         target = self._target(schema)
         kinds = self._kinds(target)
-        separator = self._before_text
         if kinds == {"string"}:
-            value = self._text(self._strings(target))
-        elif kinds == {"any"}:
+            return self._text(self._strings(target))
+        if kinds == {"any"}:
             _require_known_keywords(target, _ANNOTATIONS)
-            value = self._text(text_terminal({}, self._never))
-        elif "string" not in kinds:
-            separator = self._before_other
-            definitions: Schema = {
-                k: self._root[k] for k in ("$defs", "definitions") if k in self._root
-            }
-            bounded = with_bounded_numbers(for_library({**schema, **definitions}))
-            json_rule = self._add_rule(_json({**bounded, "x-guidance": self._options}))
-            blanks = _literal(self._blanks) if self._blanks else ""
-            value = f"{json_rule} {blanks} {self._close}"
-        elif self._before_text != self._before_other:
-            raise Unwritable  # The type decides between two notations before the value.
-        else:
-            value = self._text(self._mixed(target))
-        return f"{self._spelled(f'{self._open}{key}{separator}')} {value} {self._write_end()}"
+            return self._text(text_terminal({}, self._never))
+        if "string" in kinds:
+            return self._text(self._mixed(target))
+        blanks = _literal(self._blanks) if self._blanks else ""
+        return f"{self._write_json(schema)} {blanks} {self._close}"
+
+    def _write_json(self, schema: Schema) -> str:
+        definitions: Schema = {
+            k: self._root[k] for k in ("$defs", "definitions") if k in self._root
+        }
+        bounded = with_bounded_numbers(for_library({**schema, **definitions}))
+        return self._add_rule(_json({**bounded, "x-guidance": self._options}))
 
     def _text(self, terminal: str) -> str:
         value = self._add_terminal(terminal)
@@ -310,6 +321,127 @@ class TagValues(_Values):
         if kind not in terminals:
             raise Unwritable
         return terminals[kind]
+
+
+class TagValues(_TextValues):
+    """Rules for parameters between tags. parameter: the literals around keys and values, as in CallFormat."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        prefix: str,
+        options: dict[str, Any],
+        parameter: Sequence[str] = TAGS,
+        spelled: Callable[[str], str] = _literal,
+    ) -> None:
+        super().__init__(schema, prefix, options, spelled)
+        self._open, self._before_text, self._before_other, close = parameter
+        self._close_with(close)
+
+    def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
+        properties, required = self._object(self._root)
+        pairs = []
+        for key, schema in properties.items():
+            rule = self._add_rule(self._write_pair(key, {} if schema is True else schema))
+            pairs.append(rule if key in required else f"{rule}?")
+        return " ".join(pairs)
+
+    def _write_pair(self, key: str, schema: Any) -> str:
+        kinds = self._kinds(self._target(schema))
+        if self._before_text != self._before_other and "string" in kinds and len(kinds) > 1:
+            raise Unwritable  # The type decides between two notations before the value.
+        separator = self._before_text if kinds & {"string", "any"} else self._before_other
+        head = self._spelled(f"{self._open}{key}{separator}")
+        return f"{head} {self._write_value(schema)} {self._write_end()}"
+
+
+# ------------------------------------------------------------------------ elements, Python
+
+_MAX_ELEMENT_DEPTH = 20  # of elements in elements, which a schema may nest without end
+
+
+class ElementValues(_TextValues):
+    """Rules for arguments as nested elements. mark: the text before each tag, as in CallFormat."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        prefix: str,
+        options: dict[str, Any],
+        mark: str,
+        spelled: Callable[[str], str],
+    ) -> None:
+        super().__init__(schema, prefix, options, spelled)
+        self._mark = mark
+
+    def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
+        return self._write_members(self._root, 0)
+
+    def _write_members(self, schema: Schema, depth: int) -> str:
+        properties, required = self._object(schema)
+        members = []
+        for key, member in properties.items():
+            rule = self._add_rule(self._write_element(key, {} if member is True else member, depth))
+            members.append(rule if key in required else f"{rule}?")
+        return " ".join(members)
+
+    def _write_items(self, schema: Schema, depth: int) -> str:
+        minimum, maximum = self._item_counts(schema)
+        item = self._add_rule(self._write_element("item", schema.get("items", {}), depth))
+        return f"{item}{{{minimum},{'' if maximum is None else maximum}}}"
+
+    def _write_element(self, key: str, schema: Any, depth: int) -> str:
+        if depth > _MAX_ELEMENT_DEPTH:
+            raise Unwritable
+        target = self._target(schema)
+        kinds = self._kinds(target)
+        opening, close = self._spelled(f"{self._mark}<{key}>"), f"{self._mark}</{key}>"
+        if kinds == {"object"}:
+            return f"{opening} {self._write_members(target, depth + 1)} {self._spelled(close)}"
+        if kinds == {"array"}:
+            return f"{opening} {self._write_items(target, depth + 1)} {self._spelled(close)}"
+        if kinds & {"object", "array"}:
+            raise Unwritable
+        self._close_with(close)
+        return f"{opening} {self._write_value(schema)}"
+
+
+class PythonValues(_TextValues):
+    """Rules for arguments as Python writes them in calls, key=value, with values in JSON.
+
+    Texts may also stand in single quotes, where nothing is escaped.
+    """
+
+    _CONSTANTS = MappingProxyType({"boolean": '"True" | "False"', "null": '"None"'})
+
+    @property
+    def _never(self) -> list[str]:
+        return ["'", "\\", "\n"]
+
+    def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
+        properties, required = self._object(self._root)
+        pairs = [
+            (
+                f"{_literal(key + '=')} {self._write_python({} if schema is True else schema)}",
+                key in required,
+            )
+            for key, schema in properties.items()
+        ]
+        return f"({self._sequence(pairs, ', ')})"
+
+    def _write_python(self, schema: Any) -> str:
+        target = self._target(schema)
+        kinds = self._kinds(target)
+        ways = [self._write_json(schema)]
+        if kinds <= self._CONSTANTS.keys() and not target.keys() & {"const", "enum"}:
+            ways += [self._CONSTANTS[kind] for kind in sorted(kinds)]
+        if kinds == {"string"}:
+            with suppress(Unwritable):
+                ways.append(f'"\'" {self._add_terminal(self._strings(target))} "\'"')
+        return self._add_rule(" | ".join(ways))
 
 
 # ------------------------------------------------------------------------ Gemma 4
@@ -375,29 +507,10 @@ class GemmaValues(_Values):
             (f"{_literal(key + ':')} {self._value(value)}", key in required)
             for key, value in properties.items()
         ]
-        following = ""  # The rule of what may follow a pair.
-        starts: list[str] = []  # The ways to begin with the current pair or a later one.
-        for pair, is_required in reversed(pairs):
-            sequence = f"{pair} {following}".strip()
-            starts = [sequence] if is_required else [sequence, *starts]
-            following = self._add_rule(
-                f'("," {sequence})' if is_required else self._optional(sequence, following)
-            )
-        if not any(is_required for _, is_required in pairs):
-            starts.append('""')
-        content = " | ".join(starts) or '""'
-        return f'"{{" ({content}) "}}"'
-
-    @staticmethod
-    def _optional(sequence: str, following: str) -> str:
-        """Return the expression of a comma and `sequence`, or of `following` without them."""
-        return f'("," {sequence}) | {following or chr(34) * 2}'
+        return f'"{{" ({self._sequence(pairs, ",")}) "}}"'
 
     def _brackets(self, schema: Schema) -> str:
-        _require_known_keywords(schema, _ARRAY)
-        min_items, max_items = schema.get("minItems", 0), schema.get("maxItems")
-        if max(min_items, max_items or 0) > 100:
-            raise Unwritable
+        min_items, max_items = self._item_counts(schema)
         if max_items == 0:
             return '"[" "]"'
         item = self._value(schema.get("items"))
@@ -492,7 +605,7 @@ class CallGrammar:
         else:
             marker = self._spelled(format.opens[0])
             calls = f"{marker} {self._write_calls()}"
-            if self._tools.parallel and format.kind not in ("json", "mistral", "found"):
+            if self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
                 more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
                 calls = f"{calls} {more}"
         if answer:
@@ -523,6 +636,10 @@ class CallGrammar:
                 return f"{self._write_call(self._write_named)} {close}"
             case "gemma":
                 return f"{self._write_call(self._write_gemma)} {close}"
+            case "python":
+                call = self._write_call(self._write_python)
+                more = f'(", " {call})*' if self._tools.parallel else ""
+                return f'"[" {call} {more} "]" {close}'
             case "found":
                 call = self._write_call(self._write_detected)
                 more = f"({self._write_literal(format.again)} {call})*" if format.again else ""
@@ -594,11 +711,15 @@ class CallGrammar:
     def _write_detected(self, index: int, name: str) -> str:
         format = self._format
         head = f"{lark_string(name)} {self._write_literal(format.middle)}"
-        if not format.parameter:
+        if not format.parameter and not format.elements:
             return f"{head} {self._write_json_arguments(index, name)}"
-        notation = format.parameter, self._spelled
+        place = self._schema(name), f"tag_{index}", self._options
+        values: TagValues | ElementValues
+        if format.elements:
+            values = ElementValues(*place, format.elements, self._spelled)
+        else:
+            values = TagValues(*place, format.parameter, self._spelled)
         try:
-            values = TagValues(self._schema(name), f"tag_{index}", self._options, *notation)
             parameters = values.arguments()
         except _SCHEMA_ERRORS:
             return self._write_object(index, name)
@@ -616,6 +737,16 @@ class CallGrammar:
         return (
             f'{blank} {lark_string(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
         )
+
+    def _write_python(self, index: int, name: str) -> str:
+        values = PythonValues(self._schema(name), f"value_{index}", self._options)
+        try:
+            arguments = values.arguments()
+        except _SCHEMA_ERRORS:
+            arguments = f'"**" {self._write_json_arguments(index, name)}'
+        else:
+            self._rules.update(values.rules)
+        return f'{lark_string(f"{name}(")} {arguments} ")"'
 
     def _write_gemma(self, index: int, name: str) -> str:
         try:
