@@ -44,6 +44,12 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     middle: str = ""
     # Marks a call's id after its name.
     identity: str = ""
+    # May stand between the name and `middle`.
+    aside: str = ""
+    # Where calls are messages of their own: what stands between the prompt and the marker, with
+    # the tool's name for CALL_ID_PLACEHOLDER, and what stands around thoughts in a message before.
+    head: str = ""
+    thoughts: tuple[str, ...] = ()
     # Of a "found" format: what stands between two calls, including the end of the first and the
     # beginning of the second.
     again: str = ""
@@ -70,6 +76,28 @@ MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity=
 GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
 FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
 NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
+# gpt-oss's messages in channels. Their text is rewritten to Hermes' notation before it is read.
+HARMONY = CallFormat(
+    "named",
+    (
+        "<|channel|>commentary to=functions.",
+        "<|channel|>analysis to=functions.",
+        "<|start|>assistant to=functions.",
+    ),
+    middle=" <|constrain|>json<|message|>",
+    aside="<|channel|>commentary",
+    thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+)
+MUSE = CallFormat(
+    "found",
+    ("<atem:function_calls>",),
+    "</atem:invoke>\n</atem:function_calls>",
+    lead='\n<atem:invoke name="',
+    middle='">\n',
+    parameter=('<atem:parameter name="', '">', '">', "</atem:parameter>\n"),
+    head=f" to={CALL_ID_PLACEHOLDER}<|message|>",
+    thoughts=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+)
 LFM2 = CallFormat("python", ("<|tool_call_start|>",), "<|tool_call_end|>")
 MINIMAX_M3 = CallFormat(
     "found",

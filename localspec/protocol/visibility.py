@@ -14,10 +14,13 @@ from localspec.protocol.calls import CALL_ID_PLACEHOLDER, GEMMA_QUOTE, CallForma
 
 VISIBLE, HIDDEN = "v", "h"
 
-# gpt-oss writes messages in channels: a head up to _MESSAGE says whom the text is for, and the text follows.
+# gpt-oss and Muse Glimmer write messages: a head up to _MESSAGE says whom the following text is for.
 _CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
-_CHANNEL_ENDS = ("<|end|>", "<|start|>")
-_HIDDEN_CHANNEL = re.compile(r"<\|channel\|>\s*analysis\b|\bto=functions\.")
+_CHANNEL_ENDS = ("<|end|>", "<|start|>", "<|eom|>")
+_HIDDEN_CHANNEL = re.compile(r"<\|channel\|>\s*analysis\b|\bto=(?!user\b|assistant\b)")
+# A prompt may end with the first, and leave the whole head to the model, which then begins with one of these.
+MESSAGE_START = "<|start|>assistant"
+HEAD_OPENINGS = (_CHANNEL, "to=", _MESSAGE)
 _BETWEEN_CALLS = "; \n\t"  # characters that may stand between two calls of a format without markers
 
 _FENCE = "```"
@@ -73,6 +76,7 @@ class VisibilityParser:
         self._call = _CallEnd(self._form)  # the call that is being read
         self._has_calls = False
         end = tail.rstrip()
+        self._head_openings = HEAD_OPENINGS if end.endswith(MESSAGE_START) else (_CHANNEL,)
         for opening, closing in thoughts:
             if end.endswith(opening.rstrip()):
                 self._think(closing)
@@ -110,8 +114,8 @@ class VisibilityParser:
                 return True
         openings = [opening for opening, _ in self._thoughts]
         if openings:
-            openings.append(_CHANNEL)
-            if text.startswith(_CHANNEL):
+            openings += self._head_openings
+            if text.startswith(self._head_openings):
                 self._take(lead, HIDDEN)
                 self._state = self._channel_head
                 return True

@@ -21,6 +21,7 @@ from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import CallFormat, append_calls
 from localspec.protocol.dialect import Dialect
+from localspec.protocol.visibility import MESSAGE_START
 from tests.support import templates
 from tests.support.random_calls import PIECES, RandomCalls, Schema
 
@@ -86,6 +87,8 @@ def write_calls(name: str, calls: Calls, schemas: dict[str, Schema]) -> str:
         "add_generation_prompt": False,
     }
     text = render(ENVIRONMENT, templates.template(name), variables).rpartition(QUESTION)[2]
+    if dialect.calls.thoughts:
+        text = text.partition(MESSAGE_START)[2]
     return text[text.index("{") :] if dialect.calls.bare else text
 
 
@@ -94,6 +97,7 @@ def read_answer(
 ) -> tuple[list[tuple[str, str]], str]:
     """Return the calls, with their arguments as text, and the text of an answer that comes in pieces."""
     parser = AnswerParser(form, schemas)
+    parser.begin(MESSAGE_START if form.thoughts else "")
     calls: list[tuple[str, str]] = []
     content = ""
     for piece in [*(part for text in pieces for part in parser.feed(text)), *parser.finish()]:

@@ -13,12 +13,14 @@ from localspec.protocol.call_readers import Arguments, Call, JsonCalls
 from localspec.protocol.calls import (
     GEMMA,
     GRANITE,
+    HARMONY,
     HERMES,
     LFM2,
     LLAMA,
     MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
+    MUSE,
     NO_TOOLS,
     TAGS,
     UNKNOWN_FORMAT,
@@ -410,6 +412,41 @@ def test_channel_messages_are_thoughts_text_and_calls(size: int) -> None:
     )
     assert cut == ("", "I thi", [])
     assert parse_answer(AnswerParser(), "<|chan is text", size)[0] == "<|chan is text"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_calls_of_gpt_oss_may_name_the_tool_first_and_contain_the_end_markers(size: int) -> None:
+    parser = AnswerParser(HARMONY, TOOLS)
+    parser.begin("<|end|><|start|>assistant")
+    call = f' to=functions.weather<|channel|>commentary json<|message|>{{"city": "{END_MARKERS}"}}<|call|>'
+    assert parse_answer(parser, call, size) == ("", "", [("weather", {"city": END_MARKERS})])
+    cut = AnswerParser(HARMONY, TOOLS)
+    cut.begin("<|start|>assistant")
+    pieces = [*cut.feed(call.partition("<|end|>")[0]), *cut.finish()]
+    assert [piece.text for piece in pieces if isinstance(piece, Arguments)] == ['{"city": "a ']
+
+
+END_MARKERS = "a <|end|> b <|start|>assistant<|channel|>final<|message|> <|call|>"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_messages_of_muse_glimmer_are_thoughts_text_and_calls(size: int) -> None:
+    thoughts, start = " to=self<|message|>hm <b><|eom|>", "<|start|>assistant"
+    text, calls = f"{start} to=user<|message|>One moment.<|eom|>", ""
+    for name, days in (("weather", 2), ("weather", 3)):
+        calls += (
+            f'{start} to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
+            f'<atem:parameter name="city">Paris</atem:parameter>\n<atem:parameter name="days">{days}'
+            "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>"
+        )
+    for answer, expected in ((thoughts + text + calls, "One moment."), (thoughts + calls, "")):
+        parser = AnswerParser(MUSE, TOOLS)
+        parser.begin("<|start|>assistant")
+        read = parse_answer(parser, answer, size)
+        assert read == (expected, "hm <b>", [PARIS, ("weather", {"city": "Paris", "days": 3})])
+    parser = AnswerParser()
+    parser.begin("<|start|>assistant")
+    assert parse_answer(parser, "<|message|>yes", size) == ("yes", "", [])
 
 
 def test_thoughts_stay_in_the_text_on_request() -> None:

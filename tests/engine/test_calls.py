@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.synthetic import vocabulary
+from benchmarks.synthetic import vocabulary as synthetic_vocabulary
 from localspec.daemon.completion.parser import AnswerParser, Text
+from localspec.daemon.completion.tools import control_tokens
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
@@ -36,6 +38,7 @@ from localspec.protocol.calls import (
     FUNCTIONARY,
     GEMMA,
     GRANITE,
+    HARMONY,
     HERMES,
     KIMI_K2,
     LFM2,
@@ -43,6 +46,7 @@ from localspec.protocol.calls import (
     MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
+    MUSE,
     NEMOTRON,
     TAGS,
     UNKNOWN_FORMAT,
@@ -55,6 +59,7 @@ from tests.support.pairs import N_VOCAB, contextual_pair
 from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
 from tests.support.running import GREEDY, PLAIN, Running, drafting, running
 from tests.support.statistics import chi_square_z
+from tests.support.vocabularies import CONTROL, VocabularyOnly, vocabulary, with_tokens
 
 SEEDS = int(os.environ.get("LOCALSPEC_TEST_CALLS", "5"))  # random answers of each format
 FORMATS = {
@@ -70,6 +75,8 @@ FORMATS = {
     "lfm2": LFM2,
     "minimax m3": MINIMAX_M3,
     "kimi k2": KIMI_K2,
+    "harmony": HARMONY,
+    "muse": MUSE,
     "command r": COMMAND_R,
     "seen JSON": CallFormat(
         "found",
@@ -107,7 +114,7 @@ WORDS = [
 
 
 def build_vocabulary() -> list[str]:
-    tokens = vocabulary(N_VOCAB)
+    tokens = synthetic_vocabulary(N_VOCAB)
     return [*tokens[:256], *WORDS, *tokens[256 + len(WORDS) :]]
 
 
@@ -179,6 +186,19 @@ def draw_tools(rng: random.Random) -> dict[str, Any]:
     return {**schemas, "now": {"type": "object", "properties": {}}}
 
 
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Vocab:
+    """Return a vocabulary in which every marker of every format is a control token."""
+    markers = [m for form in FORMATS.values() for m in control_tokens(form)]
+    # Without these two, llama.cpp takes <|end|> for the end of an answer, as it always takes <|calls|>.
+    tokens = dict.fromkeys([*markers, "<|call|>", "<|return|>"], CONTROL)
+    del tokens["<|calls|>"]
+    file = with_tokens(vocabulary("gpt-2"), tokens)
+    loaded = VocabularyOnly(file.write(tmp_path_factory.mktemp("marked") / "vocabulary.gguf"))
+    atexit.register(loaded.close)
+    return loaded.vocab
+
+
 def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects are closed by default, as the product closes them."""
     closed = {k: close_schema(v) if isinstance(v, dict) else v for k, v in schema.items()}
@@ -196,9 +216,8 @@ def make_matcher(
     request = Generate(
         1, TextPrompt("x"), tools=tool_set, constraint=constraint, thoughts=list(REASONING_MARKERS)
     )
-    matcher, note = GRAMMARS.setdefault(id(vocab), Grammars(vocab)).answer(
-        request, tail, frozenset()
-    )
+    shown = frozenset(vocab.special_tokens).difference(vocab.ends)
+    matcher, note = GRAMMARS.setdefault(id(vocab), Grammars(vocab)).answer(request, tail, shown)
     assert matcher is not None
     assert not note
     return matcher
@@ -215,7 +234,7 @@ def write_answer(
     The text begins with `begun`, spelled in any tokens that the grammar accepts.
     """
     text = b""
-    pieces = [vocab.piece(token) for token in range(vocab.size)]
+    pieces = [vocab.piece(token, special=True) for token in range(vocab.size)]
     while len(text) < most:
         mask = matcher.mask()
         allowed = (
@@ -223,7 +242,7 @@ def write_answer(
         )
         rest = beginning.encode()[len(text) :]
         if rest:
-            allowed = [t for t in allowed if _begins(pieces[t], rest)]
+            allowed = [t for t in allowed if _begins(pieces[t], rest) and not vocab.is_eog(t)]
         elif mask is None or (any(vocab.is_eog(token) for token in allowed) and rng.random() < 0.6):
             break
         ending = [t for t in allowed if pieces[t][:1] in (b'"', b"}", b"]", b"<", b"\n", b",")]
@@ -273,6 +292,24 @@ def validate_calls(tool_set: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
 
 
 BEGINNINGS = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <tool ", "<<tool<"]
+# Beginnings of answers up to the marker of a call, for formats whose calls are messages of their own.
+MESSAGES = {
+    "harmony": [
+        HARMONY.opens[0],
+        " to=functions.",  # the prompt has the beginning of the marker
+        f"<|channel|>analysis<|message|>So.<|end|>{HARMONY.opens[2]}",
+        f"<|channel|>commentary<|message|>Well.<|end|><|start|>assistant{HARMONY.opens[1]}",
+    ],
+    "muse": [
+        f" to=get<|message|>{MUSE.opens[0]}",
+        f" to=self<|message|>So.<|eom|><|start|>assistant to=now<|message|>{MUSE.opens[0]}",
+    ],
+}
+
+
+def end_of_prompt(call_format: CallFormat) -> str:
+    """Return the end of a prompt after which a model with this format answers."""
+    return "<|start|>assistant" if call_format.thoughts else ""
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -280,12 +317,12 @@ BEGINNINGS = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <
 def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, seed: int) -> None:
     rng, vocab, call_format = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
     tool_set = ToolSet(call_format, draw_tools(rng), parallel=rng.random() < 0.7)
-    beginning = (
-        rng.choice(BEGINNINGS if call_format is HERMES else BEGINNINGS[:2]) + call_format.opens[0]
-    )
+    texts = BEGINNINGS if call_format is HERMES else BEGINNINGS[:2]
+    beginning = rng.choice(MESSAGES.get(name) or [text + call_format.opens[0] for text in texts])
+    tail = end_of_prompt(call_format)
     for _ in range(3):
-        text, ended = write_answer(vocab, make_matcher(vocab, tool_set), rng, beginning)
-        calls, _ = read_calls(tool_set, text)
+        text, ended = write_answer(vocab, make_matcher(vocab, tool_set, tail=tail), rng, beginning)
+        calls, _ = read_calls(tool_set, text, tail)
         if ended:
             assert calls, text
             validate_calls(tool_set, calls)
@@ -298,19 +335,38 @@ def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, see
 def test_required_call_gives_an_answer_of_calls_only(caller: Running, name: str, seed: int) -> None:
     rng, vocab = random.Random(f"{name}{seed}"), caller.pair.vocab
     tool_set = ToolSet(FORMATS[name], draw_tools(rng), required=True, parallel=seed > 0)
-    for tail in ("", "<think>\n"):
-        beginning = "so</think>\n" if tail else ""
+    end = end_of_prompt(tool_set.format)
+    for tail in (end, end or "<think>\n"):
+        beginning = "so</think>\n" if tail == "<think>\n" else ""
+        if end and rng.random() < 0.5:
+            beginning = "So.".join(tool_set.format.thoughts)
         text, ended = write_answer(vocab, make_matcher(vocab, tool_set, tail=tail), rng, beginning)
         calls, content = read_calls(tool_set, text, tail)
         assert not ended or not content.strip()
         validate_calls(tool_set, calls if ended else calls[:-1])
-        if not tool_set.parallel:
+        if not tool_set.parallel and (calls or ended):
             assert len(calls) == 1
         for call, arguments in calls:
             value = json.loads(arguments) if ended else {}
             if ended and FORMATS[name] is HERMES:
                 compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
                 assert len(arguments) <= len(compact.encode()) + 30, (call, arguments)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", FORMATS)
+def test_markers_may_be_control_tokens(marked: Vocab, name: str, seed: int) -> None:
+    rng, tool_format = random.Random(f"{name}{seed}"), FORMATS[name]
+    tail = end_of_prompt(tool_format)
+    for required in (False, True):
+        tool_set = ToolSet(tool_format, draw_tools(rng), required=required, parallel=seed % 2 > 0)
+        beginning = rng.choice(MESSAGES.get(name) or [tool_format.opens[0]])
+        matcher = make_matcher(marked, tool_set, tail=tail)
+        text, ended = write_answer(marked, matcher, rng, "" if required else beginning)
+        calls, content = read_calls(tool_set, text, tail)
+        assert not ended or calls, text
+        assert not ended or not required or not content.strip(), text
+        validate_calls(tool_set, calls if ended else calls[:-1])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -325,11 +381,12 @@ def test_answer_is_a_call_or_follows_the_response_format(caller: Running, name: 
     outcomes = set()
     for at in range(12):
         tool_set = ToolSet(FORMATS[name], draw_tools(rng))
-        beginning = ['{"z', ""][at % 2]
-        text, ended = write_answer(vocab, make_matcher(vocab, tool_set, constraint), rng, beginning)
+        beginning, tail = ['{"z', ""][at % 2], end_of_prompt(tool_set.format)
+        matcher = make_matcher(vocab, tool_set, constraint, tail)
+        text, ended = write_answer(vocab, matcher, rng, beginning)
         if not ended:
             continue
-        calls, content = read_calls(tool_set, text)
+        calls, content = read_calls(tool_set, text, tail)
         outcomes.add(bool(calls))
         validate_calls(tool_set, calls)
         if calls:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as C
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.llama import MarkedToken, Model, Vocab
+from localspec.engine.llama import MarkedToken, Vocab
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens, is_structure
 from localspec.engine.prompt.template import TemplateRenderer
@@ -27,6 +25,7 @@ from tests.support.vocabularies import (
     CONTROL,
     REAL,
     USER_DEFINED,
+    VocabularyOnly,
     vocabulary,
     with_tokens,
 )
@@ -38,17 +37,6 @@ _SEARCHED = re.compile(
     r"(?:split|startswith|endswith|find|index|partition|replace|strip)\(\s*['\"]([^'\"]+)"
     r"|['\"]([^'\"]+)['\"]\s*(?:not\s+)?in\b"
 )
-
-
-class VocabularyOnly(Model):
-    """A model's file without its weights."""
-
-    def __init__(self, path: Path) -> None:
-        params = C.llama_model_default_params()
-        params.vocab_only = True
-        self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
-        assert self.handle, f"llama.cpp cannot read {path}"
-        self.vocab = Vocab(self)
 
 
 def find_markers(template: str) -> list[str]:

@@ -208,10 +208,20 @@ CHANNELS = (
 )
 
 
-def test_channels_are_thoughts_calls_and_text() -> None:
-    for pieces in ([CHANNELS], list(CHANNELS)):
-        kinds = classify(calls.HERMES, "<|start|>assistant", pieces)
-        visible = "".join(c for c, k in zip(CHANNELS, kinds, strict=True) if k == VISIBLE)
+RECIPIENTS = (
+    " to=self<|message|>STOP thinks<|eom|><|start|>assistant to=led<|message|><atem:function_calls>\n"
+    '<atem:invoke name="led">\n<atem:parameter name="note">STOP</atem:parameter>\n</atem:invoke>\n'
+    "</atem:function_calls><|eom|><|start|>assistant to=user<|message|>It is STOP on.<|eom|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("call_format", "answer"), [(calls.HERMES, CHANNELS), (calls.MUSE, RECIPIENTS)]
+)
+def test_messages_are_thoughts_calls_and_text(call_format: CallFormat, answer: str) -> None:
+    for pieces in ([answer], list(answer)):
+        kinds = classify(call_format, "<|start|>assistant", pieces)
+        visible = "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE)
         assert visible == "It is STOP on."
 
 

@@ -9,6 +9,7 @@ are in `shared/vocabs` beside the checkout, tests use those too.
 from __future__ import annotations
 
 import heapq
+import os
 import re
 import sysconfig
 from collections import Counter, defaultdict
@@ -18,6 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
+
+from localspec.engine.llama import Model, Vocab
 from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, Gguf
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "vocabs"
@@ -314,3 +318,14 @@ def _merged(symbols: list[str], pair: tuple[str, str], joined: str) -> list[str]
             result.append(symbols[at])
             at += 1
     return result
+
+
+class VocabularyOnly(Model):
+    """A model's file without its weights."""
+
+    def __init__(self, path: Path) -> None:
+        params = C.llama_model_default_params()
+        params.vocab_only = True
+        self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
+        assert self.handle, f"llama.cpp cannot read {path}"
+        self.vocab = Vocab(self)

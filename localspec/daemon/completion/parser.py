@@ -17,33 +17,48 @@ from localspec.protocol.call_readers import (
     ReadResult,
     reader_for,
 )
-from localspec.protocol.calls import NO_TOOLS, CallFormat
+from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
-from localspec.protocol.visibility import VisibilityParser, parse_called_name
+from localspec.protocol.visibility import (
+    HEAD_OPENINGS,
+    MESSAGE_START,
+    VisibilityParser,
+    parse_called_name,
+)
 
 # ------------------------------------------------------------------------ channels
-# Rewrite gpt-oss's answers, which are messages in channels, in the notation of other models.
+# Rewrite the answers of gpt-oss and Muse Glimmer, which are messages, in the notation of other models.
 #
-# Reasoning goes between <think> and </think>, calls between <tool_call> and </tool_call>.
+# A message's head says its channel, or whom it is for. Reasoning goes between <think> and </think>, gpt-oss's
+# calls between <tool_call> and </tool_call>. Calls of Muse Glimmer have a notation of their own in the text.
 
 
 OPENING = "<|channel|>"
 # Control tokens of such vocabularies. The token that ends a call also ends the answer, so it is not here.
-CHANNEL_TOKENS = [OPENING, "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
+CHANNEL_TOKENS = [OPENING, "<|message|>", "<|start|>", "<|end|>", "<|eom|>", "<|constrain|>"]
 _MESSAGE = "<|message|>"
-_MESSAGE_ENDS = ("<|end|>", "<|start|>")
+_MESSAGE_END = re.compile(r"<\|(?:end|start|eom|eot|call|return)\|>")
+_MESSAGE_ENDS = ("<|end|>", "<|start|>", "<|eom|>", "<|eot|>", "<|call|>", "<|return|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _FUNCTION_NAME = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
+_TO_ITSELF = re.compile(r"\bto=self\b")
 _OPENINGS = {"thoughts": "<think>", "text": "", "call": "<tool_call>\n"}
 _CLOSINGS = {"thoughts": "</think>", "text": "", "call": "}\n</tool_call>"}
 
 
 class ChannelRewriter:
-    """Rewrites one answer while it arrives; an answer that does not begin with a channel stays as it is."""
+    """Rewrites one answer while it arrives; an answer that does not begin with a head stays as it is."""
 
     def __init__(self) -> None:
+        self._openings: tuple[str, ...] = (OPENING,)
         self._held = ""
+        self._body = ""  # what was read of a call
         self._state: Literal["start", "plain", "head", "thoughts", "text", "call"] = "start"
+
+    def begin(self, tail: str) -> None:
+        """Start behind `tail`, the end of the prompt, which may leave the whole head to the model."""
+        if tail.endswith(MESSAGE_START):
+            self._openings = HEAD_OPENINGS
 
     def push(self, text: str) -> str:
         """Consume more text, and return what is certain of the rewritten answer."""
@@ -66,15 +81,15 @@ class ChannelRewriter:
                     text, can_continue = self._head()
                     output += text
                 case _:
-                    text, can_continue = self._body(final)
+                    text, can_continue = self._read_body(final)
                     output += text
         return output
 
     def _start(self, final: bool) -> bool:
         text = self._held.lstrip()
-        if text.startswith(OPENING):
+        if text.startswith(self._openings):
             self._state = "head"
-        elif final or not OPENING.startswith(text):
+        elif final or not any(opening.startswith(text) for opening in self._openings):
             self._state = "plain"
         return self._state != "start"
 
@@ -86,24 +101,32 @@ class ChannelRewriter:
         self._held = remaining
         channel = _CHANNEL.search(head)
         if function := _FUNCTION_NAME.search(head):
-            self._state = "call"
+            self._state, self._body = "call", ""
             return f'{_OPENINGS["call"]}{{"name": "{function[1]}", "arguments": ', True
-        self._state = "thoughts" if channel and channel[1] == "analysis" else "text"
+        is_thought = _TO_ITSELF.search(head) or (channel and channel[1] == "analysis")
+        self._state = "thoughts" if is_thought else "text"
         return _OPENINGS[self._state], True
 
-    def _body(self, final: bool) -> tuple[str, bool]:
-        positions = [
-            position for marker in _MESSAGE_ENDS if (position := self._held.find(marker)) >= 0
-        ]
-        end = min(positions) if positions else len(self._held)
-        if not positions and not final:
+    def _read_body(self, final: bool) -> tuple[str, bool]:
+        position = self._find_end()
+        end = position if position >= 0 else len(self._held)
+        if position < 0 and not final:
             end -= max(_partial_length(self._held, marker) for marker in _MESSAGE_ENDS)
         text, self._held = self._held[:end], self._held[end:]
-        if not positions and not (final and self._state == "call"):
-            return text, False  # reasoning that was cut off stays open
+        self._body += text if self._state == "call" else ""
+        if position < 0:
+            return text, False  # what was cut off stays open
         text += _CLOSINGS[self._state]
         self._state = "head"
-        return text, bool(positions)
+        return text, True
+
+    def _find_end(self) -> int:
+        """Return where the message ends, -1 if it goes on; a string in a call may contain the marker."""
+        for end in _MESSAGE_END.finditer(self._held):
+            before = self._body + self._held[: end.start()]
+            if self._state != "call" or re.sub(r"\\.", "", before).count('"') % 2 == 0:
+                return end.start()
+        return -1
 
 
 def _partial_length(text: str, marker: str) -> int:
@@ -268,7 +291,7 @@ class AnswerParser:
         self._plain_calls = plain_calls
         self._in_code = False  # inside a fenced block that is not a call
         self._line_begins = True  # the text so far is empty or ends with a line
-        self._form = form
+        self._form = HERMES if form == HARMONY else form  # as `ChannelRewriter` writes it
         self._tools = tools or {}
         self._parallel = parallel
         self._reasoning = reasoning
@@ -289,6 +312,8 @@ class AnswerParser:
         self._thoughts = [*thoughts, *REASONING_MARKERS]
         if not self._reasoning:
             return
+        if self._channels is not None:
+            self._channels.begin(tail)
         for opening, closing in reversed(self._thoughts):
             if tail.rstrip().endswith(opening.rstrip()):
                 self._state, self._closing, self._blank = "thinking", closing, True

@@ -24,6 +24,7 @@ from localspec.protocol.calls import (
     GEMMA,
     GEMMA_QUOTE,
     GRANITE,
+    HARMONY,
     HERMES,
     KIMI_K2,
     LFM2,
@@ -31,6 +32,7 @@ from localspec.protocol.calls import (
     MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
+    MUSE,
     NEMOTRON,
     NO_TOOLS,
     TAGS,
@@ -248,9 +250,10 @@ def _call_id(number: int) -> str:
 
 def control_tokens(form: CallFormat) -> list[str]:
     """Return the control tokens of a format, whose text the answer has to contain."""
-    tokens = [*form.opens, form.close, form.middle, form.identity]
-    if form.kind == "found":
+    tokens = [*form.opens, form.close, form.middle, form.identity, form.elements]
+    if form.kind == "found" or form.thoughts:
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
+        literals += *form.thoughts, form.aside, form.head
         tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
         tokens.append(form.elements)
     tokens += [GEMMA_QUOTE] if form.kind == "gemma" else []
@@ -288,6 +291,8 @@ _FAMILY_NAMES = {
     GEMMA: "Gemma 4",
     FUNCTIONARY: "Functionary",
     NEMOTRON: "Nemotron Nano",
+    HARMONY: "gpt-oss",
+    MUSE: "Muse Glimmer",
     LFM2: "LFM2",
     MINIMAX_M3: "MiniMax M3",
     KIMI_K2: "Kimi K2",

@@ -35,6 +35,7 @@ from localspec.protocol.calls import (
     FUNCTIONARY,
     GEMMA,
     GRANITE,
+    HARMONY,
     HERMES,
     KIMI_K2,
     LFM2,
@@ -42,6 +43,7 @@ from localspec.protocol.calls import (
     MINIMAX_M3,
     MISTRAL,
     MISTRAL_ARGS,
+    MUSE,
     NEMOTRON,
     TAGS,
     UNKNOWN_FORMAT,
@@ -173,7 +175,8 @@ def _call_chat(content: str | None, argument: str, *, parts: bool, **fields: Any
 # writes.
 
 
-CHANNELS = "<|channel|>"  # A marker of gpt-oss, whose messages are parsed in another way.
+# Markers of gpt-oss and Muse Glimmer, whose messages are parsed in another way.
+CHANNELS = "<|channel|>", "to=self<|message|>"
 _THOUGHT = re.compile("reasoning|thinking|thought", re.IGNORECASE)
 # Variables that turn thinking on, by the names that different families of models use.
 _THINKING: dict[str, Any] = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
@@ -202,7 +205,7 @@ def _learn_thoughts(
         return prober.render(worded, add_generation_prompt=add_generation_prompt, **variables)
 
     markers = _known_markers(template)
-    if markers or CHANNELS in template:
+    if markers or any(marker in template for marker in CHANNELS):
         return markers, False
     try:
         detected = _detect_markers(partial(render, **_THINKING))
@@ -296,6 +299,8 @@ _TEMPLATE_PATTERNS = (
     (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
     (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
     (r"<TOOLCALL>\[", NEMOTRON),
+    (r"<\|channel\|>", HARMONY),
+    (r"<atem:function_calls>", MUSE),
     # Some templates of LFM2 only list the tools.
     (r"<\|tool_(call|list)_start\|>|List of tools: \[", LFM2),
     (r"\]<\]minimax\[>\[", MINIMAX_M3),

@@ -106,7 +106,16 @@ class Grammars:
 
     @cached_property
     def _pieces(self) -> PieceIndex:
-        return PieceIndex(self._texts, self._special)
+        # A marker may consist of control tokens, and one may begin with the rest of a marker.
+        texts = [
+            self._vocab.piece(token, special=True) if token in self._marking else text
+            for token, text in enumerate(self._texts)
+        ]
+        return PieceIndex(texts, self._special)
+
+    @cached_property
+    def _marking(self) -> frozenset[int]:
+        return frozenset(self._vocab.special_tokens).difference(self._vocab.ends)
 
     # ------------------------------------------------------------------------ of a request
 
@@ -204,7 +213,8 @@ class Grammars:
             vocab.ends,
             self._numerals if is_json(request.constraint, request.tools) else None,
         )
-        matcher = GatedMatcher(plan, surroundings, _closing_marker(request, tail).encode())
+        close = _closing_marker(request, tail).encode()
+        matcher = GatedMatcher(plan, surroundings, close, tail.encode("utf-8", "replace"))
         if request.constraint is not None:
             prefix = request.constraint.begun
         else:

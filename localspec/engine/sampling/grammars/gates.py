@@ -132,8 +132,14 @@ class Surroundings:
 class GatedMatcher:
     """A guide that applies the grammars of a plan from their markers on."""
 
-    def __init__(self, plan: GatePlan, surroundings: Surroundings, close: bytes = b"") -> None:
-        """Begin an answer. close: the marker that ends thoughts which the prompt has opened."""
+    def __init__(
+        self, plan: GatePlan, surroundings: Surroundings, close: bytes = b"", tail: bytes = b""
+    ) -> None:
+        """Begin an answer.
+
+        close: the marker that ends thoughts which the prompt has opened. tail: the end of the prompt, which
+        may be the beginning of a gate's marker.
+        """
         self.forbids_often = plan.first is not None
         self._plan = plan
         self._surroundings = surroundings
@@ -141,7 +147,7 @@ class GatedMatcher:
         if close:
             self._state = _State("thinking", close=close)
         elif plan.first is None:
-            self._state = _State("start")
+            self._state = _State("start", _tail(tail, [gate.marker for gate in plan.gates]))
         elif plan.may_think:
             self._state = _State("first")
         else:

@@ -66,15 +66,19 @@ class GrammarTokens:
     ends: frozenset[int] = frozenset()
     table: TokenTable = NO_TOKENS
 
-    def lark_expression(self, text: str) -> str:
+    def lark_expression(self, text: str, *, plain: bool = False) -> str:
         """Return a Lark expression for the marker `text`, with special tokens by their ids.
 
-        Tokens that end an answer are left out, because no grammar contains them.
+        Tokens that end an answer are left out, because no grammar contains them. plain: each special token
+        may also be written as plain text.
         """
         contained = [re.escape(special) for special in self._longest_first if special in text]
         parts = re.split(f"({'|'.join(contained)})", text) if contained else [text]
+        spelled = "(<[{}]> | {})" if plain else "<[{}]>"
         return " ".join(
-            f"<[{self.ids[part]}]>" if part in self.ids else lark_string(part)
+            spelled.format(self.ids[part], lark_string(part))
+            if part in self.ids
+            else lark_string(part)
             for part in parts
             if part and self.ids.get(part) not in self.ends
         )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
 from localspec.protocol.calls import CALL_ID_PLACEHOLDER, ToolSet, schema_types
@@ -535,6 +535,7 @@ class GemmaValues(_Values):
 _BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
 LOOSE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 _COMPACT = {"whitespace_flexible": False}
+_ANY_TEXT = "/(?s:.)*/"
 _ID = "/[a-zA-Z0-9]{9}/"
 _ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
 
@@ -542,7 +543,11 @@ _ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
 # call is then written as JSON, and llguidance reports what is wrong with the schema.
 _SCHEMA_ERRORS = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-Spelled = Callable[[str], str]
+
+class Spelled(Protocol):
+    """Returns the Lark expression of a marker in a vocabulary, as `GrammarTokens.lark_expression` does."""
+
+    def __call__(self, text: str, *, plain: bool = False) -> str: ...
 
 
 def lark_string(value: str) -> str:
@@ -551,8 +556,8 @@ def lark_string(value: str) -> str:
 
 
 def write_marker(marker: str, spelled: Spelled) -> str:
-    """Return a Lark expression that matches `marker` as one special token or as plain text."""
-    return f"({' | '.join(dict.fromkeys([spelled(marker), lark_string(marker)]))})"
+    """Return a Lark expression that matches `marker` as special tokens or as plain text."""
+    return f"({spelled(marker, plain=True)})"
 
 
 def write_thoughts_end(marker: str, spelled: Spelled) -> str:
@@ -604,14 +609,33 @@ class CallGrammar:
             calls = self._write_calls()
         else:
             marker = self._spelled(format.opens[0])
-            calls = f"{marker} {self._write_calls()}"
-            if self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
+            calls = f"{self._write_head()} {marker} {self._write_calls()}"
+            if format.thoughts:
+                calls = f"{self._write_thoughts(*format.thoughts)}? {calls}"
+            elif self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
                 more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
                 calls = f"{calls} {more}"
         if answer:
             self._rules["answer"] = answer
             calls = f"(({calls}) | answer)"
         return self._write_grammar(f"{write_thoughts_end(closing_marker, self._spelled)} ({calls})")
+
+    def _write_head(self) -> str:
+        """Return the expression of what stands before the marker of a message that is a call."""
+        names = f"({' | '.join(map(lark_string, self._tools.schemas))})"
+        parts = self._format.head.split(CALL_ID_PLACEHOLDER)
+        return f" {names} ".join(self._spelled(part) for part in parts) if self._format.head else ""
+
+    def _write_thoughts(self, opening: str, closing: str) -> str:
+        """Return the rule of a message of thoughts, up to the head of the next message."""
+        close = self._spelled(closing)
+        if close.startswith('"'):  # plain text, which the thoughts must not contain
+            stop, size = json.JSONDecoder().raw_decode(close)
+            self._rules[f"thought[suffix={lark_string(stop)}]"], close = _ANY_TEXT, close[size:]
+        else:  # a special token, which no text contains
+            self._rules["thought"] = _ANY_TEXT
+        self._rules["thoughts"] = f"{self._spelled(opening)} thought {close}"
+        return "thoughts"
 
     def _write_marker(self, marker: str) -> str:
         return write_marker(marker, self._spelled)
@@ -700,6 +724,8 @@ class CallGrammar:
         identity = ""
         if self._format.identity and not self._compact:
             identity = f"({self._spelled(self._format.identity)} {_ID})?"
+        if self._format.aside and not self._compact:
+            identity = f"({self._spelled(self._format.aside)})?"
         middle = self._spelled(self._format.middle)
         arguments = self._write_json_arguments(index, name)
         return f"{lark_string(name)} {identity} {middle} {arguments}"
