@@ -22,6 +22,7 @@ from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     GEMMA,
     GEMMA_QUOTE,
+    TYPE_PLACEHOLDER,
     CallFormat,
     child_schema,
     json_type,
@@ -408,6 +409,8 @@ class DialectCalls(CallReader):
         self._written = 0  # number of parameters read so far
         self._calls = 0
         self._has_tags = bool(form.parameter or form.elements)
+        separators = (re.escape(literal) for literal in form.parameter[1:3])
+        self._separator = re.compile("|".join(separators).replace(TYPE_PLACEHOLDER, r"\w+"))
 
     def feed(self, text: str) -> ReadResult:
         self.raw += text
@@ -492,19 +495,16 @@ class DialectCalls(CallReader):
             return True
         if start == _INCOMPLETE:
             return False
-        ends = [(text_separator, self.raw.find(text_separator, start))]
-        ends.append((value_separator, self.raw.find(value_separator, start)))
-        candidates = [(position, len(separator)) for separator, position in ends if position >= 0]
-        if not candidates:
+        separator = self._separator.search(self.raw, start)
+        if separator is None:
             return False
-        key_end, separator_length = min(candidates)
-        key = self.raw[start:key_end]
+        key = self.raw[start : separator.start()]
         properties = self._schema.get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
         types = schema_types(schema, self._schema)
         if text_separator != value_separator:  # the notation itself tells texts from other values
-            types = {"string"} if self.raw.startswith(text_separator, key_end) else {"object"}
-        value = self._read_value(key_end + separator_length, types, final=final)
+            types = {"string"} if separator[0] == text_separator else {"object"}
+        value = self._read_value(separator.end(), types, final=final)
         if value is None:
             return False
         self._add_entry(pieces, key, convert_value(value, types))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 CALL_ID_PLACEHOLDER = "\0"  # stands for any call id in the literals of a `CallFormat`
+TYPE_PLACEHOLDER = "\1"  # stands for the type of a value in the literals of a `CallFormat`
 GEMMA_QUOTE = '<|"|>'  # Gemma 4 puts it around a text
 
 
@@ -46,8 +47,8 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     identity: str = ""
     # May stand between the name and `middle`.
     aside: str = ""
-    # Where calls are messages of their own: what stands between the prompt and the marker, with
-    # the tool's name for CALL_ID_PLACEHOLDER, and what stands around thoughts in a message before.
+    # What stands between the prompt and the marker of a required call, with the tool's name for
+    # CALL_ID_PLACEHOLDER; and around thoughts, if these are a message of their own before it.
     head: str = ""
     thoughts: tuple[str, ...] = ()
     # Of a "found" format: what stands between two calls, including the end of the first and the
@@ -115,6 +116,21 @@ KIMI_K2 = CallFormat(
     lead="<|tool_call_begin|>functions.",
     middle=f":{CALL_ID_PLACEHOLDER}<|tool_call_argument_begin|>",
     again="<|tool_call_end|><|tool_call_begin|>functions.",
+)
+KIMI_K3 = CallFormat(
+    "found",
+    ("<|open|>tools<|sep|>",),
+    "<|close|>call<|sep|><|close|>tools<|sep|>",
+    lead='<|open|>call tool="',
+    middle=f'" index="{CALL_ID_PLACEHOLDER}"<|sep|>',
+    again='<|close|>call<|sep|><|open|>call tool="',
+    parameter=(
+        '<|open|>argument key="',
+        '" type="string"<|sep|>',
+        f'" type="{TYPE_PLACEHOLDER}"<|sep|>',
+        "<|close|>argument<|sep|>",
+    ),
+    head="<|open|>response<|sep|><|close|>response<|sep|>",
 )
 COMMAND_R = CallFormat(
     "found",

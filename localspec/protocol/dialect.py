@@ -15,6 +15,7 @@ REASONING_MARKERS: tuple[ThoughtMarkers, ...] = (
     ("<|channel>thought\n", "<channel|>"),
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
 )
 
 

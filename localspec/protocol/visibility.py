@@ -21,6 +21,11 @@ _HIDDEN_CHANNEL = re.compile(r"<\|channel\|>\s*analysis\b|\bto=(?!user\b|assista
 # A prompt may end with the first, and leave the whole head to the model, which then begins with one of these.
 MESSAGE_START = "<|start|>assistant"
 HEAD_OPENINGS = (_CHANNEL, "to=", _MESSAGE)
+# Kimi K3 writes sections. Prompts end with the opening of its thoughts or its text. The other markers around
+# texts are left out.
+SECTION_TOKENS = ("<|open|>", "<|close|>", "<|sep|>")
+SECTION_STARTS = ("<|open|>think<|sep|>", "<|open|>response<|sep|>")
+SECTION_MARKERS = (SECTION_STARTS[1], "<|close|>response<|sep|>", "<|close|>message<|sep|>")
 _BETWEEN_CALLS = "; \n\t"  # characters that may stand between two calls of a format without markers
 
 _FENCE = "```"
@@ -76,6 +81,7 @@ class VisibilityParser:
         self._call = _CallEnd(self._form)  # the call that is being read
         self._has_calls = False
         end = tail.rstrip()
+        self._dropped = SECTION_MARKERS if thoughts and end.endswith(SECTION_STARTS) else ()
         self._head_openings = HEAD_OPENINGS if end.endswith(MESSAGE_START) else (_CHANNEL,)
         for opening, closing in thoughts:
             if end.endswith(opening.rstrip()):
@@ -190,6 +196,8 @@ class VisibilityParser:
 
     def _content(self, final: bool) -> bool:
         openings = self._form.opens
+        if self._drop_marker():
+            return True
         openings_found = [
             (start, -len(mark)) for mark in openings if (start := self._pending.find(mark)) >= 0
         ]
@@ -208,7 +216,8 @@ class VisibilityParser:
             self._begin_call()
             return True
         # After a call, the beginning of a marker is not text even at the end of the answer.
-        end = _count_certain(self._pending, openings, final and not self._has_calls)
+        marks = (*openings, *self._dropped)
+        end = _count_certain(self._pending, marks, final and not self._has_calls)
         # Blanks before a call are not shown, nor are those at the end of an answer that has calls.
         if (openings and not final) or (self._has_calls and not self._pending.strip()):
             end = len(self._pending[:end].rstrip())
@@ -216,6 +225,17 @@ class VisibilityParser:
         if final:
             self._take(len(self._pending), HIDDEN)
         return False
+
+    def _drop_marker(self) -> bool:
+        """Hide the next marker of a section, if the text before it has no other marker."""
+        found = [(at, mark) for mark in self._dropped if (at := self._pending.find(mark)) >= 0]
+        openings = (at for mark in self._form.opens if (at := self._pending.find(mark)) >= 0)
+        if not found or min(found)[0] > min(openings, default=len(self._pending)):
+            return False
+        at, mark = min(found)
+        self._show(at)
+        self._take(len(mark), HIDDEN)
+        return True
 
     # ------------------------------------------------------------------------ plain calls
 

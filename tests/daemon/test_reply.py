@@ -15,6 +15,7 @@ from localspec.protocol.calls import (
     GRANITE,
     HARMONY,
     HERMES,
+    KIMI_K3,
     LFM2,
     LLAMA,
     MINIMAX_M3,
@@ -447,6 +448,26 @@ def test_messages_of_muse_glimmer_are_thoughts_text_and_calls(size: int) -> None
     parser = AnswerParser()
     parser.begin("<|start|>assistant")
     assert parse_answer(parser, "<|message|>yes", size) == ("yes", "", [])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sections_of_kimi_k3_are_thoughts_text_and_calls(size: int) -> None:
+    thoughts = "hm<|close|>think<|sep|><|open|>response<|sep|>"
+    call = (
+        '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+        '<|open|>argument key="days" type="number"<|sep|>2<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
+    )
+    end = "<|close|>message<|sep|>"
+    for answer, expected in (
+        (f"{thoughts}One moment.{call}{end}", ("One moment.", "hm", [PARIS])),
+        (f"{thoughts}{call}{end}", ("", "hm", [PARIS])),
+        (f"{thoughts} yes <|close|><|close|>response<|sep|>{end}", ("yes <|close|>", "hm", [])),
+    ):
+        parser = AnswerParser(KIMI_K3, TOOLS)
+        parser.begin('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>')
+        assert parse_answer(parser, answer, size) == expected
 
 
 def test_thoughts_stay_in_the_text_on_request() -> None:

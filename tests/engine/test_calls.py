@@ -41,6 +41,7 @@ from localspec.protocol.calls import (
     HARMONY,
     HERMES,
     KIMI_K2,
+    KIMI_K3,
     LFM2,
     LLAMA,
     MINIMAX_M3,
@@ -75,6 +76,7 @@ FORMATS = {
     "lfm2": LFM2,
     "minimax m3": MINIMAX_M3,
     "kimi k2": KIMI_K2,
+    "kimi k3": KIMI_K3,
     "harmony": HARMONY,
     "muse": MUSE,
     "command r": COMMAND_R,
@@ -292,7 +294,7 @@ def validate_calls(tool_set: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
 
 
 BEGINNINGS = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <tool ", "<<tool<"]
-# Beginnings of answers up to the marker of a call, for formats whose calls are messages of their own.
+# Beginnings of answers up to the marker of a call, for formats with messages or sections.
 MESSAGES = {
     "harmony": [
         HARMONY.opens[0],
@@ -304,11 +306,14 @@ MESSAGES = {
         f" to=get<|message|>{MUSE.opens[0]}",
         f" to=self<|message|>So.<|eom|><|start|>assistant to=now<|message|>{MUSE.opens[0]}",
     ],
+    "kimi k3": [f"Well.<|close|>response<|sep|>{KIMI_K3.opens[0]}"],
 }
 
 
 def end_of_prompt(call_format: CallFormat) -> str:
     """Return the end of a prompt after which a model with this format answers."""
+    if call_format is KIMI_K3:
+        return "<|open|>response<|sep|>"
     return "<|start|>assistant" if call_format.thoughts else ""
 
 
@@ -338,7 +343,7 @@ def test_required_call_gives_an_answer_of_calls_only(caller: Running, name: str,
     end = end_of_prompt(tool_set.format)
     for tail in (end, end or "<think>\n"):
         beginning = "so</think>\n" if tail == "<think>\n" else ""
-        if end and rng.random() < 0.5:
+        if tool_set.format.thoughts and rng.random() < 0.5:
             beginning = "So.".join(tool_set.format.thoughts)
         text, ended = write_answer(vocab, make_matcher(vocab, tool_set, tail=tail), rng, beginning)
         calls, content = read_calls(tool_set, text, tail)

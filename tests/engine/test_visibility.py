@@ -215,12 +215,26 @@ RECIPIENTS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("call_format", "answer"), [(calls.HERMES, CHANNELS), (calls.MUSE, RECIPIENTS)]
+SECTIONS = (
+    "STOP thinks<|close|>think<|sep|><|open|>response<|sep|>It is STOP on.<|close|>response<|sep|>"
+    '<|open|>tools<|sep|><|open|>call tool="led" index="1"<|sep|><|open|>argument key="note" type="string"'
+    "<|sep|>STOP<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>"
 )
-def test_messages_are_thoughts_calls_and_text(call_format: CallFormat, answer: str) -> None:
+
+
+@pytest.mark.parametrize(
+    ("call_format", "tail", "answer"),
+    [
+        (calls.HERMES, "<|start|>assistant", CHANNELS),
+        (calls.MUSE, "<|start|>assistant", RECIPIENTS),
+        (calls.KIMI_K3, "<|open|>think<|sep|>", SECTIONS),
+    ],
+)
+def test_messages_are_thoughts_calls_and_text(
+    call_format: CallFormat, tail: str, answer: str
+) -> None:
     for pieces in ([answer], list(answer)):
-        kinds = classify(call_format, "<|start|>assistant", pieces)
+        kinds = classify(call_format, tail, pieces)
         visible = "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE)
         assert visible == "It is STOP on."
 

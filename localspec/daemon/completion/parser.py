@@ -22,6 +22,9 @@ from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.visibility import (
     HEAD_OPENINGS,
     MESSAGE_START,
+    SECTION_MARKERS,
+    SECTION_STARTS,
+    SECTION_TOKENS,
     VisibilityParser,
     parse_called_name,
 )
@@ -53,12 +56,16 @@ class ChannelRewriter:
         self._openings: tuple[str, ...] = (OPENING,)
         self._held = ""
         self._body = ""  # what was read of a call
-        self._state: Literal["start", "plain", "head", "thoughts", "text", "call"] = "start"
+        self._dropped: tuple[str, ...] = ()  # what is left out of an answer in sections
+        self._state: Literal["start", "plain", "sections", "head", "thoughts", "text", "call"]
+        self._state = "start"
 
     def begin(self, tail: str) -> None:
         """Start behind `tail`, the end of the prompt, which may leave the whole head to the model."""
         if tail.endswith(MESSAGE_START):
             self._openings = HEAD_OPENINGS
+        elif tail.endswith(SECTION_STARTS):
+            self._state, self._dropped = "sections", SECTION_MARKERS
 
     def push(self, text: str) -> str:
         """Consume more text, and return what is certain of the rewritten answer."""
@@ -77,6 +84,8 @@ class ChannelRewriter:
                     can_continue = self._start(final)
                 case "plain":
                     output, self._held, can_continue = output + self._held, "", False
+                case "sections":
+                    output, can_continue = self._read_sections(final), False
                 case "head":
                     text, can_continue = self._head()
                     output += text
@@ -106,6 +115,15 @@ class ChannelRewriter:
         is_thought = _TO_ITSELF.search(head) or (channel and channel[1] == "analysis")
         self._state = "thoughts" if is_thought else "text"
         return _OPENINGS[self._state], True
+
+    def _read_sections(self, final: bool) -> str:
+        """Return what is certain of an answer in sections, without the markers around its text."""
+        for marker in self._dropped:
+            self._held = self._held.replace(marker, "")
+        held = max(_partial_length(self._held, marker) for marker in self._dropped)
+        end = len(self._held) - (0 if final else held)
+        text, self._held = self._held[:end], self._held[end:]
+        return text
 
     def _read_body(self, final: bool) -> tuple[str, bool]:
         position = self._find_end()
@@ -252,7 +270,7 @@ _CALL_SEPARATORS = "; \n\t"  # characters between two calls of a format without 
 # reasoning begins and ends.
 REASONING_TOKENS = [
     mark.removesuffix("thought\n") for pair in REASONING_MARKERS for mark in pair
-] + CHANNEL_TOKENS
+] + [*CHANNEL_TOKENS, *SECTION_TOKENS]
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from localspec.protocol.calls import (
     HARMONY,
     HERMES,
     KIMI_K2,
+    KIMI_K3,
     LFM2,
     LLAMA,
     MINIMAX_M3,
@@ -296,6 +297,7 @@ _FAMILY_NAMES = {
     LFM2: "LFM2",
     MINIMAX_M3: "MiniMax M3",
     KIMI_K2: "Kimi K2",
+    KIMI_K3: "Kimi K3",
     COMMAND_R: "Command R+",
 }
 

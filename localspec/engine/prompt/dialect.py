@@ -38,6 +38,7 @@ from localspec.protocol.calls import (
     HARMONY,
     HERMES,
     KIMI_K2,
+    KIMI_K3,
     LFM2,
     LLAMA,
     MINIMAX_M3,
@@ -218,6 +219,8 @@ def _learn_thoughts(
 
 def _known_markers(template: str) -> tuple[ThoughtMarkers, ...]:
     """Return the known markers that occur in the template."""
+    if "<|end_of_msg|>" in template:  # Kimi K3's template puts its markers together
+        return tuple(pair for pair in REASONING_MARKERS if pair[0].startswith("<|open|>"))
     return tuple((o, c) for o, c in REASONING_MARKERS if o.rstrip() in template or c in template)
 
 
@@ -303,6 +306,7 @@ _TEMPLATE_PATTERNS = (
     (r"<atem:function_calls>", MUSE),
     # Some templates of LFM2 only list the tools.
     (r"<\|tool_(call|list)_start\|>|List of tools: \[", LFM2),
+    (r"<\|end_of_msg\|>", KIMI_K3),
     (r"\]<\]minimax\[>\[", MINIMAX_M3),
     (r"<\|tool_calls_section_begin\|>", KIMI_K2),
     (r"Action:\\n```json", COMMAND_R),

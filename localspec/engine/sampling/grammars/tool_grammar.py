@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, ToolSet, schema_types
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, TYPE_PLACEHOLDER, ToolSet, schema_types
 
 Schema = dict[str, Any]
 
@@ -352,6 +352,11 @@ class TagValues(_TextValues):
         if self._before_text != self._before_other and "string" in kinds and len(kinds) > 1:
             raise Unwritable  # The type decides between two notations before the value.
         separator = self._before_text if kinds & {"string", "any"} else self._before_other
+        if TYPE_PLACEHOLDER in separator:
+            names = {"number" if kind == "integer" else kind for kind in kinds}
+            if len(names) > 1:
+                raise Unwritable
+            separator = separator.replace(TYPE_PLACEHOLDER, names.pop())
         head = self._spelled(f"{self._open}{key}{separator}")
         return f"{head} {self._write_value(schema)} {self._write_end()}"
 
