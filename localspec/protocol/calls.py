@@ -60,6 +60,8 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     # Of a "found" format: each argument is an element that its key names, nested as deep as the
     # value is, with the items of a list in <item>. This text stands before every tag.
     elements: str = ""
+    # What stands for a call's name before text, of a model whose prompt ends with the marker.
+    recipient: str = ""
     # The template does not support tools.
     told: bool = False
     # The template supports tools but does not say how calls are written.
@@ -76,6 +78,7 @@ MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
 MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity="[CALL_ID]")
 GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
 FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
+FUNCTIONARY_3_2 = CallFormat("named", (">>>",), middle="\n", recipient="all\n")
 NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
 # gpt-oss's messages in channels. Their text is rewritten to Hermes' notation before it is read.
 HARMONY = CallFormat(
@@ -156,6 +159,16 @@ class ToolSet(msgspec.Struct, frozen=True, omit_defaults=True):
     # Names of the tools whose schema must be enforced completely or be refused. Of other schemas
     # the parts that cannot be enforced are left out.
     strict: list[str] = []
+
+
+def call_markers(form: CallFormat, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the markers that open calls in a text.
+
+    Where the format's marker may also stand in a text, the name of one of the tools is part of it.
+    """
+    if not form.recipient:
+        return form.opens
+    return tuple(f"{form.opens[0]}{name}{form.middle}" for name in names)
 
 
 def schema_types(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]:

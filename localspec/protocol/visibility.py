@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, GEMMA_QUOTE, CallFormat
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, GEMMA_QUOTE, CallFormat, call_markers
 
 VISIBLE, HIDDEN = "v", "h"
 
@@ -21,11 +21,21 @@ _HIDDEN_CHANNEL = re.compile(r"<\|channel\|>\s*analysis\b|\bto=(?!user\b|assista
 # A prompt may end with the first, and leave the whole head to the model, which then begins with one of these.
 MESSAGE_START = "<|start|>assistant"
 HEAD_OPENINGS = (_CHANNEL, "to=", _MESSAGE)
-# Kimi K3 writes sections. Prompts end with the opening of its thoughts or its text. The other markers around
-# texts are left out.
+# Kimi K3 writes sections, and its prompts end with the opening of its thoughts or its text. Functionary 3.2
+# says whom a text is for, and its prompts end with the marker of that. Other markers of texts are left out.
 SECTION_TOKENS = ("<|open|>", "<|close|>", "<|sep|>")
-SECTION_STARTS = ("<|open|>think<|sep|>", "<|open|>response<|sep|>")
-SECTION_MARKERS = (SECTION_STARTS[1], "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+_SECTIONS = "<|open|>think<|sep|>", "<|open|>response<|sep|>"
+_SECTION_MARKERS = _SECTIONS[1], "<|close|>response<|sep|>", "<|close|>message<|sep|>"
+_RECIPIENT = ">>>"
+
+
+def dropped_markers(tail: str) -> tuple[tuple[str, ...], str]:
+    """Return the markers to leave out of an answer, and which part of one the end of the prompt has."""
+    if tail.endswith(_SECTIONS):
+        return _SECTION_MARKERS, ""
+    return ((f"{_RECIPIENT}all\n",), _RECIPIENT) if tail.endswith(_RECIPIENT) else ((), "")
+
+
 _BETWEEN_CALLS = "; \n\t"  # characters that may stand between two calls of a format without markers
 
 _FENCE = "```"
@@ -72,6 +82,7 @@ class VisibilityParser:
         self._in_text_block = False  # inside a fenced block that is no call
         self._thoughts = thoughts
         self._form = form or CallFormat("json")
+        self._markers = call_markers(self._form, tools)
         self._tools = tools
         self._pending = ""  # text that is not classified yet
         self._decided = ""  # kinds of the characters classified since the last result
@@ -81,7 +92,8 @@ class VisibilityParser:
         self._call = _CallEnd(self._form)  # the call that is being read
         self._has_calls = False
         end = tail.rstrip()
-        self._dropped = SECTION_MARKERS if thoughts and end.endswith(SECTION_STARTS) else ()
+        self._dropped, self._pending = dropped_markers(end) if thoughts else ((), "")
+        self._prompted = len(self._pending)  # characters of the prompt that are read again
         self._head_openings = HEAD_OPENINGS if end.endswith(MESSAGE_START) else (_CHANNEL,)
         for opening, closing in thoughts:
             if end.endswith(opening.rstrip()):
@@ -102,7 +114,9 @@ class VisibilityParser:
         while self._state(final):
             pass
         kinds, self._decided = self._decided, ""
-        return kinds
+        from_prompt = min(self._prompted, len(kinds))
+        self._prompted -= from_prompt
+        return kinds[from_prompt:]
 
     def _take(self, count: int, kind: str) -> None:
         self._pending, self._decided = self._pending[count:], self._decided + kind * count
@@ -195,7 +209,7 @@ class VisibilityParser:
         self._take(count, VISIBLE)
 
     def _content(self, final: bool) -> bool:
-        openings = self._form.opens
+        openings = self._markers
         if self._drop_marker():
             return True
         openings_found = [
@@ -229,7 +243,7 @@ class VisibilityParser:
     def _drop_marker(self) -> bool:
         """Hide the next marker of a section, if the text before it has no other marker."""
         found = [(at, mark) for mark in self._dropped if (at := self._pending.find(mark)) >= 0]
-        openings = (at for mark in self._form.opens if (at := self._pending.find(mark)) >= 0)
+        openings = (at for mark in self._markers if (at := self._pending.find(mark)) >= 0)
         if not found or min(found)[0] > min(openings, default=len(self._pending)):
             return False
         at, mark = min(found)

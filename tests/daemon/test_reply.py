@@ -11,6 +11,7 @@ import pytest
 from localspec.daemon.completion.parser import AnswerParser, Text
 from localspec.protocol.call_readers import Arguments, Call, JsonCalls
 from localspec.protocol.calls import (
+    FUNCTIONARY_3_2,
     GEMMA,
     GRANITE,
     HARMONY,
@@ -468,6 +469,32 @@ def test_sections_of_kimi_k3_are_thoughts_text_and_calls(size: int) -> None:
         parser = AnswerParser(KIMI_K3, TOOLS)
         parser.begin('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>')
         assert parse_answer(parser, answer, size) == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("all\nHi.\n>>> 1 + 1\n>>>", ("Hi.\n>>> 1 + 1\n>>>", [])),
+        ('weather\n{"city": "Paris", "days": 2}', ("", [PARIS])),
+        (
+            'all\nSo.>>>weather\n{"city": "Paris", "days": 2}>>>now\n{}',
+            ("So.", [PARIS, ("now", {})]),
+        ),
+        ('{"in": "JSON"}', ('{"in": "JSON"}', [])),
+        ("other\n{}", ("other\n{}", [])),
+        (">>>", (">>>", [])),
+        ("", ("", [])),
+    ],
+)
+def test_recipients_of_functionary_are_text_and_calls(
+    answer: str, expected: tuple[str, Any], size: int
+) -> None:
+    for form in (FUNCTIONARY_3_2, *([] if expected[1] else [NO_TOOLS])):
+        parser = AnswerParser(form, TOOLS)
+        parser.begin("<|end_header_id|>\n\n>>>")
+        content, _, calls = parse_answer(parser, answer, size)
+        assert (content, calls) == expected
 
 
 def test_thoughts_stay_in_the_text_on_request() -> None:

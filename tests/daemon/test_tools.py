@@ -20,6 +20,7 @@ from localspec.protocol import frames
 from localspec.protocol.calls import (
     COMMAND_R,
     EXPLAINED,
+    FUNCTIONARY_3_2,
     GEMMA,
     GRANITE,
     HARMONY,
@@ -69,6 +70,7 @@ FORMATS = {
     "actions": COMMAND_R,
     "recipients": MUSE,
     "xml_sections": KIMI_K3,
+    "headers_recipients": FUNCTIONARY_3_2,
     "Qwen-Qwen2.5-7B-Instruct": HERMES,
     "Qwen-Qwen3-0.6B": HERMES,
     "Qwen3-Coder": TAGS,

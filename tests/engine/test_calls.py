@@ -36,6 +36,7 @@ from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     COMMAND_R,
     FUNCTIONARY,
+    FUNCTIONARY_3_2,
     GEMMA,
     GRANITE,
     HARMONY,
@@ -72,6 +73,7 @@ FORMATS = {
     "named": MISTRAL_ARGS,
     "gemma": GEMMA,
     "functionary": FUNCTIONARY,
+    "functionary 3.2": FUNCTIONARY_3_2,
     "nemotron": NEMOTRON,
     "lfm2": LFM2,
     "minimax m3": MINIMAX_M3,
@@ -306,15 +308,15 @@ MESSAGES = {
         f" to=get<|message|>{MUSE.opens[0]}",
         f" to=self<|message|>So.<|eom|><|start|>assistant to=now<|message|>{MUSE.opens[0]}",
     ],
+    "functionary 3.2": ["get\n", "all\n>>> a > 1\n>>>now\n", "all\n1 >> 2>>>get_all\n"],
     "kimi k3": [f"Well.<|close|>response<|sep|>{KIMI_K3.opens[0]}"],
 }
 
 
 def end_of_prompt(call_format: CallFormat) -> str:
     """Return the end of a prompt after which a model with this format answers."""
-    if call_format is KIMI_K3:
-        return "<|open|>response<|sep|>"
-    return "<|start|>assistant" if call_format.thoughts else ""
+    ends = {KIMI_K3: "<|open|>response<|sep|>", FUNCTIONARY_3_2: ">>>"}
+    return ends.get(call_format, "<|start|>assistant" if call_format.thoughts else "")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

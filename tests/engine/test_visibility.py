@@ -228,6 +228,7 @@ SECTIONS = (
         (calls.HERMES, "<|start|>assistant", CHANNELS),
         (calls.MUSE, "<|start|>assistant", RECIPIENTS),
         (calls.KIMI_K3, "<|open|>think<|sep|>", SECTIONS),
+        (calls.FUNCTIONARY_3_2, ">>>", 'all\nIt is STOP on.>>>led\n{"note": "STOP"}'),
     ],
 )
 def test_messages_are_thoughts_calls_and_text(

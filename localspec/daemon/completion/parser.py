@@ -17,15 +17,14 @@ from localspec.protocol.call_readers import (
     ReadResult,
     reader_for,
 )
-from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat
+from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat, call_markers
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.visibility import (
     HEAD_OPENINGS,
     MESSAGE_START,
-    SECTION_MARKERS,
-    SECTION_STARTS,
     SECTION_TOKENS,
     VisibilityParser,
+    dropped_markers,
     parse_called_name,
 )
 
@@ -56,16 +55,21 @@ class ChannelRewriter:
         self._openings: tuple[str, ...] = (OPENING,)
         self._held = ""
         self._body = ""  # what was read of a call
-        self._dropped: tuple[str, ...] = ()  # what is left out of an answer in sections
-        self._state: Literal["start", "plain", "sections", "head", "thoughts", "text", "call"]
-        self._state = "start"
+        self._dropped: tuple[str, ...] = ()  # markers that are left out of the answer
+        self._marker = ""  # the beginning of one of them, which is the end of the prompt
+        self._names: Collection[str] = ()
+        self._state: Literal[
+            "start", "plain", "recipient", "sections", "head", "thoughts", "text", "call"
+        ] = "start"
 
-    def begin(self, tail: str) -> None:
-        """Start behind `tail`, the end of the prompt, which may leave the whole head to the model."""
-        if tail.endswith(MESSAGE_START):
+    def begin(self, tail: str, names: Collection[str] = ()) -> None:
+        """Start behind `tail`, the end of the prompt. names: the tools that the answer may begin with."""
+        if tail.endswith(MESSAGE_START):  # the whole head is left to the model
             self._openings = HEAD_OPENINGS
-        elif tail.endswith(SECTION_STARTS):
-            self._state, self._dropped = "sections", SECTION_MARKERS
+        self._dropped, self._marker = dropped_markers(tail)
+        self._names = names
+        if self._dropped:
+            self._state = "recipient" if self._marker else "sections"
 
     def push(self, text: str) -> str:
         """Consume more text, and return what is certain of the rewritten answer."""
@@ -84,6 +88,8 @@ class ChannelRewriter:
                     can_continue = self._start(final)
                 case "plain":
                     output, self._held, can_continue = output + self._held, "", False
+                case "recipient":
+                    can_continue = self._read_recipient(final)
                 case "sections":
                     output, can_continue = self._read_sections(final), False
                 case "head":
@@ -116,8 +122,19 @@ class ChannelRewriter:
         self._state = "thoughts" if is_thought else "text"
         return _OPENINGS[self._state], True
 
+    def _read_recipient(self, final: bool) -> bool:
+        """Put back the marker that the prompt ends with, if the answer begins with the rest of one."""
+        starts = [marker.removeprefix(self._marker) for marker in self._dropped]
+        starts += [f"{name}\n" for name in self._names]
+        if not final and any(start.startswith(self._held) for start in starts):
+            return False
+        if self._held.startswith(tuple(starts)):
+            self._held = self._marker + self._held
+        self._state = "sections"
+        return True
+
     def _read_sections(self, final: bool) -> str:
-        """Return what is certain of an answer in sections, without the markers around its text."""
+        """Return what is certain of the answer, without the markers around its text."""
         for marker in self._dropped:
             self._held = self._held.replace(marker, "")
         held = max(_partial_length(self._held, marker) for marker in self._dropped)
@@ -311,6 +328,7 @@ class AnswerParser:
         self._line_begins = True  # the text so far is empty or ends with a line
         self._form = HERMES if form == HARMONY else form  # as `ChannelRewriter` writes it
         self._tools = tools or {}
+        self._markers = call_markers(self._form, self._tools)
         self._parallel = parallel
         self._reasoning = reasoning
         self._thoughts: Sequence[tuple[str, str]] = REASONING_MARKERS
@@ -331,7 +349,7 @@ class AnswerParser:
         if not self._reasoning:
             return
         if self._channels is not None:
-            self._channels.begin(tail)
+            self._channels.begin(tail, self._tools if self._form.recipient else ())
         for opening, closing in reversed(self._thoughts):
             if tail.rstrip().endswith(opening.rstrip()):
                 self._state, self._closing, self._blank = "thinking", closing, True
@@ -428,13 +446,14 @@ class AnswerParser:
     def _emit_text(self, pieces: list[Piece], final: bool) -> None:
         if self._plain_calls and self._emit_up_to_fence(pieces, final):
             return
-        openings = self._form.opens
+        openings = self._markers
         positions = [
             (position, marker) for marker in openings if (position := self._held.find(marker)) >= 0
         ]
         if positions:
             position, marker = min(positions, key=lambda entry: (entry[0], -len(entry[1])))
             self._emit(pieces, "content", self._held[:position].rstrip())
+            marker = self._form.opens[0] if self._form.recipient else marker
             self._held = self._held[position + len(marker) :]
             self._begin_call(marker)
             return
@@ -451,7 +470,7 @@ class AnswerParser:
 
     def _certain_length(self, *, blanks: bool, fences: bool) -> int:
         """Return the length of the held text before any incomplete marker."""
-        markers = [*self._form.opens]
+        markers = [*self._markers]
         if self._required:
             markers += [opening for opening, _ in self._thoughts]
         end = _length_before_markers(self._held, markers, blanks=blanks)
@@ -471,7 +490,7 @@ class AnswerParser:
         if fence is None:
             return False
         positions = [
-            position for marker in self._form.opens if (position := self._held.find(marker)) >= 0
+            position for marker in self._markers if (position := self._held.find(marker)) >= 0
         ]
         if positions and min(positions) < fence.start():
             return False

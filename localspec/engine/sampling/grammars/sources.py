@@ -31,7 +31,7 @@ from localspec.engine.sampling.grammars.tool_grammar import (
     write_thoughts_end,
 )
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import CallFormat, ToolSet
+from localspec.protocol.calls import CallFormat, ToolSet, call_markers
 from localspec.protocol.frames import Constraint
 
 # Bytes of a grammar or schema. With 300 KiB of alternatives, a mask took 7 s.
@@ -215,7 +215,9 @@ class _Builder:
 
         format = tools.format
         return GrammarSources(
-            gates=[self._gate(marker, opened(marker)) for marker in format.opens],
+            gates=[
+                self._gate(marker, opened(marker)) for marker in call_markers(format, tools.schemas)
+            ],
             bare=self._compiled(opened(""), "tools") if format.bare else None,
             single=not tools.parallel,
             note=note,
@@ -256,11 +258,13 @@ class _Builder:
         return list(free), f"Calls of {names} are not held to their parameters: {error}"
 
     def _usable(self, tools: ToolSet, free: Sequence[str]) -> bool:
+        # One marker stands for all, except where the tool's name is part of it.
+        markers = call_markers(tools.format, tools.schemas) or ("",)
+        markers = markers if tools.format.recipient else markers[:1]
         try:
-            source = CallGrammar(tools, self._special.lark_expression, free).write_opened(
-                _first_marker(tools)
-            )
-            self._compile(source, "tools")
+            for marker in markers:
+                grammar = CallGrammar(tools, self._special.lark_expression, free)
+                self._compile(grammar.write_opened(marker), "tools")
         except (GrammarRejected, RecursionError, ValueError):
             return False
         return True
@@ -269,9 +273,8 @@ class _Builder:
         """Return why a tool's schema cannot be enforced, or "" if it can."""
         tool = ToolSet(tools.format, {name: schema})
         try:
-            source = CallGrammar(tool, self._special.lark_expression).write_opened(
-                _first_marker(tools)
-            )
+            [marker, *_] = call_markers(tools.format, tool.schemas) or ("",)
+            source = CallGrammar(tool, self._special.lark_expression).write_opened(marker)
             self._compile(source, "schema")
         except RecursionError:
             return "it is nested too deeply."
@@ -316,10 +319,6 @@ def enforced_tools(tools: ToolSet) -> tuple[ToolSet, dict[str, str], str]:
     note = "; ".join(notes[:_MAX_NAMED_TOOLS]) + "; …" * (len(notes) > _MAX_NAMED_TOOLS)
     note = f"Not enforced in the parameters {note}." if notes else ""
     return msgspec.structs.replace(tools, schemas=schemas), invalid, note
-
-
-def _first_marker(tools: ToolSet) -> str:
-    return tools.format.opens[0] if tools.format.opens else ""
 
 
 def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) -> str:

@@ -14,7 +14,13 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, TYPE_PLACEHOLDER, ToolSet, schema_types
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    TYPE_PLACEHOLDER,
+    ToolSet,
+    call_markers,
+    schema_types,
+)
 
 Schema = dict[str, Any]
 
@@ -600,6 +606,10 @@ class CallGrammar:
         """
         if marker:
             first = self._write_marker(marker)
+            if self._format.recipient:  # the marker has the tool's name
+                names = list(self._tools.schemas)
+                at = call_markers(self._format, names).index(marker)
+                return self._write_grammar(f"{first} {self._write_json_arguments(at, names[at])}")
             return self._write_grammar(f"{first} {self._write_calls()}")
         self._rules["OTHER"] = _NO_CALL
         return self._write_grammar(f"{self._write_json_calls('json')} | OTHER")
@@ -613,10 +623,12 @@ class CallGrammar:
         if format.bare:
             calls = self._write_calls()
         else:
-            marker = self._spelled(format.opens[0])
-            calls = f"{self._write_head()} {marker} {self._write_calls()}"
+            marker, first = self._spelled(format.opens[0]), self._write_calls()
+            calls = f"{self._write_head()} {marker} {first}"
             if format.thoughts:
                 calls = f"{self._write_thoughts(*format.thoughts)}? {calls}"
+            elif format.recipient:  # the prompt has the first marker
+                calls = f"{first} ({calls})*" if self._tools.parallel else first
             elif self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
                 more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
                 calls = f"{calls} {more}"
