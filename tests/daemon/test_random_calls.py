@@ -138,11 +138,13 @@ def test_calls_are_read_as_they_were_written(name: str) -> None:
         schemas = {tool: source.parameters() for tool in TOOLS}
         names = source.rng.choices(TOOLS, k=source.rng.choice([1, 1, 2, 3]))
         calls: Calls = [(called, source.arguments(schemas[called])) for called in names]
+        first = write_calls(name, calls[:1], schemas)
         try:
             answer = write_calls(name, calls, schemas)
-        except TemplateRaised:  # the template has no place for two calls
+        except TemplateRaised:
+            answer = first
+        if answer == first:  # the template has no place for a second call
             calls = calls[:1]
-            answer = write_calls(name, calls, schemas)
         whole, content = read_answer(form, schemas, [answer])
         assert [(called, strict_json(arguments)) for called, arguments in whole] == calls, answer
         for called, arguments in whole:

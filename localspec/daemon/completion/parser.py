@@ -15,10 +15,10 @@ from localspec.protocol.call_readers import (
     CallReader,
     JsonCalls,
     ReadResult,
-    reader_for,
 )
 from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat, call_markers
 from localspec.protocol.dialect import REASONING_MARKERS
+from localspec.protocol.notations import reader_for
 from localspec.protocol.visibility import (
     HEAD_OPENINGS,
     MESSAGE_START,

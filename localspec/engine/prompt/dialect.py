@@ -27,7 +27,7 @@ from localspec.engine.prompt.wordings import (
     with_text_arguments,
 )
 from localspec.errors import TemplateFailed
-from localspec.protocol.call_readers import CDATA_MARKERS, Arguments, Call, DialectCalls
+from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     COMMAND_R,
@@ -52,6 +52,7 @@ from localspec.protocol.calls import (
     CallFormat,
 )
 from localspec.protocol.dialect import REASONING_MARKERS, Dialect, MessageForms, ThoughtMarkers
+from localspec.protocol.found_calls import CDATA_MARKERS, DialectCalls
 
 PLACEHOLDER = "zqplaceqz"  # A placeholder for a text, which no template contains.
 TIME_LIMIT_S = 10.0  # for all probes of a template, in addition to the last one

@@ -1,0 +1,313 @@
+"""Read tool calls in a notation of literals, with names and arguments between them.
+
+Most of these notations were discovered from a chat template.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+from localspec.protocol.call_readers import (
+    Arguments,
+    CallPiece,
+    CallReader,
+    JsonCalls,
+    ReadResult,
+    convert_value,
+    new_call,
+    write_member,
+)
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    TYPE_PLACEHOLDER,
+    CallFormat,
+    child_schema,
+    schema_types,
+)
+
+_NAME = re.compile(r"[\w.-]*", re.ASCII)
+_CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
+_PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
+_MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
+CDATA_MARKERS = "<![CDATA[", "]]>"
+_INCOMPLETE, _MISMATCH = -1, -2  # returned instead of the end of a literal
+
+
+def match_literal(literal: str, text: str, at: int) -> int:
+    """Return where `literal` ends in `text` if it begins at `at`; its blanks match any blanks.
+
+    Returns _INCOMPLETE if the text ends within the literal, and _MISMATCH if it differs.
+    """
+    for part in filter(None, _PARTS.split(literal)):
+        actual = text[at : at + max(len(part), 1)]
+        if part == CALL_ID_PLACEHOLDER:
+            match = _CALL_ID.match(text, at)
+            assert match is not None  # the expression also matches an empty text
+            if match.end() == len(text):
+                return _INCOMPLETE
+            at = match.end()
+        elif actual == part:
+            at += len(part)
+        elif part.startswith(actual) and at + len(actual) == len(text):
+            return _INCOMPLETE
+        elif part.isspace():
+            at += len(text[at:]) - len(text[at:].lstrip())
+        else:
+            return _MISMATCH
+    return at
+
+
+class DialectCalls(CallReader):
+    """Reads all calls that follow one marker, and what closes them.
+
+    If the notation's arguments are not JSON, the whole call may still come as a JSON object.
+    """
+
+    def __init__(self, form: CallFormat, tools: dict[str, Any]) -> None:
+        super().__init__()
+        self._form = form
+        self._tools = tools
+        self._state: Literal["name", "json", "parameters", "behind"] = "name"
+        self._before = form.lead  # the literal before the next name
+        self._at = 0  # how much of `raw` is read
+        self._json = JsonCalls()
+        self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
+        self._written = 0  # number of parameters read so far
+        self._calls = 0
+        self._has_tags = bool(form.parameter or form.elements)
+        separators = (re.escape(literal) for literal in form.parameter[1:3])
+        self._separator = re.compile("|".join(separators).replace(TYPE_PLACEHOLDER, r"\w+"))
+
+    def feed(self, text: str) -> ReadResult:
+        self.raw += text
+        pieces: list[CallPiece] = []
+        self._read(pieces, final=False)
+        if not (self.is_finished or self.is_broken):
+            return pieces, ""
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return pieces, remaining
+
+    def end(self) -> list[CallPiece]:
+        pieces: list[CallPiece] = []
+        self._read(pieces, final=True)
+        if self._state == "json":
+            pieces += self._json.end()
+            self._calls += not self._json.is_broken
+        elif self._state == "parameters":
+            pieces.append(Arguments("}" if self._written else "{}"))
+        self.is_broken = not self._calls
+        return pieces
+
+    def _read(self, pieces: list[CallPiece], *, final: bool) -> None:
+        can_continue = True
+        while can_continue and not (self.is_finished or self.is_broken):
+            match self._state:
+                case "name":
+                    can_continue = self._read_name(pieces)
+                case "json":
+                    can_continue = self._read_arguments(pieces)
+                case "parameters" if self._form.elements:
+                    can_continue = self._read_element(pieces)
+                case "parameters":
+                    can_continue = self._read_parameter(pieces, final=final)
+                case "behind":
+                    can_continue = self._read_end(final=final)
+
+    def _read_name(self, pieces: list[CallPiece]) -> bool:
+        end = start = match_literal(self._before, self.raw, self._at)
+        name = ""
+        if start >= 0:
+            if self._has_tags and self.raw.startswith("{", start):
+                self._at, self._state, self._json = start, "json", JsonCalls()
+                return True
+            match = _NAME.match(self.raw, start)
+            assert match is not None  # the expression also matches an empty text
+            name = match[0]
+            if match.end() == len(self.raw):  # the name may not be complete
+                end = _INCOMPLETE
+            else:
+                end = match_literal(self._form.middle, self.raw, match.end()) if name else _MISMATCH
+        if end == _MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
+            self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+        if end < 0:
+            return False
+        call = new_call(name)
+        self._calls += 1
+        self._at, self._schema, self._written = end, self._tools.get(name, {}), 0
+        if self._has_tags:
+            self._state = "parameters"
+            pieces.append(call)
+        else:
+            self._state, self._json = "json", JsonCalls(call=call)
+        return True
+
+    def _read_arguments(self, pieces: list[CallPiece]) -> bool:
+        call_pieces, remaining = self._json.feed(self.raw[self._at :])
+        pieces += call_pieces
+        self._at = len(self.raw) - len(remaining)
+        if self._json.is_broken:
+            self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+        elif self._json.is_finished:
+            self._state = "behind"
+            self._calls += self._has_tags
+        return self._json.is_finished
+
+    def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
+        """Read the next parameter, or notice that there is none; return whether that was possible."""
+        opening, text_separator, value_separator, _ = self._form.parameter
+        start = match_literal(opening, self.raw, self._skip_blanks())
+        if start == _MISMATCH:
+            self._end_parameters(pieces)
+            return True
+        if start == _INCOMPLETE:
+            return False
+        separator = self._separator.search(self.raw, start)
+        if separator is None:
+            return False
+        key = self.raw[start : separator.start()]
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        types = schema_types(schema, self._schema)
+        if text_separator != value_separator:  # the notation itself tells texts from other values
+            types = {"string"} if separator[0] == text_separator else {"object"}
+        value = self._read_value(separator.end(), types, final=final)
+        if value is None:
+            return False
+        self._add_entry(pieces, key, convert_value(value, types))
+        return True
+
+    def _read_element(self, pieces: list[CallPiece]) -> bool:
+        """Read the next argument as an element, or notice that there is none; return as above."""
+        position = self._skip_blanks()
+        start = match_literal(f"{self._form.elements}<", self.raw, position)
+        if start == _INCOMPLETE or start == len(self.raw):
+            return False
+        if start == _MISMATCH or self.raw[start] == "/":
+            self._end_parameters(pieces)
+            return True
+        elements = _Elements(self.raw, self._form.elements, self._schema)
+        try:
+            key, value, self._at = elements.read(position, self._schema)
+        except IndexError:  # it is not complete yet
+            return False
+        except (ValueError, RecursionError):
+            self._end_parameters(pieces)
+            return True
+        self._add_entry(pieces, key, value)
+        return True
+
+    def _add_entry(self, pieces: list[CallPiece], key: str, value: Any) -> None:
+        pieces.append(Arguments(("{", ", ")[self._written > 0] + write_member(key, value)))
+        self._written += 1
+
+    def _end_parameters(self, pieces: list[CallPiece]) -> None:
+        pieces.append(Arguments("}" if self._written else "{}"))
+        self._state = "behind"
+
+    def _read_value(self, start: int, types: set[str], *, final: bool) -> str | None:
+        """Return the text of a value; None if it is not complete yet.
+
+        The closing literal may also occur inside JSON, or in a value that the model quotes as XML does.
+        """
+        close = self._form.parameter[3]
+        core = close.strip()
+        quote_open, quote_close = CDATA_MARKERS
+        if (
+            self.raw.startswith(quote_open, start)
+            and (end := self.raw.find(quote_close + core, start)) >= 0
+        ):
+            self._at = end + len(quote_close + core)
+            return self.raw[start + len(quote_open) : end]
+        if quote_open.startswith(self.raw[start : start + len(quote_open)]) and not final:
+            return None
+        end = self.raw.find(core, start)
+        if end >= 0 and not final and not types & {"string", "any"}:
+            end = self._json_end(start, core)
+        if end < 0:
+            return None
+        self._at = end + len(core)
+        return self.raw[start:end].removesuffix(close[: close.index(core)])
+
+    def _json_end(self, start: int, core: str) -> int:
+        """Return the end of a JSON value that `core` closes, -1 if it is not complete yet."""
+        text = self.raw[start:]
+        blank_count = len(text) - len(text.lstrip())
+        try:
+            _, size = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
+        except (ValueError, RecursionError):
+            core_at = text.find(core)  # not JSON, or `core` is inside a string
+            is_outside_string = re.sub(r"\\.", "", text[:core_at]).count('"') % 2 == 0
+            return start + core_at if is_outside_string else -1
+        end = start + blank_count + size
+        end += len(self.raw[end:]) - len(self.raw[end:].lstrip())
+        return end if self.raw.startswith(core, end) else self.raw.find(core, start)
+
+    def _read_end(self, *, final: bool) -> bool:
+        """Read what follows a call's arguments: another call, or the end."""
+        position = self._skip_blanks()
+        next_call = (
+            match_literal(self._form.again, self.raw, position) if self._form.again else _MISMATCH
+        )
+        close = match_literal(self._form.close, self.raw, position)
+        if next_call >= 0:
+            self._state, self._before, self._at = "name", "", next_call
+        elif final or _INCOMPLETE not in (next_call, close):
+            self.is_finished = True
+            self._at = close if close >= 0 else self._at
+        return next_call >= 0
+
+    def _skip_blanks(self) -> int:
+        return self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
+
+
+class _Elements:
+    """Nested elements, each named by its key, with `prefix` before every tag; `root` is the whole schema."""
+
+    def __init__(self, text: str, prefix: str, root: dict[str, Any]) -> None:
+        self._text = text
+        self._prefix = prefix
+        self._root = root
+
+    def read(self, at: int, parent: Any) -> tuple[str, Any, int]:
+        """Return the key and the value of the element at `at`, and where it ends.
+
+        parent: the schema of the element's parent.
+
+        Raises:
+            IndexError: the text ends within the element.
+            ValueError: the element is not closed by its own tag.
+        """
+        start = at + len(self._prefix) + 1
+        key_end = self._find(">", start)
+        key = self._text[start:key_end]
+        schema = child_schema(parent, key, self._root)
+        children: list[tuple[str, Any]] = []
+        end = first_tag = self._find(self._prefix, key_end)
+        while not self._text.startswith(f"{self._prefix}</", end):
+            self._text[end + len(self._prefix) + 1]  # a tag may be incomplete
+            child, value, end = self.read(end, schema)
+            children.append((child, value))
+            end = self._find(self._prefix, end)
+        close = f"{self._prefix}</{key}>"
+        if not self._text.startswith(close, end):
+            self._text[end + len(close) - 1]
+            raise ValueError("closed by another tag")
+        value = self._value(self._text[key_end + 1 : first_tag], children, schema)
+        return key, value, end + len(close)
+
+    def _find(self, marker: str, at: int) -> int:
+        found = self._text.find(marker, at)
+        if found < 0:
+            raise IndexError
+        return found
+
+    def _value(self, text: str, children: list[tuple[str, Any]], schema: Any) -> Any:
+        types = schema_types(schema, self._root)
+        is_list = "object" not in types and all(key == "item" for key, _ in children)
+        if children:
+            return [value for _, value in children] if is_list else dict(children)
+        if not text.strip() and types & {"array", "object"}:
+            return [] if is_list and "array" in types else {}
+        return convert_value(text, types)
