@@ -80,7 +80,7 @@ def _refuse_constant(name: str) -> None:
 def convert_value(text: str, types: set[str]) -> Any:
     """Return a parameter's text as a value of one of `types`.
 
-    It stays a text if it may be a text and is not a value of any other of the types.
+    It stays as it is if it may be a text and is not a value of any other of the types.
     """
     if types in ({"string"}, {"any"}):
         return text
@@ -89,8 +89,10 @@ def convert_value(text: str, types: set[str]) -> Any:
     except (ValueError, RecursionError):
         value = _decode_python(text)
     kind = json_type(value)
-    fits = kind in types or (kind == "number" and "integer" in types)
-    return value if fits or "string" not in types else text
+    if "string" not in types:
+        return value
+    is_other = kind != "string" and (kind in types or (kind == "number" and "integer" in types))
+    return value if is_other else text
 
 
 def parse_scalar(text: str) -> Any:

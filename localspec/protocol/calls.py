@@ -13,6 +13,7 @@ import msgspec
 
 CALL_ID_PLACEHOLDER = "\0"  # stands for any call id in the literals of a `CallFormat`
 TYPE_PLACEHOLDER = "\1"  # stands for the type of a value in the literals of a `CallFormat`
+OPTION_PLACEHOLDER = "\2"  # stands before and behind an optional part of `CallFormat.middle`
 GEMMA_QUOTE = '<|"|>'  # Gemma 4 puts it around a text
 
 
@@ -45,8 +46,6 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     middle: str = ""
     # Marks a call's id after its name.
     identity: str = ""
-    # May stand between the name and `middle`.
-    aside: str = ""
     # What stands between the prompt and the marker of a required call, with the tool's name for
     # CALL_ID_PLACEHOLDER; and around thoughts, if these are a message of their own before it.
     head: str = ""
@@ -88,8 +87,7 @@ HARMONY = CallFormat(
         "<|channel|>analysis to=functions.",
         "<|start|>assistant to=functions.",
     ),
-    middle=" <|constrain|>json<|message|>",
-    aside="<|channel|>commentary",
+    middle="\2<|channel|>commentary\2 \2<|constrain|>\2json<|message|>",
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 )
 MUSE = CallFormat(

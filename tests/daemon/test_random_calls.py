@@ -8,88 +8,23 @@ from __future__ import annotations
 import json
 import os
 import random
-from functools import cache, partial
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.engine.prompt.dialect import learn_dialect
-from localspec.engine.prompt.template_child import TemplateRaised, environment, render
-from localspec.engine.prompt.template_process import TemplateProcess
+from localspec.engine.prompt.template_child import TemplateRaised
 from localspec.protocol.call_readers import Arguments, Call
-from localspec.protocol.calls import CallFormat, append_calls
-from localspec.protocol.dialect import Dialect
+from localspec.protocol.calls import CallFormat
 from localspec.protocol.visibility import MESSAGE_START
 from tests.support import templates
-from tests.support.random_calls import PIECES, RandomCalls, Schema
+from tests.support.random_calls import RandomCalls, Schema
+from tests.support.written_calls import Calls, carried_pieces, learn, write_calls
 
 ANSWERS = int(os.environ.get("LOCALSPEC_TEST_CALLS", "25"))
 FIRST_SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
 TOOLS = "get", "get_all", "files.read-now"
-QUESTION = "zqquestion"
-ENVIRONMENT = environment()
-Calls = list[tuple[str, Any]]
-
-
-@cache
-def learn(name: str) -> Dialect:
-    text, process = templates.template(name), TemplateProcess()
-    try:
-        return learn_dialect(text, partial(process.render, text))
-    finally:
-        process.close()
-
-
-def carried_pieces(form: CallFormat) -> list[str]:
-    """Return the pieces of texts that the notation can write: its own markers, but none that ends a text."""
-    literals = [*form.opens, form.close, form.lead, form.middle, form.again, *form.parameter[:3]]
-    ends = [*form.parameter[3:], form.elements, *END_OF_TEXT.get(form.kind, ())]
-    pieces = [*PIECES, *filter(str.strip, literals)]
-    return [piece for piece in pieces if not any(end.strip() in piece for end in ends if end)]
-
-
-# Templates of LFM2 escape nothing.
-END_OF_TEXT = {"tags": ["</parameter>"], "gemma": ['<|"|>'], "python": ["'", "\\"]}
-
-
-def write_calls(name: str, calls: Calls, schemas: dict[str, Schema]) -> str:
-    """Return an answer of these calls as the model's template writes them. Raises TemplateRaised."""
-    dialect = learn(name)
-    is_text = dialect.calls.told or dialect.calls.guessed
-    as_json = dialect.messages.json_arguments and not is_text
-    tool_calls = [
-        {
-            "id": f"abcdefg0{at}",
-            "type": "function",
-            "function": {
-                "name": called,
-                "arguments": json.dumps(arguments) if as_json else arguments,
-            },
-        }
-        for at, (called, arguments) in enumerate(calls)
-    ]
-    if is_text:
-        return append_calls("", tool_calls)
-    functions = [
-        {"name": tool, "description": "d", "parameters": schema} for tool, schema in schemas.items()
-    ]
-    variables: dict[str, Any] = {
-        "messages": [
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": "", "tool_calls": tool_calls},
-        ],
-        "tools": [{"type": "function", "function": function} for function in functions],
-        "bos_token": "",
-        "eos_token": "",
-        "documents": None,
-        "add_generation_prompt": False,
-    }
-    text = render(ENVIRONMENT, templates.template(name), variables).rpartition(QUESTION)[2]
-    if dialect.calls.thoughts:
-        text = text.partition(MESSAGE_START)[2]
-    return text[text.index("{") :] if dialect.calls.bare else text
 
 
 def read_answer(

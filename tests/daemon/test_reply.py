@@ -78,6 +78,7 @@ TYPED = {
             "on": {"type": "boolean"},
             "none": {"type": ["string", "null"]},
             "word": {"type": ["string", "null"]},
+            "quoted": {"type": ["string", "null"]},
             "size": {"type": "number"},
             "list": {"type": "array"},
             "text": {"type": "string"},
@@ -94,6 +95,7 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
         "on": "True",
         "none": "None",
         "word": "True",
+        "quoted": '"q"',
         "size": "NaN",
         "list": "[1, 2]",
         "text": "3",
@@ -106,11 +108,12 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
         "on": True,
         "none": None,
         "word": "True",
+        "quoted": '"q"',
         "size": "NaN",
         "list": [1, 2],
         "text": "3",
     }
-    expected |= {"odd": "many", "new": "4"}
+    expected |= {"odd": "many", "new": "4", "quoted": '"q"'}
     assert parse_answer(AnswerParser(HERMES, TYPED), answer, size) == (
         "",
         "",

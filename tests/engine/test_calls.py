@@ -51,17 +51,21 @@ from localspec.protocol.calls import (
     MUSE,
     NEMOTRON,
     TAGS,
+    TYPE_PLACEHOLDER,
     UNKNOWN_FORMAT,
     CallFormat,
     ToolSet,
 )
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
+from tests.support import templates
 from tests.support.pairs import N_VOCAB, contextual_pair
+from tests.support.random_calls import RandomCalls
 from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
 from tests.support.running import GREEDY, PLAIN, Running, drafting, running
 from tests.support.statistics import chi_square_z
 from tests.support.vocabularies import CONTROL, VocabularyOnly, vocabulary, with_tokens
+from tests.support.written_calls import carried_pieces, learn, write_calls
 
 SEEDS = int(os.environ.get("LOCALSPEC_TEST_CALLS", "5"))  # random answers of each format
 FORMATS = {
@@ -446,6 +450,98 @@ def test_detected_format_accepts_what_its_template_writes(caller: Running, name:
         {"text": "a b", "n": 7},
         {"text": "", "n": 8},
     ]
+
+
+NUMBERS = [0, 7, -1, 2**31, 0.5, 12345.678]
+WRITTEN = [name for name in templates.files() if not learn(name).calls.told]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_grammar_accepts_what_templates_write(caller: Running, name: str) -> None:
+    """The grammar must not lead a model away from the notation that its earlier calls are shown in."""
+    form, vocab = learn(name).calls, caller.pair.vocab
+    pieces = [piece for piece in carried_pieces(form) if piece not in ("null", "True", "7", "\x7f")]
+    for seed in range(SEEDS * 2):
+        source = RandomCalls(random.Random(seed), pieces, nulls=not form.elements, numbers=NUMBERS)
+        # The lists and objects in calls of LFM2 are in Python's notation or JSON; the grammar has JSON alone.
+        depth = 3 if form.kind == "python" else 0
+        schemas = {tool: source.parameters(depth) for tool in ("get", "files.read-now")}
+        called = source.rng.choice(list(schemas))
+        arguments = in_order(source.arguments(schemas[called]), schemas[called])
+        text = write_calls(name, [(called, arguments)], schemas)
+        start = (
+            0 if form.bare or form.thoughts else min(text.find(m) for m in form.opens if m in text)
+        )
+        tokens = vocab.tokenize(text[start:], add_special=False, parse_special=False)
+        tail = text[:start] or end_of_prompt(form)
+        tool_set = ToolSet(form, schemas, parallel=False)
+        count = make_matcher(vocab, tool_set, tail=tail).count_valid(tokens)
+        accepted = b"".join(map(vocab.piece, tokens[:count])).decode("utf-8", "replace")
+        calls, _ = read_calls(tool_set, accepted, tail)
+        assert [(tool, json.loads(text)) for tool, text in calls] == [(called, arguments)], text
+
+
+OPTIONAL = {
+    "type": "object",
+    "properties": {
+        "day": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "größe": {"type": ["string", "number"]},
+        "id": {"type": "integer"},
+        "last": {"type": ["boolean", "null"]},
+    },
+}
+# A nullable string that begins like a number, an id of 19 digits, a key that is not ASCII, and a constant.
+OPTIONAL_ARGUMENTS = {"day": "2026-05-01", "größe": "7 m", "id": 1234567890123456789, "last": None}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_arguments_of_several_types_are_written_in_the_notation(caller: Running, name: str) -> None:
+    form, vocab = FORMATS[name], caller.pair.vocab
+    tool_set = ToolSet(form, {"get": OPTIONAL}, required=True, parallel=False)
+    if form.parameter or form.elements or form.kind in ("tags", "gemma", "python"):
+        text = write_optional(form)
+        tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+        matcher = make_matcher(vocab, tool_set, tail=end_of_prompt(form))
+        assert matcher.count_valid(tokens) == len(tokens), text
+        [(called, arguments)], _ = read_calls(tool_set, text, end_of_prompt(form))
+        assert (called, json.loads(arguments)) == ("get", OPTIONAL_ARGUMENTS)
+
+
+def write_optional(form: CallFormat) -> str:
+    """Return a call with OPTIONAL_ARGUMENTS in a notation that is not JSON."""
+    entries = list(OPTIONAL_ARGUMENTS.items())
+    match form.kind:
+        case "tags":
+            values = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in entries)
+            return f"<tool_call>\n<function=get>\n{values}</function>\n</tool_call>"
+        case "gemma":
+            quoted = [
+                f'{k}:<|"|>{v}<|"|>' if isinstance(v, str) else f"{k}:{v}" for k, v in entries
+            ]
+            return f"<|tool_call>call:get{{{','.join(quoted)}}}<tool_call|>".replace("None", "null")
+        case "python":
+            return (
+                f"{form.opens[0]}[get({', '.join(f'{k}={v!r}' for k, v in entries)})]{form.close}"
+            )
+    head = form.head.replace(CALL_ID_PLACEHOLDER, "get")
+    call = f"{head}{form.opens[0]}{form.lead}get{form.middle.replace(CALL_ID_PLACEHOLDER, '1')}"
+    mark = form.elements
+    if mark:
+        values = "".join(f"{mark}<{k}>{v}{mark}</{k}>" for k, v in entries)
+    else:
+        opening, text, other, close = form.parameter
+        kinds = {str: text, int: other.replace(TYPE_PLACEHOLDER, "number")}
+        null = other.replace(TYPE_PLACEHOLDER, "null")
+        values = "".join(f"{opening}{k}{kinds.get(type(v), null)}{v}{close}" for k, v in entries)
+    return f"{call}{values}{form.close}"
+
+
+def in_order(value: Any, schema: dict[str, Any]) -> Any:
+    """Return a value with its keys in the schema's order."""
+    if isinstance(value, dict):
+        keys = [key for key in schema["properties"] if key in value]
+        return {key: in_order(value[key], schema["properties"][key]) for key in keys}
+    return [in_order(item, schema["items"]) for item in value] if isinstance(value, list) else value
 
 
 def test_end_token_is_left_out_of_the_call_grammar() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ KEYS = [
     "type",
     "item",
 ]
-NUMBERS = [0, 1, -1, 2**31, -(2**53), 2**63, 0.5, -2.5e-7, 1.7976931348623157e308, 12345.678]
+NUMBERS = (0, 1, -1, 2**31, -(2**53), 2**63, 0.5, -2.5e-7, 1.7976931348623157e308, 12345.678)
 Schema = dict[str, Any]
 
 
@@ -33,12 +34,13 @@ Schema = dict[str, Any]
 class RandomCalls:
     """A source of schemas and values; `pieces` are the texts of which strings are made.
 
-    nulls: whether values may be null where their schema allows it.
+    nulls: whether values may be null where their schema allows it. numbers: the numbers to draw from.
     """
 
     rng: random.Random
     pieces: list[str]
     nulls: bool = True
+    numbers: Sequence[float] = NUMBERS
 
     def schema(self, depth: int = 0) -> Schema:
         """Return the schema of one value."""
@@ -73,9 +75,9 @@ class RandomCalls:
             return self.rng.choice(schema["enum"])
         match schema.get("type"):
             case "integer":
-                return self.rng.choice([n for n in NUMBERS if isinstance(n, int)])
+                return self.rng.choice([n for n in self.numbers if isinstance(n, int)])
             case "number":
-                return self.rng.choice(NUMBERS)
+                return self.rng.choice(self.numbers)
             case "boolean":
                 return self.rng.choice([True, False])
             case "array":

@@ -255,7 +255,7 @@ def control_tokens(form: CallFormat) -> list[str]:
     tokens = [*form.opens, form.close, form.middle, form.identity, form.elements]
     if form.kind == "found" or form.thoughts:
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
-        literals += *form.thoughts, form.aside, form.head
+        literals += *form.thoughts, form.head
         tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
         tokens.append(form.elements)
     tokens += [GEMMA_QUOTE] if form.kind == "gemma" else []

@@ -40,6 +40,8 @@ _MAX_INTEGER_BOUND = 2.0**63 - 1024  # llguidance reads bounds of integers as 64
 _MAX_NUMBER_BOUND = 1e18  # Its bounds of other numbers have one digit less.
 # Bound of numbers with `multipleOf`. Without a bound, a number could have any length and never be a multiple.
 _MULTIPLE_BOUND = 1e15
+# Bound of integers without one. Ids have up to 19 digits, and llguidance fails with 64 bits on both sides.
+_ID_BOUND = 9e18
 # `multipleOf` for numbers that have none, where only that bounds their decimals.
 _MIN_STEP = 1e-10
 _MAX_BOUND_DECIMALS = 20  # A finer bound makes expressions that llguidance rejects.
@@ -118,10 +120,11 @@ def with_bounded_numbers(schema: Any) -> Any:
         if not {"integer", "number"} & set(names) or "enum" in node or "const" in node:
             return dict(node)
         reduced = {"multipleOf": _MIN_STEP, **node} if "number" in names else dict(node)
+        bound = _MULTIPLE_BOUND if "multipleOf" in reduced else _ID_BOUND
         if "exclusiveMinimum" not in reduced:
-            reduced.setdefault("minimum", -_MULTIPLE_BOUND)
+            reduced.setdefault("minimum", -bound)
         if "exclusiveMaximum" not in reduced:
-            reduced.setdefault("maximum", _MULTIPLE_BOUND)
+            reduced.setdefault("maximum", bound)
         return reduced
 
     return _rewrite(schema, bound)

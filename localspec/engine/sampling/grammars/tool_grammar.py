@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    OPTION_PLACEHOLDER,
     TYPE_PLACEHOLDER,
     ToolSet,
     call_markers,
@@ -43,7 +43,8 @@ _SCALARS = ("integer", "number", "boolean", "null")
 # Largest bound of a string's length, in characters. Larger bounds make large automata.
 _MAX_LENGTH_BOUND = 2000
 _EMPTY = '""'
-_KEY = re.compile(r"[\w.-]+", re.ASCII)
+_PYTHON_CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
+_KEY = re.compile(r"[\w.-]+")
 _FORMATS = {
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
     "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z",
@@ -218,11 +219,13 @@ class _Values:
 
 # Qwen Coder's literals before a key, before a string value, before any other value, and after the value.
 TAGS = "<parameter=", ">\n", ">\n", "\n</parameter>\n"
-# Texts that a parser does not read as JSON. A string must be one of them where other types are possible.
-_UNLIKE_JSON = (
-    r"~/[ \n\t\r]*[-0-9\[{\"](?s:.)*/ & "
-    r"~/[ \n\t\r]*(?i:true|false|none|null|nan|-?infinity)[ \n\t\r]*/"
-)
+# A string must not match these where other types are possible, because a parser reads them as such.
+_SCALARS_AS_TEXT = {
+    "number": r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?",
+    "boolean": "true|false",
+    "null": "null|none",
+}
+_SCALARS_AS_TEXT["integer"] = _SCALARS_AS_TEXT["number"]
 
 
 class _TextValues(_Values):
@@ -271,7 +274,7 @@ class _TextValues(_Values):
             _require_known_keywords(target, _ANNOTATIONS)
             return self._text(text_terminal({}, self._never))
         if "string" in kinds:
-            return self._text(self._mixed(target))
+            return self._text(self._mixed(target, kinds))
         blanks = _literal(self._blanks) if self._blanks else ""
         return f"{self._write_json(schema)} {blanks} {self._close}"
 
@@ -280,7 +283,13 @@ class _TextValues(_Values):
             k: self._root[k] for k in ("$defs", "definitions") if k in self._root
         }
         bounded = with_bounded_numbers(for_library({**schema, **definitions}))
-        return self._add_rule(_json({**bounded, "x-guidance": self._options}))
+        ways = [_json({**bounded, "x-guidance": self._options})]
+        target = self._target(schema)
+        kinds = self._kinds(target)
+        if kinds <= _PYTHON_CONSTANTS.keys() and not target.keys() & {"const", "enum"}:
+            # Templates write these without `tojson`, so models do as well.
+            ways += [_PYTHON_CONSTANTS[kind] for kind in sorted(kinds)]
+        return self._add_rule(" | ".join(ways))
 
     def _text(self, terminal: str) -> str:
         value = self._add_terminal(terminal)
@@ -297,8 +306,8 @@ class _TextValues(_Values):
             return text_terminal(schema, self._never)
         return " | ".join(f"({self._strings(self._target(part))})" for part in parts)
 
-    def _mixed(self, schema: Schema) -> str:
-        """Return the terminal of a string or a scalar.
+    def _mixed(self, schema: Schema, kinds: set[str]) -> str:
+        """Return the terminal of a string or a scalar of these kinds.
 
         It is one lexeme, because strings and scalars may begin with the same characters.
         """
@@ -307,20 +316,22 @@ class _TextValues(_Values):
             values = schema.get("enum", [])
             _require_known_keywords(schema, _ANNOTATIONS | {"enum"})
             parts = [{"const": value} for value in values]
-        return " | ".join(f"({self._simple(self._target(part))})" for part in parts)
+        return " | ".join(f"({self._simple(self._target(part), kinds)})" for part in parts)
 
-    def _simple(self, schema: Schema) -> str:
+    def _simple(self, schema: Schema, kinds: set[str]) -> str:
         if self._alternatives(schema) is not None:
-            return self._mixed(schema)
+            return self._mixed(schema, kinds)
         [kind] = self._kinds(schema)
         if kind == "string":
-            return f"{text_terminal(schema, self._never)} & {_UNLIKE_JSON}"
+            others = "|".join(_SCALARS_AS_TEXT[other] for other in sorted(kinds - {"string"}))
+            unlike = rf" & ~/[ \n\t\r]*(?i:{others})[ \n\t\r]*/" if others else ""
+            return f"{text_terminal(schema, self._never)}{unlike}"
         if "const" in schema and kind in ("boolean", "null", "number"):
             return _literal(json.dumps(schema["const"]))
         _require_known_keywords(schema, _ANNOTATIONS)
         terminals = {
-            "null": '"null"',
-            "boolean": '"true" | "false"',
+            "null": f'"null" | {_PYTHON_CONSTANTS["null"]}',
+            "boolean": f'"true" | "false" | {_PYTHON_CONSTANTS["boolean"]}',
             "integer": "/-?(0|[1-9][0-9]{0,17})/",
             "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
         }
@@ -354,15 +365,18 @@ class TagValues(_TextValues):
         return " ".join(pairs)
 
     def _write_pair(self, key: str, schema: Any) -> str:
-        kinds = self._kinds(self._target(schema))
-        if self._before_text != self._before_other and "string" in kinds and len(kinds) > 1:
-            raise Unwritable  # The type decides between two notations before the value.
-        separator = self._before_text if kinds & {"string", "any"} else self._before_other
-        if TYPE_PLACEHOLDER in separator:
-            names = {"number" if kind == "integer" else kind for kind in kinds}
-            if len(names) > 1:
+        target = self._target(schema)
+        kinds = self._kinds(target)
+        has_types = TYPE_PLACEHOLDER in self._before_other
+        differs = self._before_text != self._before_other and "string" in kinds
+        if len(kinds) > 1 and (differs or has_types):
+            # The type decides between two notations before the value.
+            if (parts := self._alternatives(target)) is None:
                 raise Unwritable
-            separator = separator.replace(TYPE_PLACEHOLDER, names.pop())
+            return " | ".join(self._write_pair(key, part) for part in parts)
+        separator = self._before_text if kinds & {"string", "any"} else self._before_other
+        [kind, *_] = kinds
+        separator = separator.replace(TYPE_PLACEHOLDER, "number" if kind == "integer" else kind)
         head = self._spelled(f"{self._open}{key}{separator}")
         return f"{head} {self._write_value(schema)} {self._write_end()}"
 
@@ -425,11 +439,9 @@ class PythonValues(_TextValues):
     Texts may also stand in single quotes, where nothing is escaped.
     """
 
-    _CONSTANTS = MappingProxyType({"boolean": '"True" | "False"', "null": '"None"'})
-
     @property
     def _never(self) -> list[str]:
-        return ["'", "\\", "\n"]
+        return ["'", "\\"]
 
     def arguments(self) -> str:
         """Return the expression of all arguments, and add the rules that it needs."""
@@ -445,11 +457,10 @@ class PythonValues(_TextValues):
 
     def _write_python(self, schema: Any) -> str:
         target = self._target(schema)
-        kinds = self._kinds(target)
+        if (parts := self._alternatives(target)) is not None:
+            return self._add_rule(" | ".join(map(self._write_python, parts)))
         ways = [self._write_json(schema)]
-        if kinds <= self._CONSTANTS.keys() and not target.keys() & {"const", "enum"}:
-            ways += [self._CONSTANTS[kind] for kind in sorted(kinds)]
-        if kinds == {"string"}:
+        if self._kinds(target) in ({"string"}, {"any"}):
             with suppress(Unwritable):
                 ways.append(f'"\'" {self._add_terminal(self._strings(target))} "\'"')
         return self._add_rule(" | ".join(ways))
@@ -496,6 +507,9 @@ class GemmaValues(_Values):
             return self._brackets(schema)
         if kind == "string":
             return self._text(schema)
+        if kind == "any":
+            _require_known_keywords(schema, _ANNOTATIONS)
+            return self._value({"type": ["string", "number", "boolean", "null"]})
         if kind in _SCALARS:
             _require_known_keywords(schema, _NUMBER)
             bounded = with_bounded_numbers(schema)
@@ -503,8 +517,7 @@ class GemmaValues(_Values):
         raise Unwritable
 
     def _text(self, schema: Schema) -> str:
-        never = [_QUOTE, "<tool_call|>"]
-        value = self._add_terminal(text_terminal(schema, never))
+        value = self._add_terminal(text_terminal(schema, [_QUOTE]))
         if self._quote.startswith("<["):  # A special token, which no string contains.
             return f"{self._quote} {value} {self._quote}"
         rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(_QUOTE)}]"
@@ -512,11 +525,12 @@ class GemmaValues(_Values):
         return f"{self._quote} {rule.partition('[')[0]}"
 
     def _braces(self, schema: Schema) -> str:
-        """Return the expression of an object, with keys in their order and commas between them."""
+        """Return the expression of an object, with sorted keys and commas between them."""
         properties, required = self._object(schema)
         pairs = [
             (f"{_literal(key + ':')} {self._value(value)}", key in required)
-            for key, value in properties.items()
+            # Gemma's template sorts the keys, so its models do as well.
+            for key, value in sorted(properties.items(), key=lambda member: member[0].lower())
         ]
         return f'"{{" ({self._sequence(pairs, ",")}) "}}"'
 
@@ -741,11 +755,17 @@ class CallGrammar:
         identity = ""
         if self._format.identity and not self._compact:
             identity = f"({self._spelled(self._format.identity)} {_ID})?"
-        if self._format.aside and not self._compact:
-            identity = f"({self._spelled(self._format.aside)})?"
-        middle = self._spelled(self._format.middle)
+        middle = self._write_options(self._format.middle)
         arguments = self._write_json_arguments(index, name)
         return f"{lark_string(name)} {identity} {middle} {arguments}"
+
+    def _write_options(self, text: str) -> str:
+        """Return the expression of a literal with optional parts."""
+        parts = text.split(OPTION_PLACEHOLDER)
+        return " ".join(
+            f"({self._spelled(part)})?" if at % 2 else self._spelled(part)
+            for at, part in enumerate(parts)
+        )
 
     def _write_literal(self, text: str) -> str:
         parts = [self._spelled(part) for part in text.split(CALL_ID_PLACEHOLDER)]
