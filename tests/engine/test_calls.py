@@ -518,7 +518,7 @@ def write_optional(form: CallFormat) -> str:
             quoted = [
                 f'{k}:<|"|>{v}<|"|>' if isinstance(v, str) else f"{k}:{v}" for k, v in entries
             ]
-            return f"<|tool_call>call:get{{{','.join(quoted)}}}<tool_call|>".replace("None", "null")
+            return f"<|tool_call>call:get{{{','.join(quoted)}}}<tool_call|>"
         case "python":
             return (
                 f"{form.opens[0]}[get({', '.join(f'{k}={v!r}' for k, v in entries)})]{form.close}"

@@ -513,7 +513,10 @@ class GemmaValues(_Values):
         if kind in _SCALARS:
             _require_known_keywords(schema, _NUMBER)
             bounded = with_bounded_numbers(schema)
-            return self._add_rule(_json({**bounded, "x-guidance": {"whitespace_flexible": False}}))
+            ways = [_json({**bounded, "x-guidance": {"whitespace_flexible": False}})]
+            if kind == "null":  # as the template writes it inside of lists and objects
+                ways.append(_PYTHON_CONSTANTS[kind])
+            return self._add_rule(" | ".join(ways))
         raise Unwritable
 
     def _text(self, schema: Schema) -> str:
