@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jsonschema_rs
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -663,6 +664,24 @@ def test_forced_parts_of_a_call_are_drafted_by_the_grammar(caller: Running) -> N
     assert speculation.kind == "grammar"
     assert speculation.accepted == speculation.drafted > 60
     assert speculation.rounds < 40
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_engine_writes_a_required_call_in_every_notation(caller: Running, name: str) -> None:
+    form = FORMATS[name]
+    if form.thoughts:  # thoughts of this model would not end
+        form = msgspec.structs.replace(form, thoughts=())
+    tool_set = ToolSet(form, {"get": SMALL["get"]}, required=True, parallel=False)
+    answer = caller.ask("x", 400, GREEDY, drafting(8, "auto"), tools=tool_set)
+    assert answer.done.finish_reason == "stop"
+    calls, content = read_calls(
+        msgspec.structs.replace(tool_set, format=FORMATS[name]),
+        answer.text,
+        end_of_prompt(FORMATS[name]),
+    )
+    assert not content.strip()
+    assert [called for called, _ in calls] == ["get"]
+    validate_calls(tool_set, calls)
 
 
 # Probabilities of the first token, and of the token after a "b", by the target and by the draft.
