@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import jsonschema_rs
 import openai
 import pytest
 
+from benchmarks.synthetic import target_cycle, write_model
 from localspec.daemon.completion import tools
 from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.dialect import read_family
@@ -40,6 +42,7 @@ from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
 from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB
 
 KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -300,3 +303,59 @@ def test_logprobs_come_with_the_text_and_without_it(client: openai.OpenAI) -> No
         for entry in chunk.choices[0].logprobs.content or []
     ]
     assert "".join(entries) == "<think>a</think>bcd"
+
+
+# ------------------------------------------------------------------ through an engine
+
+BOOKING = {
+    "type": "object",
+    "properties": {"seats": {"enum": [1, 22]}, "day": {"enum": ["2026-05-01", "any"]}},
+    "required": ["seats", "day"],
+}
+# Models whose answers are messages, sections or notations that no other model has.
+SPOKEN = [
+    "channels",
+    "recipients",
+    "xml_sections",
+    "headers_recipients",
+    "chatml_python_calls",
+    "elements",
+]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Home]:
+    with temporary_home() as home:
+        daemon = RunningDaemon(home)
+        for name in SPOKEN:
+            file = home.root / f"{name}.gguf"
+            cycle = target_cycle(N_VOCAB)
+            write_model(file, CONTEXT_SHAPE, cycle, template=templates.template(name))
+            added = home.request("POST", "/localspec/pairs", {"name": name, "target": str(file)})
+            assert added.status == 201, added.body
+        yield home
+        daemon.stop()
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_required_call_of_a_real_engine_obeys_its_schema(served: Home, name: str) -> None:
+    book = {"type": "function", "function": {"name": "book", "parameters": BOOKING}}
+    body: dict[str, Any] = {
+        "model": name,
+        "messages": [{"role": "user", "content": "Two seats, please."}],
+        "tools": [book, NOW],
+        "tool_choice": {"type": "function", "function": {"name": "book"}},
+        "temperature": 0,
+        "max_tokens": 500,
+        # A message of thoughts may come first, and this model would not end it.
+        "logit_bias": {"a": -100, "s": -100},
+        "reasoning_budget_tokens": 8,
+    }
+    answer = served.request("POST", "/v1/chat/completions", body)
+    assert answer.status == 200, answer.body
+    choice = answer.json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls", choice
+    assert not choice["message"].get("content")
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "book"
+    jsonschema_rs.validate(BOOKING, json.loads(call["function"]["arguments"]))
