@@ -34,7 +34,7 @@ def template(calls: str) -> str:
 LOOP = "{% for c in m.tool_calls %}"
 TAGS = "{% for k, v in c.function.arguments.items() %}"
 VALUE = "{{ v if v is string else v | tojson }}"
-LEARNABLE = {  # as GLM, DeepSeek, Cohere, Kimi, Apertus, MiniCPM and Functionary have them, or nearly
+LEARNABLE = {  # as GLM, DeepSeek, Cohere, Kimi, Apertus, MiniCPM, GigaChat and others have them, or nearly
     "keys": f"{LOOP}\n<tool_call>{{{{ c.function.name }}}}\n{TAGS}<arg_key>{{{{ k }}}}</arg_key>\n"
     f"<arg_value>{VALUE}</arg_value>\n{{% endfor %}}</tool_call>{{% endfor %}}<|end|>",
     "kinds": f'\n\n<｜X｜calls>\n{LOOP}<｜X｜invoke name="{{{{ c.function.name }}}}">\n{TAGS}'
@@ -52,6 +52,8 @@ LEARNABLE = {  # as GLM, DeepSeek, Cohere, Kimi, Apertus, MiniCPM and Functionar
     "quoted as in XML": f'{LOOP}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
     "{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}"
     f"{VALUE}{{% endif %}}</param>{{% endfor %}}</function>\n{{% endfor %}}<|end|>",
+    "role": f'{LOOP}<|end|>\n\ncaller<|says|>\n{{"name": "{{{{ c.function.name }}}}", "arguments": '
+    "{{ c.function.arguments | tojson }}}{% endfor %}<|end|>",
     "JSON in text": f"{LOOP}<act>{{{{ c.function.name }}}}\n{{{{ c.function.arguments + '' }}}}</act>"
     "{% endfor %}<|end|>",
 }
