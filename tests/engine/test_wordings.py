@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -14,8 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.daemon.completion.parser import AnswerParser
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest, TemplateFailed
+from localspec.protocol.call_readers import Arguments, Call
+from localspec.protocol.calls import LFM2
 from localspec.protocol.frames import ChatPrompt, Message
 from tests.support import templates
 
@@ -356,3 +360,28 @@ def test_second_chat_of_the_same_shape_is_rendered_once() -> None:
         assert len(texts) == 3
     finally:
         renderer.close()
+
+
+def test_calls_of_lfm2_are_written_into_the_text_in_their_own_notation() -> None:
+    """Its templates write texts alone, and results in a role of their own."""
+    marker = "{% if tools %}List of tools: [{{ tools | tojson }}]{% endif %}"
+    renderer = TemplateRenderer(marker + TURN + GENERATION_PROMPT, "<s>", "</s>")
+    arguments = {"note": 'it\'s "é"\n', "on": True, "more": {"a": [None, 2]}}
+    calls = [{"id": "c1", "function": {"name": "led", "arguments": arguments}}]
+    messages = [
+        Message("user", "Do it."),
+        Message("assistant", "Well.", {"tool_calls": [*calls, *calls]}),
+        Message("tool", "done", {"tool_call_id": "c1"}),
+    ]
+    tools = [{"type": "function", "function": {"name": "led", "parameters": {}}}]
+    try:
+        text = renderer.render(ChatPrompt(messages, tools=tools))
+    finally:
+        renderer.close()
+    assert "<tool>done</tool>" in text
+    answer = text.partition("<assistant>Well.")[2].partition("</assistant>")[0]
+    parser = AnswerParser(LFM2, {"led": {}})
+    pieces = [*parser.feed(answer), *parser.finish()]
+    assert [piece.name for piece in pieces if isinstance(piece, Call)] == ["led", "led"]
+    written = [piece.text for piece in pieces if isinstance(piece, Arguments)]
+    assert [json.loads(text) for text in written] == [arguments, arguments]

@@ -88,7 +88,7 @@ class TemplateRenderer:
             text = self._skeleton(json.dumps(self._variables(prompt, wording)))
             return text
 
-        messages = find_wording(messages, skeleton)
+        messages = find_wording(messages, skeleton, self.dialect.calls)
         _check_tools(prompt.tools or [], text)
         if prompt.continued:
             return self._continued(prompt, messages)

@@ -17,7 +17,13 @@ from typing import Any
 
 from localspec.engine.prompt.template_process import TemplateRaised
 from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
-from localspec.protocol.calls import append_calls, format_tool_result
+from localspec.protocol.calls import (
+    EXPLAINED,
+    CallFormat,
+    append_calls,
+    append_python_calls,
+    format_tool_result,
+)
 from localspec.protocol.dialect import MessageForms
 
 Messages = list[dict[str, Any]]
@@ -25,8 +31,12 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _MAX_NAMED_ROLES = 12  # Roles that an error names; a conversation may have thousands of messages.
 
 
-def find_wording(messages: Messages, render: Callable[[Messages], str]) -> Messages:
+def find_wording(
+    messages: Messages, render: Callable[[Messages], str], form: CallFormat = EXPLAINED
+) -> Messages:
     """Return the first wording of `messages` that `render` renders without loss, usually the original.
+
+    form: how the model writes calls.
 
     Raises:
         InvalidRequest: every wording loses a message; the error names its role.
@@ -35,7 +45,7 @@ def find_wording(messages: Messages, render: Callable[[Messages], str]) -> Messa
     first: LocalspecError | None = None
     problem: LocalspecError | None
     tried: list[Messages] = []
-    for wording in _wordings(messages):
+    for wording in _wordings(messages, form):
         if wording in tried:
             continue
         tried.append(wording)
@@ -54,12 +64,12 @@ def find_wording(messages: Messages, render: Callable[[Messages], str]) -> Messa
     raise first
 
 
-def _wordings(messages: Messages) -> Iterator[Messages]:
+def _wordings(messages: Messages, form: CallFormat) -> Iterator[Messages]:
     """Yield all wordings of a conversation, the original first."""
-    for wording in _reword_calls(messages):
+    for wording in _reword_calls(messages, form):
         yield from _reword_system(wording)
     # Some templates reject chats whose turns do not alternate.
-    for wording in _reword_calls(messages):
+    for wording in _reword_calls(messages, form):
         yield from map(_join_alternating, _reword_system(wording))
 
 
@@ -140,7 +150,7 @@ def _with_text(message: dict[str, Any], *texts: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------ calls
 
 
-def _reword_calls(messages: Messages) -> Iterator[Messages]:
+def _reword_calls(messages: Messages, form: CallFormat) -> Iterator[Messages]:
     """Yield `messages`, then wordings of their calls that other templates need, and at last as text."""
     yield messages
     if not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
@@ -151,6 +161,8 @@ def _reword_calls(messages: Messages) -> Iterator[Messages]:
     wordings = [messages, separate, _split_calls(messages), _split_calls(separate)]
     yield from wordings[1:]
     yield from map(_with_short_ids, wordings)
+    if form.kind == "python":
+        yield _with_python_calls(messages, form)
     yield _as_text(messages)
 
 
@@ -207,6 +219,19 @@ def _short_id(name: Any) -> str:
     text = str(name)
     is_short = len(text) == 9 and text.isascii() and text.isalnum()
     return text if is_short else hashlib.sha256(text.encode()).hexdigest()[:9]
+
+
+def _with_python_calls(messages: Messages, form: CallFormat) -> Messages:
+    """Write calls into the texts of their messages, where templates of LFM2 expect them."""
+    return [
+        {
+            **{key: value for key, value in message.items() if key != "tool_calls"},
+            "content": append_python_calls(message["content"], message["tool_calls"], form),
+        }
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
 
 
 def _as_text(messages: Messages) -> Messages:
