@@ -83,6 +83,8 @@ class DialectCalls(CallReader):
     def feed(self, text: str) -> ReadResult:
         self.raw += text
         pieces: list[CallPiece] = []
+        if self._state == "parameters" and self._form.elements and ">" not in text:
+            return [], ""  # A long element is read only where its last tag may have come.
         self._read(pieces, final=False)
         if not (self.is_finished or self.is_broken):
             return pieces, ""

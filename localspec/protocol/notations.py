@@ -324,6 +324,7 @@ class _LooseValues:
 
 # ---------------------------------------------------------------- LFM2
 
+_BLANKS = re.compile(r"\s*")
 _CALL_HEAD = re.compile(r"[\s,]*([\w.-]+)\s*\(", re.ASCII)
 _KEYWORD = re.compile(r"([^\s=,()\[\]{}\"']+)\s*=|\*\*")
 # A text in double quotes, which JSON escapes. In single quotes, templates escape nothing: a quote within the
@@ -343,13 +344,20 @@ class PythonCalls(CallReader):
         self._at = 0  # how much of `raw` is read
         self._calls = 0
         self._written = 0  # number of arguments read so far
+        self._quote = ""  # the quote before a string that is not complete
+        self._may_be_closed = False  # whether the text so far ends with that quote
 
     def feed(self, text: str) -> ReadResult:
         self.raw += text
         pieces: list[CallPiece] = []
-        can_continue = True
+        # A long argument is searched for its end only where that may have come.
+        ends = (self._quote,) if self._quote else (",", ")")
+        can_continue = self._state != "arguments" or self._may_be_closed
+        can_continue = can_continue or any(end in text for end in ends)
         while can_continue and not (self.is_finished or self.is_broken):
-            at = self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
+            blanks = _BLANKS.match(self.raw, self._at)
+            assert blanks is not None  # the expression also matches an empty text
+            at = blanks.end()
             if at == len(self.raw):
                 break
             match self._state:
@@ -398,7 +406,9 @@ class PythonCalls(CallReader):
             self._at, self._state = at + 1, "behind"
             return True
         start = keyword.end() if (keyword := _KEYWORD.match(self.raw, at)) else at
-        end = _python_value_end(self.raw, start)
+        end, self._quote = _python_value_end(self.raw, start)
+        # What follows a quote decides whether it closes the string.
+        self._may_be_closed = bool(self._quote) and self.raw.rstrip().endswith(self._quote)
         if end < 0:
             return False
         try:
@@ -427,19 +437,24 @@ class PythonCalls(CallReader):
             self._fail()
 
 
-def _python_value_end(text: str, at: int) -> int:
-    """Return where the value at `at` ends, before a comma or a bracket; -1 if that has not come yet."""
+def _python_value_end(text: str, at: int) -> tuple[int, str]:
+    """Return where the value at `at` ends, before a comma or a bracket.
+
+    If that has not come yet, return -1, and the quote of a string that is not complete.
+    """
     depth = 0
-    while 0 <= at < len(text):
+    while at < len(text):
         char = text[at]
         if char in "\"'":
             at = _string_end(text, at)
+            if at < 0:
+                return -1, char
             continue
         if char in ",)]}" and not depth:
-            return at
+            return at, ""
         depth += (char in "([{") - (char in ")]}")
         at += 1
-    return -1
+    return -1, ""
 
 
 def _string_end(text: str, at: int) -> int:
