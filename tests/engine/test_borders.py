@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.cache.slot import (
+    MAX_MARKS,
     MIN_TOKENS,
     OPENING_TOKENS,
+    PLACE_GROWTH,
     choose_positions,
     choose_removable,
 )
@@ -23,22 +25,45 @@ from tests.support.running import Running
 MARK = 0  # a control token of these texts
 
 
+def is_mark(token: int) -> bool:
+    return token == MARK
+
+
 def make_text(messages: list[int]) -> list[int]:
     """Return messages of these lengths, each after two control tokens."""
     return [token for length in messages for token in (MARK, 1, MARK, *[2] * length)]
 
 
-@given(st.lists(st.integers(1, 900), min_size=1, max_size=12), st.integers(0, 300))
-def test_edit_reads_at_most_four_times_the_minimum(lengths: list[int], start: int) -> None:
+chats = st.lists(st.integers(1, 900), min_size=1, max_size=12)
+
+
+@given(chats, st.integers(0, 300))
+def test_edit_has_little_read_in_vain(lengths: list[int], start: int) -> None:
     tokens = make_text(lengths)
     start = min(start, len(tokens) - 1)
-    positions = choose_positions(tokens, lambda token: token == MARK, start)
+    positions = choose_positions(tokens, is_mark, start, MAX_MARKS)
     end = len(tokens) - OPENING_TOKENS
     assert positions == sorted(set(positions))
     assert all(start < at <= end for at in positions)
     for edit in range(start, end, 7):
         back = max((at for at in (start, *positions) if at <= edit), default=0)
-        assert end - back <= 4 * (end - edit) + 2 * MIN_TOKENS
+        # Where a border lies between two places at growing distances, it stands for both of them.
+        assert end - back <= PLACE_GROWTH**2 * (end - edit) + 3 * MIN_TOKENS
+
+
+@given(chats, st.integers(1, 20), st.lists(st.integers(1, 2000), max_size=3))
+def test_few_positions_are_those_that_matter(
+    lengths: list[int], count: int, forks: list[int]
+) -> None:
+    tokens = make_text(lengths)
+    end = len(tokens) - OPENING_TOKENS
+    forks = [fork for fork in forks if fork <= end]
+    positions = choose_positions(tokens, is_mark, 0, count, forks)
+    assert len(positions) <= count
+    if positions:
+        assert positions[-1] == end
+    if count >= len(set(forks)) + 2:
+        assert set(forks) <= set(positions)
 
 
 @given(st.lists(st.integers(1, 900), min_size=3, max_size=12), st.integers(2, 9))
@@ -48,6 +73,15 @@ def test_first_and_last_positions_are_never_removed(gaps: list[int], most: int) 
     while len(positions) > most:
         del positions[choose_removable(positions)]
     assert (positions[0], positions[-1]) == (first, last)
+
+
+@given(st.lists(st.integers(1, 900), min_size=4, max_size=12), st.data())
+def test_forks_are_removed_last(gaps: list[int], data: st.DataObject) -> None:
+    positions = [sum(gaps[: at + 1]) for at in range(len(gaps))]
+    fork = data.draw(st.sampled_from(positions[1:-1]))
+    while len(positions) > 3:
+        del positions[choose_removable(positions, [fork])]
+    assert fork in positions
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "lfm2"])

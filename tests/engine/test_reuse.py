@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.synthetic_heads import Architecture
-from localspec.engine.cache.slot import OPENING_TOKENS
+from localspec.engine.cache.slot import OPENING_TOKENS, TargetMemory
 from localspec.engine.cache.slots import SlotRequest, Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.protocol.frames import Failed, PairFiles, Sampling
@@ -263,6 +263,7 @@ def test_reuse_of_an_overwritten_window_is_detected(
     architecture: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above: the positions that llama.cpp still holds are ignored."""
+    monkeypatch.setattr(TargetMemory, "pin", lambda _self, _slot: None)
     monkeypatch.setattr(Model, "min_continuable_length", lambda _self, _first: 0)
     files = write_noisy_pair(architecture, models)
     assert measure_worst(files, tmp_path, max(STEPS, 60)) > 1
@@ -279,27 +280,50 @@ def draw_tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(N_VOCAB - 8) for _ in range(count)]
 
 
+@pytest.mark.parametrize("pinned", [True, False])
 def test_text_is_continued_only_where_its_window_is_intact(
-    load: Callable[..., Running], windowed: PairFiles
+    load: Callable[..., Running],
+    windowed: PairFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    pinned: bool,
 ) -> None:
-    """Another text takes the oldest cells of an idle slot, although the slot counts them as read."""
+    """Another text would take the oldest cells of an idle slot, although the slot counts them as read."""
+    if not pinned:
+        monkeypatch.setattr(TargetMemory, "pin", lambda _self, _slot: None)
     engine = load(windowed, parallel=2)
     context = engine.pair.shared.context
-    for length, reused in ((200, 200), (120, 120), (60, 0)):
+    for length, reused in ((200, 200), (120, 120), (60, 60 if pinned else 0)):
         engine.forget()
         engine.ask(draw_tokens(1, 100), 1)
         engine.ask(draw_tokens(2, 200), 1)
-        # It takes the slot of the first text, and fifty cells of the second.
+        # It takes the slot of the first text, and fifty cells of the second where they are not kept.
         engine.ask(draw_tokens(3, 150), 1)
         first = next(
             context.first_position(s.id) for s in engine.pair.shared.slots if s.n_past == 200
         )
-        assert 60 - WINDOW < first <= 120 - WINDOW
+        assert first == 0 if pinned else 60 - WINDOW < first <= 120 - WINDOW
         prompt = [*draw_tokens(2, 200)[:length], 7, 8]
         answer = engine.ask(prompt, 8)
         assert answer.done.timings.cache_n == reused
         anew = engine.ask(prompt, 8, cache_prompt=False).tokens
         assert_alike(windowed.target, prompt, answer.tokens, anew)
+
+
+def test_idle_windows_are_kept_while_cells_last(
+    load: Callable[..., Running], windowed: PairFiles
+) -> None:
+    """Where a text was cut, llama.cpp looks for cells from there on, where those of another text follow."""
+    engine, fresh = load(windowed, parallel=4, n_ctx=1024), load(windowed, parallel=1)
+    texts = [draw_tokens(seed, 150) for seed in range(3)]
+    for text in texts:
+        engine.ask(text, 1)
+    for turn in range(3):
+        for at, text in enumerate(texts):
+            changed = [*text[: 100 - 20 * turn], *draw_tokens(10 * turn + at, 60)]
+            answer = engine.ask(changed, 4)
+            assert answer.done.timings.cache_n == 100 - 20 * turn
+            anew = fresh.ask(changed, 4, cache_prompt=False).tokens
+            assert_alike(windowed.target, changed, answer.tokens, anew)
 
 
 def test_exact_answers_with_a_window_stay_exact_after_other_texts(

@@ -6,7 +6,7 @@ there. A recurrent state cannot be cut, so copies of it ("marks") are kept on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,14 +16,19 @@ from localspec.engine.llama import Context, State, States
 from localspec.protocol.frames import CacheSource
 
 # ------------------------------------------------------------------------ borders
-# Which places of a prompt are worth going back to, in a memory that cannot be cut: where messages begin.
+# Which places of a prompt are worth going back to, in a memory that cannot be cut: where messages begin, and
+# where two texts were seen to part.
 #
-# A prompt that changes some tokens before its end has at least those read again. With places at two to four
-# times the distance of the next one, counted from the end, less than four times as many are read.
+# Agents send a conversation again with a change in the middle: a reminder that moved, old messages replaced by
+# a summary, other tools. What stands before the last place ahead of the change need not be read again.
 
 
 # Shorter texts are read again within one or two passes.
 MIN_TOKENS = 64
+# Places in a long message are at distances from the end that grow by this factor, so that a change there has
+# at most an eighth of the tokens behind it read in vain, besides MIN_TOKENS. Each place costs a copy of the
+# state, and a pass that ends there.
+PLACE_GROWTH = 1.125
 # The next turn of a chat shares the prompt except for its last tokens. They open an answer, or hold empty
 # thoughts that templates drop later ("<think>\n\n</think>\n\n" is four tokens).
 OPENING_TOKENS = 4
@@ -42,34 +47,46 @@ def find_borders(tokens: Sequence[int], is_control: Callable[[int], bool], start
 
 
 def choose_positions(
-    tokens: Sequence[int], is_control: Callable[[int], bool], start: int
+    tokens: Sequence[int],
+    is_control: Callable[[int], bool],
+    start: int,
+    count: int,
+    forks: Collection[int] = (),
 ) -> list[int]:
-    """Return the positions of a prompt at which its state is worth saving; `start` tokens are read."""
+    """Return at most `count` positions of a prompt at which its state is worth saving.
+
+    The first `start` tokens are read. forks: positions at which another text was seen to go on differently.
+    """
     end = len(tokens) - OPENING_TOKENS
-    candidates = [
-        position
-        for position in find_borders(tokens, is_control, start)
-        if position - start >= MIN_TOKENS
-    ]
-    chosen = {end, *candidates[:1]}
+    borders: list[int] = []
+    for position in find_borders(tokens, is_control, start):
+        previous = borders[-1] if borders else start
+        if position - previous >= MIN_TOKENS and position <= end:
+            borders.append(position)
+    positions = {end, *borders, *forks}
     distance = MIN_TOKENS
     while end - distance - start >= MIN_TOKENS:
-        in_range = [
-            position for position in candidates if distance <= end - position < 2 * distance
-        ]
-        place = max(in_range, default=end - distance)
-        chosen.add(place)
-        distance = 2 * (end - place)
-    return sorted(position for position in chosen if position > start)
+        farther = max(int(distance * PLACE_GROWTH), distance + MIN_TOKENS)
+        # Within a long message there is no border, but an edit may be there.
+        if not any(end - farther < border <= end - distance for border in borders):
+            positions.add(end - distance)
+        distance = farther
+    chosen = sorted(position for position in positions if start < position <= end)
+    while len(chosen) > max(count, 1):
+        del chosen[choose_removable(chosen, forks)]
+    return chosen
 
 
-def choose_removable(positions: Sequence[int]) -> int:
+def choose_removable(positions: Sequence[int], forks: Collection[int] = ()) -> int:
     """Return the index of the position to give up.
 
-    Never the last, and the first, which ends the instructions, only if nothing else is left.
+    Never the last; a fork only if nothing else is left between the first and the last; and the first, which
+    ends the instructions, only if there is no other.
     """
     end, previous = positions[-1] + MIN_TOKENS, (0, *positions)
-    removable = range(1, len(positions) - 1) or range(1)  # of two or one, the first
+    between = range(1, len(positions) - 1)
+    removable: Sequence[int] = [index for index in between if positions[index] not in forks]
+    removable = removable or between or range(1)  # of two or one, the first
     return min(removable, key=lambda index: (end - previous[index]) / (end - positions[index]))
 
 
@@ -153,8 +170,9 @@ class HiddenStates:
 # ------------------------------------------------------------------------ slot
 
 
-# Per slot. The marks of all slots take at most a quarter of the memory for prefixes.
-MAX_MARKS = 10
+# Per slot. The marks of all slots take at most a quarter of the memory for prefixes, which holds far fewer of
+# a large model's states.
+MAX_MARKS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,6 +181,7 @@ class Mark:
 
     tokens: int
     state: State
+    is_fork: bool = False  # another text was seen to go on differently from here
 
 
 def count_usable(shared: int, min_length: int, marks: Iterable[int]) -> int:
@@ -188,10 +207,14 @@ class Slot:
     n_past_draft: int = 0
     marks: list[Mark] = field(default_factory=list)  # places to go back to where it cannot be cut
     turns: list[int] = field(default_factory=list)  # positions where a mark may be worth its copy
+    forks: set[int] = field(default_factory=set)  # those of `turns` at which another text parted
     # A draft's recurrent state and its number of tokens.
     draft_mark: tuple[int, State] | None = None
     hidden: HiddenStates | None = None  # the target's hidden states, if it has MTP heads
     snapshots: int = 0  # the position of the first snapshot that the target's last pass has left
+    pinned: int = (
+        0  # tokens whose cells a sequence without passes shares, so that they are not reused
+    )
     busy: bool = False
     last_used: int = 0
     idle_cost_ms: float = 0.0  # what its cells have cost other requests since it became idle
@@ -264,12 +287,19 @@ class TargetMemory:
         worth: Callable[[int, int], bool],
         mark_bytes: int,
         slots: Sequence[Slot],
+        first_pin: int | None = None,
     ) -> None:
+        """Manage the target's memory of `slots`.
+
+        first_pin: the first of as many sequences, in which no pass takes place; see `pin`.
+        """
         self._context = context
+        self._first_pin = first_pin
         self._is_worth_copy = worth
         self._mark_bytes = mark_bytes
         self._slots = slots
         self._cuttable = context.model.cuttable
+        self._state_bytes = 0  # size of the last mark
 
     def min_length(self, slot: Slot) -> int:
         """Return the fewest tokens that a slot can be cut to."""
@@ -286,18 +316,36 @@ class TargetMemory:
             min_length if not window or slot.n_past <= window else max(min_length, slot.n_past - 1)
         )
 
+    def pin(self, slot: Slot) -> None:
+        """Keep the cells of what a slot has read, also those that its window has left behind.
+
+        llama.cpp gives such cells to whichever sequence is read next, even while others are free. Then an
+        idle text could only be continued at its end. Cells that two sequences share are not given away.
+        """
+        if self._first_pin is not None and slot.n_past > slot.pinned:
+            self._context.copy(slot.id, self._first_pin + slot.id, slot.n_past, start=slot.pinned)
+            slot.pinned = slot.n_past
+
+    def unpin(self, slot: Slot, length: int) -> None:
+        """Release the cells behind the first `length` tokens."""
+        if self._first_pin is not None and slot.pinned > length:
+            self._context.remove(self._first_pin + slot.id, length)
+            slot.pinned = length
+
     def cut(self, slot: Slot, length: int) -> int:
         """Cut a slot to `length` tokens, or to the last mark before. Return how many, 0 if none is left."""
         # Tokens that a pass read beyond `n_past` took no cell that the text up to there needs.
         is_read_ahead = self._cuttable and length >= slot.n_past
         is_reachable = is_read_ahead or length >= self.min_length(slot)
         if is_reachable and self._context.remove(slot.id, length):
+            self.unpin(slot, length)
             slot.snapshots = length  # each snapshot can be used once
             return length
         return self.back_to_mark(slot, length)
 
     def back_to_mark(self, slot: Slot, length: int) -> int:
         """Go back to the last mark within `length` tokens. Return its position, 0 if there is none."""
+        self.unpin(slot, 0)  # the mark brings its own cells
         for mark in reversed(slot.marks):
             if mark.tokens <= length and self._context.restore(slot.id, mark.state, partial=True):
                 if not self._context.remove(slot.id, mark.tokens):
@@ -305,6 +353,11 @@ class TargetMemory:
                 slot.snapshots = mark.tokens
                 return mark.tokens
         return 0
+
+    @property
+    def max_marks(self) -> int:
+        """The most marks that a slot can have, as far as the size of a state is known."""
+        return min(MAX_MARKS, self._mark_bytes // max(self._state_bytes, 1))
 
     def limit_prefill(self, slot: Slot, count: int) -> int:
         """Return how many of the next `count` prompt tokens one pass may read; call it before each pass.
@@ -314,47 +367,52 @@ class TargetMemory:
         if not self._loses_history(slot) or self._mark_bytes <= 0:
             return count
         if slot.n_past in slot.turns:
-            self.mark(slot)
-        min_position = max(slot.n_past + 1, slot.last_mark + MIN_TOKENS)
-        return min([count, *(turn - slot.n_past for turn in slot.turns if turn >= min_position)])
+            self.mark(slot, is_place=True)
+        return min([count, *(turn - slot.n_past for turn in slot.turns if turn > slot.n_past)])
 
     def _loses_history(self, slot: Slot) -> bool:
         """Whether the growing text loses what a cut would need, as a window does once it has moved on."""
         return not self._cuttable or self._context.first_position(slot.id) > 0
 
-    def mark(self, slot: Slot) -> None:
-        """Mark the present state if it cannot be cut to later and is worth its copy."""
+    def mark(self, slot: Slot, *, is_place: bool = False) -> None:
+        """Mark the present state if it cannot be cut to later and is worth its copy.
+
+        is_place: the next request may well go back here, so a mark a few tokens before does not do.
+        """
         if not self._loses_history(slot) or slot.n_past <= slot.last_mark:
             return
         if self._context.length(slot.id) != slot.n_past:
             return  # a failed pass may have left more
         size = self._context.state_size(slot.id, partial=True)
-        if size <= self._mark_bytes and self._is_worth_copy(slot.n_past - slot.last_mark, size):
+        n_saved = max(slot.n_past - slot.last_mark, MIN_TOKENS * is_place)
+        if size <= self._mark_bytes and self._is_worth_copy(n_saved, size):
             self._add_mark(slot, slot.n_past)
 
     def mark_turns(self, slot: Slot, n_left: int) -> None:
         """Mark the turns of a text with a sliding window before it leaves its slot.
 
-        A copy will hold only the last window. So the memory is cut to the beginning and end of one turn
-        after another, and marked while that is the last.
+        A copy will hold only the last window. So the memory is cut to one turn after another, from the last
+        to the first, and marked there.
         """
         if not self._cuttable or not self._context.model.n_swa or not self._mark_bytes:
             return
-        min_position, next_mark = max(self.min_length(slot), n_left, 1), slot.n_past + MIN_TOKENS
-        for turn in sorted(set(slot.turns), reverse=True):
-            is_far_enough = min_position <= turn < slot.n_past and next_mark - turn >= MIN_TOKENS
-            if is_far_enough and self._context.remove(slot.id, turn):
-                size = self._context.state_size(slot.id, partial=True)
-                if size <= self._mark_bytes and self._is_worth_copy(turn, size):
-                    self._add_mark(slot, turn)
-                    next_mark = turn
+        min_position = max(self.min_length(slot), n_left, 1)
+        turns = sorted({turn for turn in slot.turns if min_position <= turn < slot.n_past})
+        for turn in reversed(_thin_out(turns, slot)):
+            if not self._context.remove(slot.id, turn):
+                continue
+            size = self._context.state_size(slot.id, partial=True)
+            if size <= self._mark_bytes and self._is_worth_copy(turn, size):
+                self._add_mark(slot, turn)
 
     def _add_mark(self, slot: Slot, tokens: int) -> None:
         marks = {mark.tokens: mark for mark in slot.marks}
-        marks[tokens] = Mark(tokens, self._context.save(slot.id, partial=True))
+        state = self._context.save(slot.id, partial=True)
+        self._state_bytes = state.nbytes
+        marks[tokens] = Mark(tokens, state, tokens in slot.forks)
         slot.marks = [marks[position] for position in sorted(marks)]
         if len(slot.marks) > MAX_MARKS:
-            del slot.marks[choose_removable(slot.mark_positions)]
+            _remove_mark(slot)
         while (
             sum(mark.state.nbytes for owner in self._slots for mark in owner.marks)
             > self._mark_bytes
@@ -362,8 +420,23 @@ class TargetMemory:
             candidates = [other for other in self._slots if len(other.marks) > (other is slot)]
             if not candidates:
                 break
-            richest = max(candidates, key=lambda s: (len(s.marks), not s.busy, -s.last_used))
-            del richest.marks[choose_removable(richest.mark_positions)]
+            _remove_mark(max(candidates, key=lambda s: (len(s.marks), not s.busy, -s.last_used)))
+
+
+def _remove_mark(slot: Slot) -> None:
+    forks = [mark.tokens for mark in slot.marks if mark.is_fork]
+    del slot.marks[choose_removable(slot.mark_positions, forks)]
+
+
+def _thin_out(turns: Sequence[int], slot: Slot) -> list[int]:
+    """Return those of a slot's turns that are forks or far enough from the one behind."""
+    chosen: list[int] = []
+    last = slot.n_past
+    for turn in reversed(turns):
+        if turn in slot.forks or last - turn >= MIN_TOKENS:
+            chosen.append(turn)
+            last = turn
+    return chosen[::-1]
 
 
 class DraftMemory:

@@ -13,6 +13,7 @@ from functools import partial
 from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, PrefixStore, common_prefix
 from localspec.engine.cache.slot import (
     MAX_MOVES,
+    MIN_TOKENS,
     DraftMemory,
     HiddenStates,
     MovableChunk,
@@ -124,13 +125,15 @@ class Slots:
         prefixes: PrefixStore | None = None,
         exact: bool = False,
         spare: int | None = None,
+        first_pin: int | None = None,
     ) -> None:
         """Make `count` slots.
 
         draft: the draft's context. One that borrows the target's cells has no memory of its own, and its
         sequence ids are the target's.
         prefixes: the store for texts that lose their slot. exact: these are the exact lane's slots.
-        spare: a sequence of the target that no slot uses.
+        spare: a sequence of the target that no slot uses. first_pin: the first of `count` more, which keep
+        the cells of a target with a sliding window.
         """
         self._target = target
         self._prefixes = prefixes
@@ -144,7 +147,9 @@ class Slots:
         if target.n_state:
             for slot in self._slots:
                 slot.hidden = HiddenStates(target.n_state, tail=borrows)
-        self._memory = TargetMemory(target, self._is_worth_saving, limit // 4, self._slots)
+        self._memory = TargetMemory(
+            target, self._is_worth_saving, limit // 4, self._slots, first_pin
+        )
         self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
         self._use_count = 0
@@ -185,6 +190,7 @@ class Slots:
             self._occupy(slot, prompt, n_kept, plan.chunks)
             self._save_costly_idle(prompt, n_kept, request.n_expected, (slot,))
             return slot
+        fork = self._find_fork(request)
         # This comes first, so that what is read or restored now gets the cells that become free.
         self._save_costly_idle(prompt, plan.n_offered, request.n_expected, (slot, source))
         n_restored = self._restore(slot, request, plan.n_offered)
@@ -192,7 +198,7 @@ class Slots:
             # The attempt to restore may have cost a slot its text.
             n_kept, n_offered = (self._usable(s, request) for s in (slot, source))
             n_kept = self._copy_from(slot, source, n_kept, n_offered)
-        self._occupy(slot, prompt, n_restored or n_kept)
+        self._occupy(slot, prompt, n_restored or n_kept, fork=fork)
         if not n_restored:
             slot.source = "slot" if slot.n_past else ""
         self._save_costly_idle(prompt, slot.n_past, request.n_expected, (slot,))
@@ -229,10 +235,32 @@ class Slots:
             slot.hidden.copy_from(source.hidden, n_offered)
         return n_offered
 
+    def _find_fork(self, request: SlotRequest) -> int:
+        """Return after how many tokens the most similar known text parts from a prompt.
+
+        Where two texts part, a third often does, as those of agents with the same instructions and tools.
+        """
+        if self.cuttable and not self._target.model.n_swa:
+            return 0  # every place can be gone back to
+        known: list[Sequence[int]] = [slot.cached for slot in self._slots]
+        known += [prefix.tokens for prefix in self._prefixes or () if prefix.exact == self._exact]
+        if request.saved is not None:
+            known.append(request.saved.tokens)
+        shared = max(common_prefix(tokens, request.prompt) for tokens in known)
+        return shared if shared >= MIN_TOKENS else 0
+
     def _occupy(
-        self, slot: Slot, prompt: list[int], n_kept: int, chunks: Sequence[MovableChunk] = ()
+        self,
+        slot: Slot,
+        prompt: list[int],
+        n_kept: int,
+        chunks: Sequence[MovableChunk] = (),
+        fork: int = 0,
     ) -> None:
-        """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens."""
+        """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens.
+
+        fork: where another text parts from the prompt; 0: nowhere.
+        """
         self._use_count += 1
         slot.busy, slot.last_used, n_moves = True, self._use_count, slot.moves
         slot.idle_cost_ms, slot.n_prompt = 0.0, len(prompt)
@@ -251,7 +279,15 @@ class Slots:
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
         if not self.cuttable or self._target.model.n_swa:
-            slot.turns += choose_positions(prompt, self._is_control, n_kept)
+            if fork > 0:
+                slot.forks.add(fork)
+            slot.turns += choose_positions(
+                prompt,
+                self._is_control,
+                n_kept,
+                self._memory.max_marks,
+                slot.forks,
+            )
         slot.n_past_draft = min(slot.n_past_draft, n_kept)
         slot.conversation = slot.volatile_from = None
 
@@ -454,12 +490,15 @@ class Slots:
             self._store_hidden(slot, count)
         slot.n_past += count
         slot.n_past = self._parking.attach(slot)
+        self._memory.pin(slot)
 
     def commit(self, slot: Slot, count: int) -> None:
         """Keep the first `count` tokens that a pass read, and remove the others from both memories."""
         self._store_hidden(slot, count)
         slot.n_past += count
         self.roll_back(slot, slot.n_past)
+        if slot.n_past - slot.pinned >= MIN_TOKENS:  # it takes time, so not with every pass
+            self._memory.pin(slot)
 
     def _store_hidden(self, slot: Slot, count: int) -> None:
         """Store the hidden states that the heads need of the first `count` tokens of the pass.
@@ -512,6 +551,7 @@ class Slots:
             slot.hidden.cut(length)
         slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
         slot.turns = [turn for turn in slot.turns if turn <= length]
+        slot.forks = {fork for fork in slot.forks if fork <= length}
         self.roll_back_draft(slot, min(slot.n_past_draft, length))
         return slot.n_past
 
@@ -525,6 +565,7 @@ class Slots:
         """Make a slot idle. What the target has read stays as a cache."""
         self._parking.drop(slot)
         slot.tokens = slot.tokens[: slot.n_past]
+        self._memory.pin(slot)
         slot.turns.append(slot.n_past)
         self._memory.mark(slot)
         slot.last_used = self._use_count = self._use_count + 1
@@ -548,12 +589,13 @@ class Slots:
         """Empty both memories of a slot; its text is read again."""
         self._parking.drop(slot)
         self._target.remove(slot.id, 0)
+        self._memory.unpin(slot, 0)
         self._draft_memory.empty(slot)
         slot.n_past = slot.n_past_draft = slot.shared = slot.moves = 0
         slot.draft_mark = slot.exact = None
         if slot.hidden is not None:
             slot.hidden.cut(0)
-        slot.marks, slot.turns = [], []
+        slot.marks, slot.turns, slot.forks = [], [], set()
 
     def clear(self, slot: Slot) -> None:
         """Empty both memories and the slot's text."""

@@ -422,8 +422,11 @@ def assemble_pair(
     earlier = Earlier(StoredProfile.of(profile.read()), contention.share)
     costs = measure_target(context, batch, earlier, job.turn)
     prefixes, sessions = make_prefixes(job, models, costs.table)
-    spare_sequence = models.parallel if _can_move(models.target) else None
-    slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare_sequence)
+    first_more = models.parallel if _count_more_sequences(models) else None
+    if models.target.n_swa:
+        slots = Slots(context, draft, 0, models.parallel, prefixes, first_pin=first_more)
+    else:
+        slots = Slots(context, draft, 0, models.parallel, prefixes, spare=first_more)
     exact = ExactMode(models, draft, costs.table, prefixes, earlier.stored.exact_width)
     drafting = DrafterAndCosts(None, None, no_draft)
     if draft is not None and no_rollback is None:
@@ -459,7 +462,7 @@ def make_target_context(models: PairModels) -> Context:
     """Make the context of the shared lane."""
     return models.make_context(
         models.target,
-        sequences=models.parallel + _can_move(models.target),
+        sequences=models.parallel + _count_more_sequences(models),
         outputs=models.parallel * (MAX_DEPTH + 1) + MAX_DRAFTS,
         chooses=True,
     )
@@ -680,6 +683,11 @@ def make_lane(
     )
 
 
-def _can_move(target: Model) -> bool:
-    """Whether the target gets one more sequence, with which its cached text is moved."""
-    return target.cuttable and not target.n_swa
+def _count_more_sequences(models: PairModels) -> int:
+    """Return the number of sequences of the target besides those of the slots.
+
+    One is for moving cached text. With a sliding window, one per slot keeps the cells behind the window.
+    """
+    if not models.target.cuttable:
+        return 0
+    return models.parallel if models.target.n_swa else 1
