@@ -51,34 +51,52 @@ actions = st.one_of(
 
 
 @given(st.lists(actions, max_size=40))
-def test_store_holds_the_last_used_within_its_limit(
+def test_store_keeps_within_its_limit_what_saves_most(
     operations: list[tuple[str, list[int], int]],
 ) -> None:
-    """The store agrees with a model: a list in order of use, cut from the front."""
+    """Nothing is lost unreported, and nothing goes while something that saves less per byte stays."""
     dropped: list[Prefix] = []
     store = make_store(dropped=dropped)
-    model: list[Prefix] = []
-    dropped_by_model: list[Prefix] = []
+    given_prefixes: list[Prefix] = []
     for action, tokens, number in operations:
-        if action == "put":
-            new = make_prefix(tokens, number)
-            assert store.put(new) == (number <= LIMIT)
-            if number > LIMIT:
-                dropped_by_model.append(new)
-                continue
-            model.append(new)
-            while sum(entry.size for entry in model) > LIMIT:
-                dropped_by_model.append(model.pop(0))
-        elif store.touch_if_covered(tokens, exact=False):
-            used = next(
-                entry for entry in reversed(model) if list(entry.tokens[: len(tokens)]) == tokens
+        store.now += 1
+        if action == "find":
+            store.touch_if_covered(tokens, exact=False)
+            continue
+        new = make_prefix(tokens, number, used_at=store.now)
+        n_dropped = len(dropped)
+        is_kept = store.put(new)
+        given_prefixes.append(new)
+        assert is_kept == any(entry is new for entry in store)
+        held = [*store]
+        alone = make_store()
+        alone.now = store.now
+        # The last to go saves no more than each that stays, beside the same others.
+        for evicted in dropped[-1:] if len(dropped) > n_dropped and number <= LIMIT else []:
+            alone._entries = [*held, evicted]
+            assert all(
+                alone._expected_saving(evicted) <= alone._expected_saving(entry) for entry in held
             )
-            model = [entry for entry in model if entry is not used] + [used]
-        else:
-            assert all(list(entry.tokens[: len(tokens)]) != tokens for entry in model)
-    assert list(store) == model[::-1]
-    assert dropped == dropped_by_model
     assert store.size <= LIMIT
+    assert len(store) + len(dropped) == len(given_prefixes)
+
+
+def test_text_that_another_copy_holds_goes_first() -> None:
+    """An agent's helpers share instructions, so a copy of one saves little beside a copy of another."""
+    dropped: list[Prefix] = []
+    store = make_store(dropped=dropped)
+    store.now = 1
+    for tokens in ([1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [9, 8, 7, 6, 4]):
+        store.put(make_prefix(tokens, LIMIT * 2 // 5, used_at=1))
+    assert [list(entry.tokens) for entry in dropped] == [[9, 8, 7, 6, 5]]
+
+
+def test_text_that_was_not_requested_for_long_goes_first() -> None:
+    store = make_store()
+    for at in range(4):
+        store.now = at
+        store.put(make_prefix([at, at], LIMIT // 3, used_at=at))
+    assert [list(entry.tokens) for entry in store] == [[3, 3], [2, 2], [1, 1]]
 
 
 @given(st.lists(st.tuples(texts, st.integers(0, 8)), max_size=10), texts, st.integers(1, 3))
@@ -156,8 +174,8 @@ def test_restored_prefix_leaves_the_store_unless_much_remains() -> None:
     store.put(long)
     store.put(short)
     store.note_restored(long, 1)
-    assert list(store) == [long, short]
-    store.note_restored(long, 2)
+    assert [entry.tokens for entry in store] == [long.tokens, short.tokens]
+    store.note_restored(next(iter(store)), 2)
     assert list(store) == [short]
 
 

@@ -19,8 +19,8 @@ from localspec.protocol.frames import CacheSource
 # Which places of a prompt are worth going back to, in a memory that cannot be cut: where messages begin, and
 # where two texts were seen to part.
 #
-# Agents send a conversation again with a change in the middle: a reminder that moved, old messages replaced by
-# a summary, other tools. What stands before the last place ahead of the change need not be read again.
+# Agents send a conversation again with a change in the middle: a reminder that moved, a summary in place of
+# old messages, other tools. What stands before the last place ahead of the change need not be read again.
 
 
 # Shorter texts are read again within one or two passes.
@@ -217,6 +217,7 @@ class Slot:
     )
     busy: bool = False
     last_used: int = 0
+    requested_at: int = 0  # number of its last request, as the store of prefixes counts them
     idle_cost_ms: float = 0.0  # what its cells have cost other requests since it became idle
     shared: int = 0  # tokens whose cells other sequences may share: these are not moved
     exact: int | None = None  # tokens before the first that was moved; None: none was

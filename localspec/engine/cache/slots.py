@@ -268,6 +268,9 @@ class Slots:
             self._parking.park(slot, list(chunks))
         else:
             self._save_to_memory(slot, n_kept)
+        if self._prefixes is not None:
+            self._prefixes.now += 1
+            slot.requested_at = self._prefixes.now
         n_kept = self._cut(slot, n_kept)
         slot.tokens, slot.n_past = prompt, n_kept
         slot.moved = sum(chunk.length for chunk in chunks)
@@ -340,6 +343,7 @@ class Slots:
             slot.conversation,
             marks=tuple(slot.marks),
             editors=slot.volatile_from is not None,
+            used_at=slot.requested_at,
         )
         if self._prefixes is not None:
             self._prefixes.copy_cost.observe_copy(prefix.copied, spent * 1e3)
@@ -444,6 +448,7 @@ class Slots:
         slot.tokens, slot.n_past = list(prefix.tokens), len(prefix.tokens)
         slot.snapshots, slot.marks = slot.n_past, list(prefix.marks)
         slot.turns = [mark.tokens for mark in prefix.marks]
+        slot.forks = {mark.tokens for mark in prefix.marks if mark.is_fork}
         slot.n_past_draft = self._draft_memory.restore(slot, prefix.draft, prefix.n_draft)
         prefixes.copy_cost.observe_copy(prefix.copied, (time.perf_counter() - start) * 1e3)
         prefixes.note_restored(prefix, length)
