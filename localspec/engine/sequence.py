@@ -68,6 +68,19 @@ class TokenizedRequest:
         return len(self.tokens) + shared
 
 
+def _make_tally(tokenized: TokenizedRequest, slot: Slot) -> RequestStatistics:
+    """Return the counts of a request that has just got its slot."""
+    return RequestStatistics(
+        len(tokenized.tokens),
+        cached=slot.reused,
+        moved=slot.moved,
+        exact=slot.reused_exact,
+        known=slot.known,
+        loss=slot.loss,
+        trace=[] if tokenized.request.timings else None,
+    )
+
+
 class Sequence:
     """A request that has had a slot. `tokens` is the text so far: the prompt, then what was generated.
 
@@ -101,10 +114,7 @@ class Sequence:
         self.n_prompt = len(tokenized.tokens)
         self.n_prompt_tokens = tokenized.n_tokens
         self._pictures = tokenized.pictures
-        self.tally = RequestStatistics(
-            self.n_prompt, cached=slot.reused, moved=slot.moved, exact=slot.reused_exact
-        )
-        self.tally.trace = [] if tokenized.request.timings else None
+        self.tally = _make_tally(tokenized, slot)
         self.finished = False
         self.finish_reason = "stop"
         self.guard = tokenized.guard

@@ -6,8 +6,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from localspec.engine.speculation.step import SequenceStep
-from localspec.protocol.frames import Speculation, Timings, Verified
+from localspec.protocol.frames import CacheLoss, Speculation, Timings, Verified
 
 
 @dataclass(slots=True)
@@ -21,6 +23,8 @@ class RequestStatistics:
     cached: int = 0
     moved: int = 0  # tokens of `cached` that were moved from another place of the text
     exact: int = 0  # tokens of `cached` before the first one that was ever moved
+    known: int = 0  # tokens of the prompt with which an earlier text begins
+    loss: CacheLoss | None = None  # why some of them were read again
     drafted: int = 0
     accepted: int = 0
     produced: int = 0
@@ -94,6 +98,8 @@ class RequestStatistics:
             cache_n=self.cached,
             cache_shift_n=self.moved,
             cache_exact_n=self.exact,
+            cache_known_n=max(self.known, self.cached),
+            cache_loss=self.loss or msgspec.UNSET,
             prompt_n=n_read,
             prompt_ms=prompt_ms,
             prompt_per_token_ms=prompt_ms / max(n_read, 1),

@@ -439,6 +439,7 @@ class TokenLogprob(msgspec.Struct):
 
 CacheSource = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from
 CACHE_SOURCES: tuple[CacheSource, ...] = get_args(CacheSource)
+CacheLoss = Literal["evicted", "checkpoint"]  # why known tokens are not cached
 
 
 class Started(Frame, omit_defaults=True):
@@ -491,12 +492,16 @@ class Timings(msgspec.Struct):
     """llama-server's `timings`, with its names. Times are milliseconds; rates are tokens per second.
 
     As in llama-server, `predicted_ms` is the time from the first token to the last, and the rates
-    of predicted tokens do not include the first one. Two fields are extensions:
+    of predicted tokens do not include the first one. Four fields are extensions:
 
     - `cache_shift_n`: cached tokens that were moved in the cache for this request.
     - `cache_exact_n`: cached tokens before the first one that was moved, for this request or an
       earlier one. If it is less than `cache_n`, the answer is only close to what prefilling
       everything would give. It is left out if it is not known, as for another server.
+    - `cache_known_n`: tokens with which the prompt and a recent prompt and answer begin alike. What
+      follows is new, or stands behind a change.
+    - `cache_loss`: why less than that is cached. `evicted`: the earlier text had to make room.
+      `checkpoint`: the model's state could not go back so far. It is left out if (nearly) all is.
     """
 
     cache_n: int = 0
@@ -512,6 +517,8 @@ class Timings(msgspec.Struct):
     draft_n: int = 0
     draft_n_accepted: int = 0
     cache_exact_n: int | msgspec.UnsetType = msgspec.UNSET
+    cache_known_n: int | msgspec.UnsetType = msgspec.UNSET
+    cache_loss: CacheLoss | msgspec.UnsetType = msgspec.UNSET
 
 
 class CallPart(msgspec.Struct, omit_defaults=True):

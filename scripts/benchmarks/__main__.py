@@ -15,6 +15,7 @@ PARTS = {
     "device": "the depth policy on a GPU's recorded costs, without a GPU",
     "tasks": "tokens per second on a real model, of tasks like people's",
     "api": "several clients, long prompts, cancellation, beside llama-server",
+    "agents": "tokens read of coding agents' requests, by kind of model and event",
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
     "agreement": "whether `localspec bench` measures what the engine does by itself",
     "budget": "several pairs in memory that does not hold them all",

@@ -10,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.cache.slot import (
+    CHANGE_TOKENS,
+    MAX_CHANGES,
+    MAX_CHANGES_IN_PROMPT,
     MAX_MARKS,
     MIN_TOKENS,
     OPENING_TOKENS,
     PLACE_GROWTH,
+    Changes,
     choose_positions,
     choose_removable,
 )
@@ -111,3 +115,34 @@ def test_text_is_restored_at_the_message_that_changed(
         prompt = finished.all_tokens[: finished.done.prompt_tokens]
         anew = engine.ask(prompt, len(finished.tokens), cache_prompt=False).tokens
         assert_alike(path, prompt, finished.tokens, anew)
+
+
+words = st.lists(st.integers(0, 9), min_size=CHANGE_TOKENS, max_size=CHANGE_TOKENS)
+
+
+@given(
+    st.lists(st.integers(10, 90), max_size=60), st.lists(st.integers(10, 90), max_size=60), words
+)
+def test_what_was_changed_is_found_again(
+    before: list[int], after: list[int], reminder: list[int]
+) -> None:
+    changes = Changes()
+    assert changes.find([*before, *reminder, *after], 0) == []
+    changes.learn([1, 2, *reminder, 3], 2)
+    found = changes.find([*before, *reminder, *after], 0)
+    assert found == ([len(before)] if before else [])
+    assert changes.find([*before, *after], 0) == []
+    changes.learn([1, 2, *reminder[1:]], 2)  # too short to be known again
+    assert changes.find([*before, *after, *reminder[1:]], 0) == []
+
+
+@given(st.lists(st.integers(0, 400), min_size=2 * MAX_CHANGES, max_size=2 * MAX_CHANGES))
+def test_only_the_latest_changes_are_remembered(starts: list[int]) -> None:
+    changes = Changes()
+    for start in starts:
+        changes.learn([start, 1, 2, 3], 0)
+    latest = list(dict.fromkeys(reversed(starts)))[:MAX_CHANGES]
+    for start in set(starts):
+        assert bool(changes.find([9, start, 1, 2, 3], 0)) == (start in latest)
+    text = [token for _ in range(20) for token in (9, starts[-1], 1, 2, 3)]
+    assert len(changes.find(text, 0)) == MAX_CHANGES_IN_PROMPT

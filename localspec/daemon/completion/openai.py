@@ -187,6 +187,10 @@ def sum_timings(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     exact = [part.cache_exact_n for part in parts if isinstance(part.cache_exact_n, int)]
     if len(exact) == len(parts):
         result.cache_exact_n = sum(exact)
+    known = [part.cache_known_n for part in parts if isinstance(part.cache_known_n, int)]
+    if len(known) == len(parts):
+        result.cache_known_n = sum(known)
+    result.cache_loss = next((part.cache_loss for part in parts if part.cache_loss), UNSET)
     for name in ("prompt", "predicted"):
         count = getattr(result, f"{name}_n")
         milliseconds = sum(getattr(part, f"{name}_ms") for part in parts)

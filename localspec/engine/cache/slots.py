@@ -6,14 +6,19 @@ Idle slots serve as a prefix cache.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
+import numpy.typing as npt
 
 from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, PrefixStore, common_prefix
 from localspec.engine.cache.slot import (
     MAX_MOVES,
     MIN_TOKENS,
+    Changes,
     DraftMemory,
     HiddenStates,
     MovableChunk,
@@ -25,6 +30,9 @@ from localspec.engine.cache.slot import (
     find_chunks,
 )
 from localspec.engine.llama import Context, begin_of_picture, is_picture
+
+MAX_RECENT_TEXTS = 32
+Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,13 @@ def _choose_chunks(
     return best, best_chunks
 
 
+def _count_equal(a: Tokens, b: Tokens) -> int:
+    """Return the length of the longest common prefix."""
+    limit = min(len(a), len(b))
+    differs = a[:limit] != b[:limit]
+    return int(differs.argmax()) if differs.any() else limit
+
+
 class Slots:
     """The slots of one target context, and of the draft context beside it."""
 
@@ -152,6 +167,9 @@ class Slots:
         )
         self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
+        self._changes = Changes()
+        # The texts of the last requests, to say what was read before.
+        self._recent = deque[Tokens](maxlen=MAX_RECENT_TEXTS)
         self._use_count = 0
 
     def __iter__(self) -> Iterator[Slot]:
@@ -190,7 +208,8 @@ class Slots:
             self._occupy(slot, prompt, n_kept, plan.chunks)
             self._save_costly_idle(prompt, n_kept, request.n_expected, (slot,))
             return slot
-        fork = self._find_fork(request)
+        known, nearest = self._find_nearest(request)
+        forks = self._find_forks(prompt, known, nearest)
         # This comes first, so that what is read or restored now gets the cells that become free.
         self._save_costly_idle(prompt, plan.n_offered, request.n_expected, (slot, source))
         n_restored = self._restore(slot, request, plan.n_offered)
@@ -198,9 +217,10 @@ class Slots:
             # The attempt to restore may have cost a slot its text.
             n_kept, n_offered = (self._usable(s, request) for s in (slot, source))
             n_kept = self._copy_from(slot, source, n_kept, n_offered)
-        self._occupy(slot, prompt, n_restored or n_kept, fork=fork)
+        self._occupy(slot, prompt, n_restored or n_kept, forks=forks)
         if not n_restored:
             slot.source = "slot" if slot.n_past else ""
+        self._explain(slot, request, known)
         self._save_costly_idle(prompt, slot.n_past, request.n_expected, (slot,))
         return slot
 
@@ -235,19 +255,42 @@ class Slots:
             slot.hidden.copy_from(source.hidden, n_offered)
         return n_offered
 
-    def _find_fork(self, request: SlotRequest) -> int:
-        """Return after how many tokens the most similar known text parts from a prompt.
-
-        Where two texts part, a third often does, as those of agents with the same instructions and tools.
-        """
-        if self.cuttable and not self._target.model.n_swa:
-            return 0  # every place can be gone back to
+    def _find_nearest(self, request: SlotRequest) -> tuple[int, Sequence[int]]:
+        """Return the known text that a prompt begins most like, and the number of equal tokens before it."""
         known: list[Sequence[int]] = [slot.cached for slot in self._slots]
         known += [prefix.tokens for prefix in self._prefixes or () if prefix.exact == self._exact]
         if request.saved is not None:
             known.append(request.saved.tokens)
-        shared = max(common_prefix(tokens, request.prompt) for tokens in known)
-        return shared if shared >= MIN_TOKENS else 0
+        return max(
+            ((common_prefix(tokens, request.prompt), tokens) for tokens in known),
+            key=lambda candidate: candidate[0],
+        )
+
+    def _find_forks(self, prompt: list[int], shared: int, nearest: Sequence[int]) -> list[int]:
+        """Return after how many tokens of a prompt other texts part from it, or are likely to.
+
+        Where two texts part, a third often does, as those of agents with the same instructions and tools.
+        """
+        if self.cuttable and not self._target.model.n_swa:
+            return []  # every place can be gone back to
+        if shared < MIN_TOKENS:
+            return []
+        self._changes.learn(nearest, shared)
+        return [shared, *self._changes.find(prompt, shared)]
+
+    def _explain(self, slot: Slot, request: SlotRequest, in_memory: int) -> None:
+        """Note how much of a prompt was read before, and why some of it is read again.
+
+        in_memory: the tokens of the prompt with which some text in memory begins.
+        """
+        prompt = np.array(request.prompt[:-1], np.int32)
+        slot.known = max(in_memory, *(_count_equal(text, prompt) for text in self._recent), 0)
+        slot.known = min(slot.known, len(prompt))
+        slot.loss = None
+        if slot.known - slot.reused >= max(MIN_TOKENS, request.align):
+            slot.loss = "evicted" if slot.known > in_memory else "checkpoint"
+        if not request.reuse:
+            slot.loss = None
 
     def _occupy(
         self,
@@ -255,11 +298,11 @@ class Slots:
         prompt: list[int],
         n_kept: int,
         chunks: Sequence[MovableChunk] = (),
-        fork: int = 0,
+        forks: Sequence[int] = (),
     ) -> None:
         """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens.
 
-        fork: where another text parts from the prompt; 0: nowhere.
+        forks: where other texts part from the prompt.
         """
         self._use_count += 1
         slot.busy, slot.last_used, n_moves = True, self._use_count, slot.moves
@@ -282,8 +325,7 @@ class Slots:
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
         if not self.cuttable or self._target.model.n_swa:
-            if fork > 0:
-                slot.forks.add(fork)
+            slot.forks.update(forks)
             slot.turns += choose_positions(
                 prompt,
                 self._is_control,
@@ -299,6 +341,7 @@ class Slots:
 
     def forget_conversation(self, conversation: str | None) -> None:
         """Save nothing more of a conversation, or of any if it is None; idle slots lose its text."""
+        self._recent.clear()
         for slot in self._slots:
             if slot.conversation is not None and conversation in (None, slot.conversation):
                 slot.conversation = None
@@ -570,6 +613,8 @@ class Slots:
         """Make a slot idle. What the target has read stays as a cache."""
         self._parking.drop(slot)
         slot.tokens = slot.tokens[: slot.n_past]
+        if slot.volatile_from is None:
+            self._recent.append(np.array(slot.tokens, np.int32))
         self._memory.pin(slot)
         slot.turns.append(slot.n_past)
         self._memory.mark(slot)

@@ -422,11 +422,7 @@ def assemble_pair(
     earlier = Earlier(StoredProfile.of(profile.read()), contention.share)
     costs = measure_target(context, batch, earlier, job.turn)
     prefixes, sessions = make_prefixes(job, models, costs.table)
-    first_more = models.parallel if _count_more_sequences(models) else None
-    if models.target.n_swa:
-        slots = Slots(context, draft, 0, models.parallel, prefixes, first_pin=first_more)
-    else:
-        slots = Slots(context, draft, 0, models.parallel, prefixes, spare=first_more)
+    slots = make_slots(models, context, draft, prefixes)
     exact = ExactMode(models, draft, costs.table, prefixes, earlier.stored.exact_width)
     drafting = DrafterAndCosts(None, None, no_draft)
     if draft is not None and no_rollback is None:
@@ -456,6 +452,23 @@ def assemble_pair(
     )
     job.progress("profile", 1.0)
     return pair
+
+
+def make_slots(
+    models: PairModels, context: Context, draft: Context | None, prefixes: PrefixStore
+) -> Slots:
+    """Make the slots of the shared lane."""
+    first_more = models.parallel if _count_more_sequences(models) else None
+    windowed = models.target.n_swa > 0
+    return Slots(
+        context,
+        draft,
+        0,
+        models.parallel,
+        prefixes,
+        spare=None if windowed else first_more,
+        first_pin=first_more if windowed else None,
+    )
 
 
 def make_target_context(models: PairModels) -> Context:
