@@ -441,7 +441,9 @@ class TargetMemory:
         """
         if not self._cuttable or not self._context.model.n_swa or not self._mark_bytes:
             return
-        min_position = max(self.min_length(slot), n_left, 1)
+        # What is pinned can be attached again, so marks before `n_left` are possible, too.
+        can_attach = self._first_pin is not None and slot.pinned >= n_left
+        min_position = max(self.min_length(slot), 1 if can_attach else n_left, 1)
         turns = sorted({turn for turn in slot.turns if min_position <= turn < slot.n_past})
         for turn in reversed(_thin_out(turns, slot)):
             if not self._context.remove(slot.id, turn):
@@ -449,6 +451,9 @@ class TargetMemory:
             size = self._context.state_size(slot.id, partial=True)
             if size <= self._mark_bytes and self._is_worth_copy(turn, size):
                 self._add_mark(slot, turn)
+        length = self._context.length(slot.id)
+        if self._first_pin is not None and can_attach and length < n_left:
+            self._context.copy(self._first_pin + slot.id, slot.id, n_left, start=length)
 
     def _add_mark(self, slot: Slot, tokens: int) -> None:
         marks = {mark.tokens: mark for mark in slot.marks}

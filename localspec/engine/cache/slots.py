@@ -245,6 +245,8 @@ class Slots:
         source.shared, slot.shared = max(source.shared, n_offered), n_offered
         slot.exact, slot.moves = source.exact, source.moves
         slot.marks = [mark for mark in source.marks if mark.tokens <= n_offered]
+        slot.turns = [turn for turn in source.turns if turn <= n_offered]
+        slot.forks = {fork for fork in source.forks if fork <= n_offered}
         is_cuttable = n_offered >= self._memory.min_length(source)
         if not is_cuttable and self._memory.back_to_mark(slot, n_offered) != n_offered:
             self.clear(slot)
@@ -592,6 +594,7 @@ class Slots:
     def _set_length(self, slot: Slot, length: int) -> int:
         """Note that the target's memory was cut to `length` tokens, and cut the draft's to match."""
         slot.n_past = min(slot.n_past, length)
+        self._memory.unpin(slot, slot.n_past)
         slot.shared = min(slot.shared, length)
         if slot.exact is not None and slot.n_past <= slot.exact:
             slot.exact, slot.moves = None, 0
