@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from benchmarks.agents import sessions
 from benchmarks.agents.ledger import Ledger, ratio
@@ -241,3 +242,46 @@ def test_generated_agents_have_little_read_twice(
                 at, event, prompt = agents.next_prompt()
                 agents.answered(at, ask(engine, ledger, str(at), event, prompt))
     assert ratio(ledger.rows) <= MAX_RATIO, ledger.totals()
+
+
+# ------------------------------------------------------------------------------------------ figures
+
+
+def test_answer_says_that_a_text_had_to_make_room(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    """Without memory for prefixes, the second text takes the slot of the first."""
+    engine, generated = load(contextual_files, parallel=1), random.Random(0)
+    first, second = ([generated.randrange(400) for _ in range(200)] for _ in range(2))
+    timings = engine.ask(first, 4).done.timings
+    assert (timings.cache_known_n, timings.cache_loss) == (0, UNSET)
+    engine.ask(second, 4)
+    timings = engine.ask([*first, *second[:50]], 4).done.timings
+    assert (timings.cache_n, timings.cache_known_n, timings.cache_loss) == (0, 200, "evicted")
+    timings = engine.ask([*first, *second[:50]], 4, cache_prompt=False).done.timings
+    assert timings.cache_loss is UNSET  # nobody wanted it to be cached
+
+
+def test_forgotten_texts_are_not_counted_as_known(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine, generated = load(contextual_files, parallel=2), random.Random(1)
+    text = [generated.randrange(400) for _ in range(200)]
+    engine.ask(text, 4)
+    engine.pair.forget(None)
+    for slot in engine.pair.shared.slots:
+        engine.pair.shared.slots.clear(slot)
+    timings = engine.ask(text, 4).done.timings
+    assert (timings.cache_n, timings.cache_known_n, timings.cache_loss) == (0, 0, UNSET)
+
+
+def test_answer_says_that_a_state_could_not_go_back(
+    load: Callable[..., Running], models: Path
+) -> None:
+    """Without memory for prefixes there are no places to go back to."""
+    files = PairFiles("lfm2", str(architectures.write("lfm2", models)), None)
+    engine, generated = load(files, parallel=1), random.Random(2)
+    text = [generated.randrange(400) for _ in range(200)]
+    engine.ask(text, 4)
+    timings = engine.ask([*text[:150], *text[:30]], 4).done.timings
+    assert (timings.cache_n, timings.cache_known_n, timings.cache_loss) == (0, 150, "checkpoint")

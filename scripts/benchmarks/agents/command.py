@@ -36,7 +36,7 @@ KINDS: Mapping[str, TargetArchitecture] = {
 }
 UNLOAD = None  # in a list of requests: the pair is unloaded, as by a restart or for another pair
 Steps = Sequence[Request | None]
-SCENARIOS: Mapping[str, Callable[[], Sequence[Steps]]] = {
+SCENARIOS: dict[str, Callable[[], Sequence[Steps]]] = {
     "each": lambda: list(sessions.recorded().values()),
     "turns": lambda: [sessions.in_turns(list(sessions.recorded().values()))],
     "helpers": lambda: [sessions.returning_helpers(name, 8) for name in ("claude", "opencode")],
