@@ -55,6 +55,14 @@ def test_edit_has_little_read_in_vain(lengths: list[int], start: int) -> None:
         assert end - back <= PLACE_GROWTH**2 * (end - edit) + 3 * MIN_TOKENS
 
 
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=5))
+def test_no_position_is_within_a_picture(parts: list[tuple[int, int]]) -> None:
+    tokens = [token for text, picture in parts for token in ([2] * text + [-1] * picture)] + [2] * 9
+    forks = range(0, len(tokens), 50)
+    for position in choose_positions(tokens, is_mark, 0, MAX_MARKS, forks):
+        assert tokens[position] > 0 or tokens[position - 1] > 0
+
+
 @given(chats, st.integers(1, 20), st.lists(st.integers(1, 2000), max_size=3))
 def test_few_positions_are_those_that_matter(
     lengths: list[int], count: int, forks: list[int]

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from localspec.engine.llama import Context, State, States
+from localspec.engine.llama import Context, State, States, begin_of_picture
 from localspec.protocol.frames import CacheLoss, CacheSource
 
 # ------------------------------------------------------------------------ borders
@@ -75,6 +75,8 @@ def choose_positions(
         if not any(end - farther < border <= end - distance for border in borders):
             positions.add(end - distance)
         distance = farther
+    # A picture may have to be read whole.
+    positions = {begin_of_picture(tokens, position) for position in positions}
     chosen = sorted(position for position in positions if start < position <= end)
     while len(chosen) > max(count, 1):
         del chosen[choose_removable(chosen, forks)]
