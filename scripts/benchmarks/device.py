@@ -2,7 +2,8 @@
 
 The costs are those that one H200 had with targets of 8 B, 32 B and 70 B and a draft of 0.5 B. Everything
 above llama.cpp is the engine's. Compared are `auto`, after it has read two texts of the pair, every fixed
-depth, and plain decoding, for one sequence or several at once.
+depth, and plain decoding, for one sequence or several at once. Texts that change between prose and copying
+are compared with a clairvoyant.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.command import positive
+from benchmarks.traces.copying import compare_copying, make_copying
 from benchmarks.traces.replay import FixedDepths, Replay
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import Calibration
@@ -43,6 +45,8 @@ DRAFT = {
 DRAFT_CHANGE = ChangeCost(0.95, 0.6)
 OVERHEAD_MS = 0.15
 DEPTHS = (1, 2, 3, 4, 5, 7, 11, 15)
+# Tokens of prose and of each copy, and the number of copies.
+COPIES = ((40, 40, 6), (100, 60, 4), (100, 150, 3), (200, 300, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,25 @@ def compare_draws(
     )
 
 
+def without_draft(target: str) -> CostProfile:
+    """Return the recorded costs of a target whose drafts are looked up."""
+    return CostProfile(device_profile(target).target, None, OVERHEAD_MS)
+
+
+def _print_copying(draws: int) -> None:
+    """Print a table of texts that change between prose and copying."""
+    sys.stdout.write("\n| target | prose, copy (tokens) | auto ÷ clairvoyant | auto ÷ plain |\n")
+    sys.stdout.write("|---|---|--:|--:|\n")
+    for target in TARGETS:
+        for prose, copy, copies in COPIES:
+            ratios = [
+                compare_copying(without_draft(target), make_copying(prose, copy, copies, 1 + draw))
+                for draw in range(draws)
+            ]
+            figures = " | ".join(f"{fmean(column):.3f}" for column in zip(*ratios, strict=True))
+            sys.stdout.write(f"| {target} | {prose}, {copy} | {figures} |\n")
+
+
 def main(arguments: list[str]) -> int:
     """Print a table of ratios."""
     parser = argparse.ArgumentParser("scripts/bench device", description=__doc__)
@@ -135,4 +158,6 @@ def main(arguments: list[str]) -> int:
                 f"| {target} | {name} | {speed:.1f} | {outcome.best_depth} | {figures} |\n"
             )
             sys.stdout.flush()
+    if options.sequences == 1:
+        _print_copying(options.draws)
     return 0

@@ -17,7 +17,10 @@ from benchmarks.device import (
     device_profile,
     make_text,
     warm_start,
+    without_draft,
 )
+from benchmarks.traces.copying import clairvoyant_ms as shortest_ms
+from benchmarks.traces.copying import compare_copying, make_copying
 from benchmarks.traces.replay import (
     Costs,
     Replay,
@@ -30,7 +33,7 @@ from benchmarks.traces.replay import (
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.llama import Batch
 from localspec.engine.speculation.acceptance import Calibration, find_bucket
-from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
+from localspec.engine.speculation.cost import NO_CHANGE, ChangeCost, CostProfile, CostTable
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
 LINEAR = {
@@ -229,6 +232,30 @@ def test_four_sequences_are_as_fast_as_at_the_best_depth_if_they_draft_well(
     outcome = compare_draws(target, [0.95] * 2048, 2, 4, depths=(5, 7))
     assert outcome.best_fixed / outcome.auto >= 0.94
     assert outcome.plain / outcome.auto >= gain
+
+
+@pytest.mark.parametrize("target", ["8B", "32B", "70B"])
+@pytest.mark.parametrize(
+    ("prose", "copy", "least"), [(40, 40, 0.85), (100, 60, 0.92), (100, 150, 0.93)]
+)
+def test_copies_are_nearly_as_fast_as_for_a_clairvoyant(
+    target: str, prose: int, copy: int, least: float
+) -> None:
+    costs = without_draft(target)
+    ratios = [compare_copying(costs, make_copying(prose, copy, 3, seed)) for seed in (1, 2, 3)]
+    assert all(beside_clairvoyant <= 1 for beside_clairvoyant, _ in ratios)
+    assert sum(beside_clairvoyant for beside_clairvoyant, _ in ratios) / 3 >= least
+    assert all(beside_plain > 1.2 for _, beside_plain in ratios)
+
+
+@pytest.mark.parametrize(("change", "passes_ms"), [(ChangeCost(2.0, 9.0), 33.0), (NO_CHANGE, 23.0)])
+def test_a_clairvoyant_changes_the_width_only_where_that_pays(
+    change: ChangeCost, passes_ms: float
+) -> None:
+    """Five passes of two rows take 20 ms and a change, ten of one row 30 ms."""
+    table = CostTable({1: 3.0, 2: 4.0, 64: 200.0}, change=change)
+    known = [False, True, False, True, False, True, False, True, False, True, False]
+    assert shortest_ms(known, CostProfile(table, None, 0.0)) == passes_ms
 
 
 def test_the_cost_of_a_draft_is_learned_from_replayed_passes_alone() -> None:

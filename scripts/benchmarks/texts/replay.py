@@ -131,7 +131,7 @@ class Replay(Driven):
     ) -> None:
         costs = costs or CostProfile(CostTable(COSTS), None, OVERHEAD_MS)
         self._time = SimulatedClock()
-        table = CostTable(measured or costs.target.as_dict())
+        table = CostTable(measured or costs.target.as_dict(), change=costs.target.change)
         self._context = _Writing(self._time, costs.target)
         super().__init__(_pair(self._context, costs, table, self._time), self._time)
         self._overhead_ms = costs.overhead_ms
