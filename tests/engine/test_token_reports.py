@@ -84,7 +84,9 @@ def report_answer(
     request = Generate(1, TextPrompt("x"), top_logprobs=2, return_tokens=True, **request_options)
     regions = VisibilityParser([("<think>", "</think>")]) if thinks else None
     tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), regions=regions)
-    slot = SimpleNamespace(tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0)
+    slot = SimpleNamespace(
+        tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0, known=0, loss=None
+    )
     verifier = SimpleNamespace(rows=[], reject=False)
     given_vocab, given_slot, given_verifier = cast(Any, (Vocab(pieces), slot, verifier))
     drafts = cast(Any, SimpleNamespace(drafters=[], reason=None))

@@ -6,6 +6,7 @@ engine, which repeats the frame that it was sent, differs from the answer withou
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from tests.support.daemons import Answer, Home, RunningDaemon, scripted_home, temporary_home
 from tests.support.encoders import Bert
 from tests.support.error_shapes import read_error
+from tests.support.projectors import png
 
 PUBLISHED = Path(__file__).parent / "published"
 LISTS = {path.stem: json.loads(path.read_text("utf-8")) for path in PUBLISHED.glob("*.json")}
@@ -127,7 +129,7 @@ VALUES: dict[str, Any] = {
     "id_slot": 1,
     "ignore_eos": True,
     "image": {"context_compression": "x"},
-    "images": ["aGVsbG8="],
+    "images": [base64.b64encode(png(1, 4, 4)).decode()],
     "include": ["reasoning.encrypted_content"],
     "include_reasoning": False,
     "include_stop_str_in_output": True,
