@@ -253,11 +253,13 @@ class Engine:
                 )
                 return False
             except NoKvSlot:
-                self._scheduler.take_back_parts(lane, sequences)
+                is_in_part = self._scheduler.take_back_parts(lane, sequences)
                 if not lane.slots.evict():
                     if (last := self._scheduler.preempt_newest(lane)) is not None:
                         last.finish("length")
                         self._endings.finish(lane, last)
+                    return False
+                if is_in_part:  # a picture has to be read from its first row again
                     return False
 
     def _verify(self, lane: Lane, sequence: Sequence) -> None:

@@ -444,11 +444,13 @@ class Scheduler:
         step.n_rows = _fill_picture(lane, sequences[0])
         return True
 
-    def take_back_parts(self, lane: Lane, sequences: list[Sequence]) -> None:
-        """Remove the rows of a picture of which not all could be read."""
-        for sequence in sequences:
-            if sequence.step.n_rows:
-                lane.slots.roll_back_interrupted(sequence.slot)
+    def take_back_parts(self, lane: Lane, sequences: list[Sequence]) -> bool:
+        """Remove the rows of a picture of which not all could be read. Return whether there was one."""
+        in_part = [sequence for sequence in sequences if sequence.step.n_rows]
+        for sequence in in_part:
+            lane.slots.roll_back_interrupted(sequence.slot)
+            sequence.step.n_rows = 0
+        return bool(in_part)
 
     def _equal_rows(self, lane: Lane, sequences: list[Sequence]) -> int:
         """Return the number of rows that each sequence gets where all must have as many.
