@@ -267,7 +267,7 @@ def test_a_pass_holds_a_picture_also_without_flash_attention(
     monkeypatch.setattr(EngineSettings, "cpu_flash_attention", lambda *_args, **_options: "off")
     file = write_projector(folder / "mmproj-gemma3-256.gguf", 64, kind="gemma3", size=16 * PATCH)
     with seeing(files, file, n_batch=2048, n_ctx=1024) as pair:
-        assert pair.engine.pair.shared.context.n_ubatch == PICTURE_PASS_ROWS
+        assert pair.engine.pair.shared.context.n_ubatch >= PICTURE_PASS_ROWS
         answer = pair.ask(f"{MARK}?", png(1))
         assert answer.done.prompt_tokens > PICTURE_PASS_ROWS
 
