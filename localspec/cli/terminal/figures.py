@@ -33,6 +33,11 @@ def statistics(response: dict[str, Any]) -> None:
     render.note("\n".join(line for line in lines if line))
 
 
+def format_time(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, as its local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
 def format_rate(tokens: int, seconds: float, per_second: float | None) -> str:
     """Return tokens per second as in "21.3", or an empty string if tokens or time are too few to tell."""
     is_reliable = tokens >= _MIN_RATE_TOKENS and seconds >= _MIN_RATE_S and per_second

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 from localspec.cli.terminal import layout, render
+from localspec.cli.terminal.figures import format_time
 
 _FINISH_NOTES = {
     "interrupted": "(interrupted)",
@@ -20,7 +20,7 @@ def listing(conversations: list[dict[str, Any]]) -> None:
     rows = [["ID", "WHEN", "TURNS", "QUESTION"]]
     for entry in conversations:
         turns = str((entry["messages"] + 1) // 2)
-        rows.append([entry["id"], _format_time(entry["updated"]), turns, entry["title"]])
+        rows.append([entry["id"], format_time(entry["updated"]), turns, entry["title"]])
     render.table(rows)
 
 
@@ -28,7 +28,7 @@ def matches(conversations: list[dict[str, Any]]) -> None:
     """Print conversations with the line that contains the searched text, highlighted on a terminal."""
     columns = layout.width(sys.stdout)
     for entry in conversations:
-        render.line(f"{entry['id']}  {_format_time(entry['updated'])}  {entry['title']}")
+        render.line(f"{entry['id']}  {format_time(entry['updated'])}  {entry['title']}")
         match = entry["match"]
         label = f"  {'Title' if match['role'] == 'title' else _role_title(match['role'])}: "
         render.highlighted(label, *_shorten_match(match, columns and columns - len(label)))
@@ -58,7 +58,7 @@ def answer(text: str) -> None:
 
 def conversation(entry: dict[str, Any], *, plain: bool = False) -> None:
     """Print a conversation as a document. Markdown is drawn on a terminal unless `plain`."""
-    render.dim(f"{entry['id']}, {_format_time(entry['created'])}, {entry['model']}")
+    render.dim(f"{entry['id']}, {format_time(entry['created'])}, {entry['model']}")
     for message in entry["messages"]:
         printer = render.printer(plain=plain)
         text = f"## {_role_title(message['role'])}\n\n{_format_message(message)}"
@@ -79,7 +79,3 @@ def _format_message(message: dict[str, Any]) -> str:
     functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
     parts += [f"    {function.get('name')}({function.get('arguments')})" for function in functions]
     return "\n\n".join(part for part in parts if part)
-
-
-def _format_time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from localspec.cli.terminal import render
+from localspec.cli.terminal.figures import format_time
 
 _DRAFT_LABELS = {
     "model": "model",
@@ -158,7 +158,7 @@ def pair(view: dict[str, Any]) -> None:
 
 def format_tuned(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows about a tuned draft: since when it is used, and its figures beside the pair's own draft."""
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(tuned["created"]))
+    since = format_time(tuned["created"])
     rows = [
         ("tuned", f"since {since}: {tuned['method']}, from {tuned['tokens']} tokens of answers")
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import click
 from localspec.cli import suggest
 from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
+from localspec.cli.terminal.figures import format_time
 from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, UsageError
@@ -75,7 +75,7 @@ def _describe_tuned_drafts(statistics: dict[str, Any]) -> Iterator[str]:
     for name in (group["name"] for group in statistics["by_pair"]):
         with contextlib.suppress(LocalspecError):  # a pair that was removed since
             if tuned := client.pair(name).get("tuned"):
-                since = time.strftime("%Y-%m-%d %H:%M", time.localtime(tuned["created"]))
+                since = format_time(tuned["created"])
                 yield (
                     f"{name} uses a tuned draft since {since}. What it gained: localspec show {name}"
                 )
