@@ -109,6 +109,7 @@ class Batch:
         )
         self.rows = 0
         self._embeddings: npt.NDArray[np.float32] | None = None  # allocated at first use
+        self._embd: Any = None  # a pointer to them
         self._reads_embeddings = False
         # With M-RoPE, all first coordinates of the rows, then all second ones, and so on.
         self._coordinates: Any = None
@@ -129,8 +130,7 @@ class Batch:
         """Complete the rows for llama.cpp, before each pass."""
         self.struct.n_tokens = self.rows
         if self._embeddings is not None:
-            embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-            self.struct.embd = embd if self._reads_embeddings else None  # type: ignore[assignment]
+            self.struct.embd = self._embd if self._reads_embeddings else None  # type: ignore[assignment]
             self.struct.token = None if self._reads_embeddings else self._token  # type: ignore[assignment]
             positions: Any = self._write_coordinates() if self._rows_of_coordinates else self._pos
             self.struct.pos = positions
@@ -179,6 +179,7 @@ class Batch:
         row = self.add(0, position, sequence, logits)
         if self._embeddings is None:
             self._embeddings = np.zeros((self.capacity, len(values)), np.float32)
+            self._embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._embeddings[row] = values
         self._reads_embeddings = True
         if coordinates:

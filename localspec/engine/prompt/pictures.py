@@ -44,7 +44,7 @@ IsCancelled = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """What a target reads for a picture: its tokens, and where among them it reads which rows."""
+    """The encoding of a picture: the tokens that stand for it, and the rows that are read among them."""
 
     tokens: list[int]
     rows: list[PictureRows]
@@ -112,7 +112,9 @@ class Pictures:
 
     def find(self, picture: bytes) -> Encoded | None:
         """Return what is known of a picture, without encoding it."""
-        identity = self._identify(picture)
+        return self._find(self._identify(picture))
+
+    def _find(self, identity: bytes) -> Encoded | None:
         if (known := self._cache.get(identity)) is not None:
             with contextlib.suppress(KeyError):  # another thread may have dropped it just now
                 self._cache.move_to_end(identity)
@@ -126,7 +128,8 @@ class Pictures:
             Cancelled: `is_cancelled` returned True.
             Unavailable: the process cannot be started, or takes too long.
         """
-        if (known := self.find(picture)) is not None:
+        identity = self._identify(picture)
+        if (known := self._find(identity)) is not None:
             return known
         with self._lock:
             try:
@@ -143,7 +146,6 @@ class Pictures:
                 ) from error
         if outcome.problem:
             raise InvalidRequest(outcome.problem)
-        identity = self._identify(picture)
         encoded = Encoded.of(outcome, identity, self._n_embd)
         self._cache[identity] = encoded
         while len(self._cache) > 1 and self._n_bytes > CACHE_BYTES:
