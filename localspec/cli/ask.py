@@ -91,7 +91,7 @@ def _take_pictures(options: AskOptions) -> tuple[AskOptions, list[str]]:
         return options, []
     from localspec.cli import inputs
 
-    files, pictures = inputs.split_pictures(options.files)
+    files, pictures = inputs.read_pictures(options.files)
     return options.changed(files=files) if pictures else options, pictures
 
 

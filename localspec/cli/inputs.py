@@ -224,7 +224,7 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
     return "\n\n".join(parts)
 
 
-def split_pictures(patterns: list[str]) -> tuple[list[str], list[str]]:
+def read_pictures(patterns: list[str]) -> tuple[list[str], list[str]]:
     """Return the patterns of files without those that are pictures, and the pictures as data URLs.
 
     Raises:
@@ -234,9 +234,9 @@ def split_pictures(patterns: list[str]) -> tuple[list[str], list[str]]:
     for pattern in patterns:
         is_glob = any(sign in pattern for sign in "*?[")
         names = expand_patterns([pattern]) if is_glob else [os.path.expanduser(pattern)]
-        found = {name: picture for name in names if (picture := _read_picture(name))}
-        pictures += found.values()
-        rest += [name for name in names if name not in found] if found else [pattern]
+        by_name = {name: picture for name in names if (picture := _read_picture(name))}
+        pictures += by_name.values()
+        rest += [name for name in names if name not in by_name] if by_name else [pattern]
     if sum(map(len, pictures)) > MAX_PICTURE_BYTES:
         raise UsageError(
             f"The pictures have more than {MAX_PICTURE_BYTES >> 20} MiB, which is the limit."

@@ -198,8 +198,12 @@ class Engine:
         for sequence in sequences:
             if sequence.step.reads_picture and sequence in lane.active:
                 readers += self._decode_and_verify(lane, [sequence])
-        others = (sequence for sequence in sequences if not sequence.step.reads_picture)
-        return [sequence for sequence in others if sequence in lane.active], readers
+        text_only = [
+            sequence
+            for sequence in sequences
+            if not sequence.step.reads_picture and sequence in lane.active
+        ]
+        return text_only, readers
 
     def _draft(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
         """Draft for each sequence what is worth verifying. Return the sequences that still run."""

@@ -203,9 +203,9 @@ def child_schema(schema: Any, key: str, root: dict[str, Any], depth: int = 20) -
     if isinstance(properties, dict) and key in properties:
         return properties[key]
     parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name) or ()]
-    found = (child_schema(part, key, root, depth - 1) for part in parts)
+    children = (child_schema(part, key, root, depth - 1) for part in parts)
     inner = schema.get("items", schema.get("additionalProperties"))
-    return next((child for child in found if child is not None), inner)
+    return next((child for child in children if child is not None), inner)
 
 
 def json_type(value: object) -> str:

@@ -242,11 +242,11 @@ class VisibilityParser:
 
     def _drop_marker(self) -> bool:
         """Hide the next marker of a section, if the text before it has no other marker."""
-        found = [(at, mark) for mark in self._dropped if (at := self._pending.find(mark)) >= 0]
+        markers = [(at, mark) for mark in self._dropped if (at := self._pending.find(mark)) >= 0]
         openings = (at for mark in self._markers if (at := self._pending.find(mark)) >= 0)
-        if not found or min(found)[0] > min(openings, default=len(self._pending)):
+        if not markers or min(markers)[0] > min(openings, default=len(self._pending)):
             return False
-        at, mark = min(found)
+        at, mark = min(markers)
         self._show(at)
         self._take(len(mark), HIDDEN)
         return True

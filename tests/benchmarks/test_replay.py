@@ -19,8 +19,7 @@ from benchmarks.device import (
     warm_start,
     without_draft,
 )
-from benchmarks.traces.copying import clairvoyant_ms as shortest_ms
-from benchmarks.traces.copying import compare_copying, make_copying
+from benchmarks.traces.copying import compare_copying, make_copying, shortest_ms
 from benchmarks.traces.replay import (
     Costs,
     Replay,

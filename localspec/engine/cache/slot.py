@@ -60,10 +60,10 @@ def choose_positions(
     """
     end = len(tokens) - OPENING_TOKENS
     borders: list[int] = []
-    found = [at for at in find_borders(tokens, is_control, start) if at <= end]
+    message_ends = [at for at in find_borders(tokens, is_control, start) if at <= end]
     # Agents put reminders into the last message, and leave them out of it with the next one.
-    last_border = next((at for at in reversed(found) if end - at >= MIN_TOKENS // 4), end)
-    for position in found:
+    last_border = next((at for at in reversed(message_ends) if end - at >= MIN_TOKENS // 4), end)
+    for position in message_ends:
         previous = borders[-1] if borders else start
         if position - previous >= MIN_TOKENS or position == last_border:
             borders.append(position)
@@ -103,7 +103,7 @@ MAX_CHANGES_IN_PROMPT = 8  # that are looked for in a prompt, the last ones
 
 
 class Changes:
-    """What stood where texts parted, as a reminder that an agent moves from message to message."""
+    """The texts that were changed before, as a reminder that an agent moves from message to message."""
 
     def __init__(self) -> None:
         self._starts: dict[tuple[int, ...], None] = {}  # the latest is last
@@ -120,13 +120,13 @@ class Changes:
     def find(self, tokens: Sequence[int], start: int) -> list[int]:
         """Return the last positions after `start` where something stands that was changed before."""
         firsts = {change[0] for change in self._starts}
-        found = (
+        positions = (
             position
             for position in range(len(tokens) - CHANGE_TOKENS, start, -1)
             if tokens[position] in firsts
             and tuple(tokens[position : position + CHANGE_TOKENS]) in self._starts
         )
-        return sorted(islice(found, MAX_CHANGES_IN_PROMPT))
+        return sorted(islice(positions, MAX_CHANGES_IN_PROMPT))
 
 
 # ------------------------------------------------------------------------ hidden

@@ -52,7 +52,7 @@ def begin_of_picture(tokens: Sequence[int], length: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PictureRows:
-    """What a target reads of a picture: `rows` (n, n_embd) in the places of a text from `start` on.
+    """The rows of a picture that a target reads: `rows` (n, n_embd) in the places of a text from `start` on.
 
     n_places: places that it takes. positions: with M-RoPE, for each row its time, line and column (n, 3),
     from the start; None: each row has a place of its own. both_ways: each row attends to all others.

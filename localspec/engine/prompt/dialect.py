@@ -485,14 +485,14 @@ def _derive_format(plain: str, empty: str, full: str, three: str) -> CallFormat:
 
 def _find_marker(opening: str, plain: str) -> tuple[str, str]:
     """Return the marker that only a call has, and what stands between it and the name of the call."""
-    whole = opening.lstrip()
+    full_opening = opening.lstrip()
     while (match := _CALL_MARKER.match(opening.lstrip())) is not None:
         marker = match[0]
         opening = opening.lstrip()[len(marker) :]
         if marker not in plain:  # a text answer does not have it
             return marker, opening
-    for match in _CALL_MARKER.finditer(whole) if _CALL_MARKER.match(whole) else ():
-        marker, lead = whole[: match.end()], whole[match.end() :]
+    for match in _CALL_MARKER.finditer(full_opening) if _CALL_MARKER.match(full_opening) else ():
+        marker, lead = full_opening[: match.end()], full_opening[match.end() :]
         if marker not in plain and _CALL_MARKER.sub("", marker).strip():  # a role between markers
             return marker, lead
     raise _NotDiscovered

@@ -31,7 +31,7 @@ class TextParam(Struct):
 
 
 class ImageSource(Struct):
-    """Where a picture is. Only `base64` has it in the request."""
+    """The source of a picture. Only `base64` has it in the request."""
 
     type: str
     media_type: str = ""

@@ -1,4 +1,4 @@
-"""What the header of a projector says: a file by which its target reads pictures (`mmproj-….gguf`)."""
+"""Read the header of a projector, a file by which its target reads pictures (`mmproj-….gguf`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was read of each prompt, beside what had to be."""
+"""Count the tokens that were read of each prompt, beside those that had to be."""
 
 from __future__ import annotations
 

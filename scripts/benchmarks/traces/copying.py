@@ -47,7 +47,7 @@ def make_copying(prose: int, copy: int, copies: int, seed: int) -> Copying:
     return Copying(Answered("copying", "copy", source, answer), known)
 
 
-def clairvoyant_ms(known: Sequence[bool], costs: CostProfile) -> float:
+def shortest_ms(known: Sequence[bool], costs: CostProfile) -> float:
     """Return the milliseconds of the shortest way through a text, with changes of the width.
 
     Dynamic programming from the end, over places, the width of the last pass, and whether it was the first
@@ -77,4 +77,4 @@ def clairvoyant_ms(known: Sequence[bool], costs: CostProfile) -> float:
 def compare_copying(costs: CostProfile, copying: Copying) -> tuple[float, float]:
     """Return how fast `auto` is beside the clairvoyant, and beside plain decoding."""
     auto, plain = (Replay(costs).write(copying.answered, plain) for plain in (False, True))
-    return clairvoyant_ms(copying.known[1:], costs) / auto.ms, plain.ms / auto.ms
+    return shortest_ms(copying.known[1:], costs) / auto.ms, plain.ms / auto.ms

@@ -323,8 +323,8 @@ class _TextValues(_Values):
             return self._mixed(schema, kinds)
         [kind] = self._kinds(schema)
         if kind == "string":
-            others = "|".join(_SCALARS_AS_TEXT[other] for other in sorted(kinds - {"string"}))
-            unlike = rf" & ~/[ \n\t\r]*(?i:{others})[ \n\t\r]*/" if others else ""
+            scalars = "|".join(_SCALARS_AS_TEXT[name] for name in sorted(kinds - {"string"}))
+            unlike = rf" & ~/[ \n\t\r]*(?i:{scalars})[ \n\t\r]*/" if scalars else ""
             return f"{text_terminal(schema, self._never)}{unlike}"
         if "const" in schema and kind in ("boolean", "null", "number"):
             return _literal(json.dumps(schema["const"]))
