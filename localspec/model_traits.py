@@ -186,6 +186,15 @@ def explain_wrong_sidecar(architecture: str, target: str) -> str:
     return f"MTP heads of {architecture} need a target of {required}, not {target}"
 
 
+def emits_layers(architecture: str) -> bool:
+    """Return whether passes of a target of this architecture can emit the inputs of its layers.
+
+    Of any other, a sidecar can read what its output matrix reads: the states behind the last layer and its
+    norm. Such a sidecar names the layer after the last one, as often as it must name one.
+    """
+    return architecture in _LAYER_EMITTERS
+
+
 def explain_unreadable_layers(
     target: str, target_layers: int, target_width: int, layers: Collection[int], width: int
 ) -> str:
@@ -194,10 +203,13 @@ def explain_unreadable_layers(
     target: its `general.architecture`. target_layers, target_width: the number of its layers and the length
     of a state. layers, width: the layers that the sidecar reads, and the length of a state that it expects.
     """
-    if target not in _LAYER_EMITTERS:
+    reads_output = set(layers) == {target_layers}
+    if not emits_layers(target) and not reads_output:
         return f"llama.cpp does not show the layers of the architecture {target}"
     if width != target_width:
         return f"the draft reads states of {width} numbers, and the target's have {target_width}"
+    if not emits_layers(target):
+        return ""
     n_readable = target_layers + (target in _OUTPUT_EMITTERS)
     if not layers or not 0 <= min(layers) <= max(layers) < n_readable:
         named = ", ".join(map(str, sorted(layers))) or "none"

@@ -15,7 +15,8 @@ WORK_PREFIX = "training-"
 def tuned_folder(root: Path, target: str, base: str) -> Path:
     """Return the folder of the tuned draft of a pair, whether there is one or not.
 
-    root: the folder of all tuned drafts. target, base: paths of the target, and of the draft to be tuned.
+    root: the folder of all tuned drafts. target, base: paths of the target, and of the pair's own draft, ""
+    if it has none.
     """
     return root / hashlib.sha256(f"{target}\n{base}".encode()).hexdigest()[:16]
 
@@ -31,11 +32,11 @@ class TunedDraft(Struct):
     """The record of a tuned draft.
 
     - `file`: name of the tuned draft's file, beside the record.
-    - `target`, `base`: paths of the pair's target, and of the draft that it was made from.
-    - `base_size`, `base_changed`: bytes, and time of change in ns, of that draft. The tuned one is not used
-      for another file.
+    - `target`, `base`: paths of the pair's target, and of the pair's own draft; "": it has none.
+    - `base_size`, `base_changed`: bytes, and time of change in ns, of that draft, or without one of the
+      target. The tuned one is not used with another file.
     - `created`: Unix time.
-    - `method`: what was trained: "output rows" or "all weights".
+    - `method`: what was trained: "output rows", "all weights" or "a new draft".
     - `conversations`: ids of the conversations whose answers it learned from.
     - `tokens`: answer tokens that it learned from.
     - `tokens_per_pass`: by kind of work, on answers that it did not learn from.

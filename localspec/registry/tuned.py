@@ -28,14 +28,15 @@ from localspec.protocol.tuned import (
 def find_tuned_draft(root: Path, target: str, base: str) -> tuple[Path, TunedDraft] | None:
     """Return the tuned draft of a pair with its record, or None.
 
-    One that was made from another state of the pair's draft does not count.
+    base: path of the pair's own draft, "" if it has none. A tuned draft does not count if this file, or
+    without one the target's, has changed since.
     """
     folder = tuned_folder(root, target, base)
     record = _read_record(folder)
     if record is None:
         return None
     try:
-        info = Path(base).stat()
+        info = Path(base or target).stat()
     except OSError:
         return None
     draft = folder / Path(record.file).name

@@ -27,9 +27,9 @@ from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import write_trunk
 
-# With attention everywhere; with a recurrent state in every other layer; and with experts, attention sinks,
-# and a sliding window in every other layer.
-TargetArchitecture = Literal["llama", "qwen3", "qwen35", "gpt-oss"]
+# With attention everywhere; the same, but llama.cpp does not show its layers; with a recurrent state in every
+# other layer; and with experts, attention sinks, and a sliding window in every other layer.
+TargetArchitecture = Literal["llama", "qwen3", "qwen2", "qwen35", "gpt-oss"]
 LayerReader = Literal["eagle3", "dflash", "dflash2", "dspark"]
 _EXPERTS, _USED = 4, 2
 _WINDOW = 128
@@ -88,6 +88,8 @@ def write_layer_reader(
 ) -> Path:
     """Write a sidecar that reads layers of a target of `write_target`. options: those of its kind."""
     if kind == "eagle3":
+        if architecture == "qwen2":
+            options["layers"] = (target.n_layer,) * 3
         return write_eagle(path, target, cycle, acceptance, **options)
     if architecture == "qwen35":  # it reads pictures, so that its positions have parts
         options["sections"] = True
@@ -123,6 +125,10 @@ def _small_tensors(
         norms = [(f"attn_{part}_norm.weight", np.ones(head)) for part in ("q", "k")]
         return [attention_norm, ("ffn_norm.weight", np.ones(width)), *norms]
     kv = head * (shape.n_head_kv or shape.n_head)
+    if architecture == "qwen2":
+        biases = {"attn_q": width, "attn_k": kv, "attn_v": kv}
+        named = [(f"{name}.bias", np.zeros(size)) for name, size in biases.items()]
+        return [attention_norm, ("ffn_norm.weight", np.ones(width)), *named]
     biases = {
         "attn_q": (width,),
         "attn_k": (kv,),

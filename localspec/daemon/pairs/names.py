@@ -115,10 +115,11 @@ def _projector_hint(record: Record) -> str:
 def with_tuned_draft(files: PairFiles, tuned: Path) -> PairFiles:
     """Return the files of a pair with its tuned draft, if there is one in the folder `tuned`.
 
-    The draft that it was made from replaces it if it turns out to be of no use.
+    The pair's own draft replaces it if it turns out to be of no use.
     """
-    if files.draft and (found := find_tuned_draft(tuned, files.target, files.draft)):
-        files.other_drafts = (files.draft, *files.other_drafts)
+    if found := find_tuned_draft(tuned, files.target, files.draft or ""):
+        if files.draft:
+            files.other_drafts = (files.draft, *files.other_drafts)
         files.draft = files.tuned_draft = str(found[0])
     return files
 

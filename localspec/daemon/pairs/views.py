@@ -295,9 +295,8 @@ def pair_details(
 
 def _find_tuned(registry: Registry, view: PairView) -> TunedDraft | None:
     """Return the record of the tuned draft that is used in place of a pair's own, if there is one."""
-    if view.draft is None:
-        return None
-    found = find_tuned_draft(registry.paths.tuned, view.target.path, view.draft.path)
+    own = view.draft.path if view.draft else ""
+    found = find_tuned_draft(registry.paths.tuned, view.target.path, own)
     return found[1] if found else None
 
 

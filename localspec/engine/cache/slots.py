@@ -556,7 +556,7 @@ class Slots:
         Those that the rest of the prompt would push out are not read: a token of a large target has 100 KiB
         where five layers are read, and copying them took 130 ms for a prompt of 4096 tokens.
         """
-        if slot.hidden is None:
+        if slot.hidden is None or not self._target.has_states:
             return
         n_unread = len(slot.tokens) - slot.n_past - count
         n_kept = min(count, slot.hidden.max_rows - n_unread)

@@ -121,6 +121,10 @@ class Batch:
         """The mean position of the rows, of which there must be at least one."""
         return sum(self._pos[: self.rows]) / self.rows
 
+    @property
+    def all_have_logits(self) -> bool:
+        return all(self._logits[: self.rows])
+
     def clear(self) -> None:
         self.rows = 0
         self._reads_embeddings = self.both_ways = False

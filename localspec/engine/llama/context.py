@@ -112,6 +112,8 @@ class Context(Resource):
 
     heads = borrows = False
     n_state = 0
+    has_states = True  # whether the last pass emitted them, if passes do
+    states_need_logits = False  # whether passes emit them only if every row has logits
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         """Create the context.
@@ -162,7 +164,8 @@ class Context(Resource):
         self._layers = tuple(layers)
         if layers:
             self.n_state = len(layers) * self.model.n_embd
-            emit_layers(self.handle, layers, self.model.n_layer)
+            self.states_need_logits = not self.model.emits_layers
+            emit_layers(self.handle, layers, self.model)
         else:
             self.n_state = self.model.n_state
             emit_states(self.handle, self.model, self.heads)
@@ -200,6 +203,9 @@ class Context(Resource):
         record_heartbeat()
         if batch.both_ways:
             C.llama_set_causal_attn(self.handle, False)
+        if self.states_need_logits:
+            self.has_states = batch.all_have_logits
+            C.llama_set_embeddings(self.handle, self.has_states)
         try:
             code = int(C.llama_decode(self.handle, batch.struct))
         finally:

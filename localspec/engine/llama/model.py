@@ -27,6 +27,7 @@ from localspec.errors import LoadFailed
 from localspec.model_traits import (
     HEAD_SUFFIX,
     SidecarKind,
+    emits_layers,
     explain_unusable_heads,
     reads_target_cache,
     sidecar_kind,
@@ -281,15 +282,15 @@ def states(handle: Any, row: int, count: int, width: int) -> States | None:
     return view.reshape(count, width)
 
 
-def emit_layers(handle: Any, layers: Sequence[int], n_layer: int) -> None:
+def emit_layers(handle: Any, layers: Sequence[int], model: Model) -> None:
     """Make the passes of a llama_context emit the inputs of these layers for every row.
 
     The layer `n_layer`, which does not exist, stands for the output of the last one.
     """
     for layer in layers:
-        if layer < n_layer:
+        if layer < model.n_layer:
             _set_layer_input(handle, layer, True)
-        else:
+        elif model.emits_layers:
             _ext.llama_set_embeddings_nextn(handle, True, False)
 
 
@@ -300,8 +301,10 @@ def layer_inputs(handle: Any, layers: Sequence[int], model: Model, row: int, cou
     for index, layer in enumerate(layers):
         if layer < model.n_layer:
             pointer = _get_layer_input(handle, layer)
-        else:
+        elif model.emits_layers:
             pointer = _ext.llama_get_embeddings_nextn(handle)
+        else:
+            pointer = C.llama_get_embeddings(handle)
         address = ctypes.addressof(pointer.contents) + row * width * inputs.itemsize
         rows = (ctypes.c_float * (count * width)).from_address(address)
         inputs[:, index] = np.ctypeslib.as_array(rows).reshape(count, width)
@@ -538,6 +541,11 @@ class Model(Resource):
     def reads_target_cache(self) -> bool:
         """Whether the file holds MTP heads that have no cache and read that of their target."""
         return reads_target_cache(self.architecture)
+
+    @property
+    def emits_layers(self) -> bool:
+        """Whether passes can emit the inputs of layers for every row, whether it has logits or not."""
+        return emits_layers(self.architecture)
 
     @property
     def n_embd(self) -> int:

@@ -161,7 +161,7 @@ def _predict_target(
     batch.clear()
     first = len(tokens) - COMPARED_TOKENS
     for position, token in enumerate(tokens):
-        batch.add(token, position, 0, position >= first)
+        batch.add(token, position, 0, position >= first or target.states_need_logits)
     try:
         target.decode(batch)
         target.synchronize()

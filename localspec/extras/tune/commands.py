@@ -21,6 +21,7 @@ from localspec.extras.tune import texts as collecting
 from localspec.paths import default_paths, expand_user
 from localspec.protocol.tuned import tuned_folder
 
+# Kinds of pairs whose draft is trained further.
 TUNED_KINDS = ("model", "mtp-sidecar", "eagle3", "dflash", "dspark")
 # Answers since the last tuned draft, without which none is made by night.
 NEW_ANSWERS = 40
@@ -60,6 +61,12 @@ _DELETED = (
     default="auto",
     show_default=True,
     help="Train all weights (needs PyTorch) or rows of the output matrix.",
+)
+@click.option(
+    "--new",
+    is_flag=True,
+    help="Make another draft for the target, a layer that reads its states (EAGLE-3), even where it has "
+    "none. Needs PyTorch, and hours for a large model.",
 )
 @click.option(
     "--auto/--no-auto",
@@ -103,6 +110,7 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
         return _revert(view, folder)
     if options["status"]:
         return _show_status(view, as_json=options["as_json"])
+    _check_kind(view, makes_draft=options["new"])
     plan = tuning.Plan(
         view,
         folder,
@@ -110,6 +118,7 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
         options["method"],
         collecting.find_places([_existing(name) for name in files]),
         NEW_ANSWERS if options["by_night"] else 0,
+        makes_draft=options["new"],
     )
     return _tune(plan, as_json=options["as_json"])
 
@@ -132,13 +141,20 @@ def _existing(name: str) -> Path:
 
 
 def _folder(view: dict[str, Any]) -> Path:
-    """Return the folder of the pair's tuned draft. Raises LocalspecError if the pair cannot have one."""
-    if view["kind"] not in TUNED_KINDS:
+    """Return the folder of the pair's tuned draft."""
+    own = view["draft"]["path"] if view["draft"] else ""
+    return tuned_folder(default_paths().tuned, view["target"]["path"], own)
+
+
+def _check_kind(view: dict[str, Any], *, makes_draft: bool) -> None:
+    """Check that the pair can have a tuned draft. Raises LocalspecError if not."""
+    if view["kind"] == "upstream":
+        raise LocalspecError(f"{view['name']} is another server's pair, which drafts by itself.")
+    if view["kind"] not in TUNED_KINDS and not makes_draft:
         raise LocalspecError(
             f"The pair {view['name']} has no draft in a file of its own, which could be tuned. To find one: "
-            "localspec drafts"
+            f"localspec drafts. To make one: localspec tune {view['name']} --new"
         )
-    return tuned_folder(default_paths().tuned, view["target"]["path"], view["draft"]["path"])
 
 
 def _revert(view: dict[str, Any], folder: Path) -> int:

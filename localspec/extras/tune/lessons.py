@@ -121,8 +121,6 @@ def read_lessons(
 ) -> list[Lesson]:
     """Return the lessons as the target teaches them, until `done` returns False.
 
-    Of the others, those that the target has written stay as they are.
-
     reader: of the target. done: called with the number of lessons that were read.
     """
     taught: list[Lesson] = []
@@ -130,4 +128,4 @@ def read_lessons(
         taught.append(teach(reader, lesson))
         if not done(len(taught)):
             break
-    return [*taught, *(lesson for lesson in lessons[len(taught) :] if lesson.is_own)]
+    return taught

@@ -1,11 +1,11 @@
-"""Read the tensors of a GGUF model, and write a copy of the file in which some of them are others."""
+"""Read the tensors of a GGUF model, write a copy of the file with other tensors, or a new file."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,21 @@ from localspec.errors import LoadFailed
 from localspec.extras.tune.reading import Floats, Integers
 from localspec.files import replace_atomically
 from localspec.model_traits import sidecar_kind
-from localspec.registry.header.gguf import DEFAULT_ALIGNMENT, FileSource, Tensor, read_header
+from localspec.registry.header.gguf import (
+    DEFAULT_ALIGNMENT,
+    FileSource,
+    NumberArray,
+    StringArray,
+    Tensor,
+    Value,
+    read_header,
+)
 
 OUTPUT, EMBEDDINGS = "output.weight", "token_embd.weight"
 _HEAD_OUTPUT = ".nextn.shared_head_head.weight"  # ends the name of the output matrix of MTP heads
-_OFFSETS = "d2t"  # by row of an EAGLE-3 sidecar with a small vocabulary: its token less its number
+VOCABULARY = "d2t"  # of an EAGLE-3 sidecar that has a small one: the token of each row
+_VERSION = 3
+_F32, _Q8_0, _I64 = 0, 8, 27  # ggml's numbers of tensor types
 _COUNT_OFFSET = 8  # of the number of tensors, behind the magic and the version
 
 
@@ -60,10 +70,14 @@ class ModelFile:
 
     def read_output_tokens(self) -> Integers:
         """Return the token (rows,) that each row of the output matrix stands for."""
-        tokens = np.arange(self._tensors[self.output_name].shape[1])
-        if _OFFSETS in self._tensors:
-            tokens += self._read_bytes(self._tensors[_OFFSETS]).view(np.int64)
-        return tokens
+        if VOCABULARY in self._tensors:
+            return self._read_bytes(self._tensors[VOCABULARY]).view(np.int64)
+        return np.arange(self._tensors[self.output_name].shape[1])
+
+    @property
+    def n_vocab(self) -> int:
+        """The tokens that the embeddings have a row for."""
+        return self._tensors[EMBEDDINGS].shape[1]
 
     @property
     def n_ctx_train(self) -> int:
@@ -84,6 +98,18 @@ class ModelFile:
         values = dequantize(self._read_bytes(tensor), tensor.kind, tensor.elements)
         return values.reshape(tensor.shape[::-1])
 
+    def read_rows(self, name: str, rows: Integers) -> Floats:
+        """Return some rows (n, width) of a matrix as float32. Raises as `read_tensor`."""
+        tensor, width = self._tensors[name], self._tensors[name].shape[0]
+        data = self._read_bytes(tensor).reshape(tensor.shape[1], -1)[rows]
+        return dequantize(data.ravel(), tensor.kind, len(rows) * width).reshape(-1, width)
+
+    @property
+    def tokenizer(self) -> dict[str, Value]:
+        """The metadata of the vocabulary."""
+        metadata = self._header.metadata
+        return {key: metadata[key] for key in metadata if key.startswith("tokenizer.ggml.")}
+
     def _read_bytes(self, tensor: Tensor) -> Bytes:
         return self._bytes[tensor.offset : tensor.offset + tensor.size]
 
@@ -93,9 +119,7 @@ class ModelFile:
         changed: may have an output matrix that the file has not, which gets the embeddings' quantization.
         """
         start = bytearray(self._bytes[: self._header.table_offset])
-        table = bytearray()
-        blocks: list[Bytes] = []
-        end = 0  # of the tensors so far
+        rows = []
         names = list(dict.fromkeys([*self._tensors, *changed]))
         for name in names:
             tensor = self._tensors.get(name) or self._tensors[EMBEDDINGS]
@@ -103,20 +127,78 @@ class ModelFile:
             if name in changed:
                 kind = choose_type(kind)
                 data = quantize(changed[name], kind)
-            table += _table_row(name, tensor.shape, kind, end)
-            blocks.append(data)
-            end += len(data) + -len(data) % self._alignment
+            rows.append(_Row(name, tensor.shape, kind, data))
         struct.pack_into("<Q", start, _COUNT_OFFSET, len(names))
-        with replace_atomically(path, sync=False) as file:
-            file.write(start + table)
-            for block in blocks:
-                file.write(bytes(-file.tell() % self._alignment))
-                file.write(block.data)
-            file.write(bytes(-file.tell() % self._alignment))
+        _write(path, start, rows, self._alignment)
+
+
+def write_model(
+    path: Path,
+    metadata: Mapping[str, Value | Sequence[int]],
+    weights: Mapping[str, Floats],
+    ids: Integers,
+) -> None:
+    """Write a new file.
+
+    metadata: integers become uint32, sequences of them int32. weights: matrices become Q8_0, vectors F32.
+    ids: the tensor `VOCABULARY`.
+    """
+    start = bytearray(struct.pack("<4sIQQ", b"GGUF", _VERSION, len(weights) + 1, len(metadata)))
+    for key, value in metadata.items():
+        start += _encode_string(key) + _encode_value(value)
+    rows = [_Row(VOCABULARY, ids.shape, _I64, ids.astype(np.int64).view(np.uint8))]
+    for name, values in weights.items():
+        kind = _Q8_0 if values.ndim > 1 else _F32
+        rows.append(_Row(name, values.shape[::-1], kind, quantize(values, kind)))
+    _write(path, start, rows, DEFAULT_ALIGNMENT)
+
+
+class _Row(NamedTuple):
+    """A tensor to be written: its shape with the fastest dimension first, its type, and its data."""
+
+    name: str
+    shape: Sequence[int]
+    kind: int
+    data: Bytes
+
+
+def _write(path: Path, start: bytes | bytearray, rows: Sequence[_Row], alignment: int) -> None:
+    """Write a file whose header without the tensor table is `start`."""
+    table, end = bytearray(), 0
+    for row in rows:
+        table += _table_row(row.name, row.shape, row.kind, end)
+        end += len(row.data) + -len(row.data) % alignment
+    with replace_atomically(path, sync=False) as file:
+        file.write(start + table)
+        for row in rows:
+            file.write(bytes(-file.tell() % alignment))
+            file.write(row.data.data)
+        file.write(bytes(-file.tell() % alignment))
+
+
+def _encode_string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _encode_value(value: Value | Sequence[int]) -> bytes:
+    """Return a value with its type before it, as GGUF says."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _encode_string(value)
+    if isinstance(value, StringArray):
+        return struct.pack("<IIQ", 9, 8, value.count) + value.raw
+    if isinstance(value, NumberArray):
+        return struct.pack("<IIQ", 9, value.kind, value.count) + value.raw
+    return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
 
 
 def _table_row(name: str, shape: Sequence[int], kind: int, offset: int) -> bytes:
     """Return a row of the tensor table. offset: of its data from the beginning of all data."""
-    encoded = name.encode()
-    numbers = f"<Q{len(encoded)}sI{len(shape)}QIQ"
-    return struct.pack(numbers, len(encoded), encoded, len(shape), *shape, kind, offset)
+    numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+    return _encode_string(name) + numbers

@@ -124,7 +124,8 @@ class SidecarReader:
                 end = min(start + BATCH_ROWS, len(tokens))
                 self._batch.clear()
                 for position in range(start, end):
-                    self._batch.add(tokens[position], position, 0, position == end - 1)
+                    wants_logits = position == end - 1 or context.states_need_logits
+                    self._batch.add(tokens[position], position, 0, wants_logits)
                 context.decode(self._batch)
                 context.synchronize()
                 parts.append(context.states(0, end - start).copy())

@@ -250,20 +250,20 @@ def adopt(folder: Path, trained: Path, record: dict[str, Any], client: TuneClien
 
 
 def make_record(
-    base: Path,
+    base: str,
     target: str,
     result: dict[str, Any],
     learned: Sequence[TrainingText],
     speeds: Sequence[dict[str, float]],
 ) -> dict[str, Any]:
-    """Return the record of a tuned draft, a `TunedDraft`."""
-    info = base.stat()
+    """Return the record of a tuned draft, a `TunedDraft`. base: "" if the pair has none of its own."""
+    info = Path(base or target).stat()
     before, after = speeds
     created = time.time()
     return {
         "file": f"draft-{int(created)}.gguf",
         "target": target,
-        "base": str(base),
+        "base": base,
         "base_size": info.st_size,
         "base_changed": info.st_mtime_ns,
         "created": created,

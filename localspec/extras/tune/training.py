@@ -35,8 +35,11 @@ class Job(msgspec.Struct):
     - `texts`, `held_out`: as in `make_lesson`, the oldest first.
     - `seconds`: time that reading and training may take.
     - `method`: "rows", "weights", or "auto" for the latter if PyTorch is installed and `network` knows the
-      draft's architecture. "none" only compares the draft with the one in `output`.
-    - `start`: a copy of the draft that was trained before, whose weights are trained further.
+      draft's architecture. "new" makes another draft, which reads the target's states. "none" only compares
+      the draft with the one in `output`.
+    - `draft`: may be "" for "new".
+    - `start`: a draft that was half trained before, whose weights are trained further.
+    - `states`: for "new", the file for the target's states, of at most `max_state_bytes`.
     """
 
     target: str
@@ -48,6 +51,8 @@ class Job(msgspec.Struct):
     threads: int
     method: str = "auto"
     start: str = ""
+    states: str = ""
+    max_state_bytes: int = 0
 
 
 def _send(**values: object) -> None:
@@ -75,13 +80,10 @@ def train(job: Job) -> dict[str, Any]:
         LocalspecError: a model cannot be loaded, or is of a kind that cannot be tuned.
     """
     from localspec.extras.tune.lessons import make_lesson, read_lessons
-    from localspec.extras.tune.model_file import ModelFile
-    from localspec.extras.tune.reading import TextReader
 
-    teacher = TextReader(job.target, job.threads)
+    teacher = _open_teacher(job)
     try:
-        vocab = teacher.model.vocab
-        n_ctx = min(teacher.n_ctx, ModelFile(Path(job.draft)).n_ctx_train or teacher.n_ctx)
+        vocab, n_ctx = teacher.model.vocab, _count_tokens(job, teacher.n_ctx)
         lessons = [make_lesson(text, vocab, n_ctx) for text in job.texts]
         held_out = [make_lesson(text, vocab, n_ctx) for text in job.held_out]
         lessons = [lesson for lesson in lessons if len(lesson.labels)]
@@ -90,13 +92,20 @@ def train(job: Job) -> dict[str, Any]:
 
         def go_on(count: int) -> bool:
             report(count / len(lessons))
-            return time.process_time() < deadline
+            has_room = not job.states or teacher.bytes_written < job.max_state_bytes
+            return time.process_time() < deadline and has_room
 
         # The newest first, since the time may not suffice for all.
         taught = read_lessons(teacher, lessons[::-1], go_on)
     finally:
         teacher.close()
-    method = _train_draft(job, taught) if job.method != "none" else ""
+    # Of texts that the target has not read, those that it has written can be learned from as they are.
+    unread = [lesson for lesson in lessons[::-1][len(taught) :] if lesson.is_own]
+    method = ""
+    if job.method == "new":
+        method = _make_draft(job, teacher, taught)
+    elif job.method != "none":
+        method = _train_draft(job, [*taught, *unread])
     before = _measure(job, job.draft, held_out, "comparing")
     after = _measure(job, job.output, held_out, "comparing the new draft")
     return {
@@ -108,6 +117,64 @@ def train(job: Job) -> dict[str, Any]:
             kind: {"before": before[kind], "after": after[kind]} for kind in before
         },
     }
+
+
+def _open_teacher(job: Job) -> Any:
+    """Return a reader of the target, which writes its states if they are to be learned from."""
+    from localspec.extras.tune.reading import TextReader
+    from localspec.extras.tune.states import StateReader
+
+    if job.method == "new":
+        return StateReader(job.target, job.threads, Path(job.states))
+    return TextReader(job.target, job.threads)
+
+
+def _count_tokens(job: Job, limit: int) -> int:
+    """Return how many tokens of a text both models can read, at most `limit`."""
+    from localspec.extras.tune.model_file import ModelFile
+
+    known = ModelFile(Path(job.draft)).n_ctx_train if job.draft else 0
+    return min(limit, known or limit)
+
+
+def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
+    """Train a new draft that reads the target's states, write it, and return what was trained."""
+    if importlib.util.find_spec("torch") is None:
+        raise LocalspecError(_explain_torch("A new draft is"))
+    from localspec.extras.tune.head import Head, train_head
+    from localspec.extras.tune.model_file import ModelFile
+    from localspec.extras.tune.states import choose_vocabulary
+
+    target, windows = ModelFile(Path(job.target)), teacher.windows(lessons)
+    if job.start:
+        head = Head.open(Path(job.start))
+    else:
+        vocabulary = choose_vocabulary(lessons, target.n_vocab)
+        head = Head.draw(target, teacher.layers, vocabulary, windows)
+    seconds = (1 - TEACHING_SHARE) * job.seconds
+    report = _save_and_report(lambda: head.write(Path(job.output), target))
+    train_head(head, windows, target, seconds, job.threads, report)
+    return "a new draft"
+
+
+def _explain_torch(trained: str) -> str:
+    """Return that PyTorch is missing, by which something is trained, as sentences."""
+    command = installation.install_extra_command("tune")
+    return f"{trained} trained with PyTorch, which is not installed; run: {command}."
+
+
+def _save_and_report(save: Callable[[], None]) -> Callable[[float], None]:
+    """Return a function that reports the share of the training that is done, and saves at times."""
+    report, saved = _reporter("training"), time.monotonic()
+
+    def report_and_save(done: float) -> None:
+        nonlocal saved
+        report(done)
+        if done >= 1 or time.monotonic() - saved > SAVE_INTERVAL_S:
+            saved = time.monotonic()
+            save()
+
+    return report_and_save
 
 
 def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
@@ -125,21 +192,12 @@ def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
             if job.method == "weights":
                 raise
         else:
-            report, saved = _reporter("training"), time.monotonic()
-
-            def report_and_save(done: float) -> None:
-                nonlocal saved
-                report(done)
-                if done >= 1 or time.monotonic() - saved > SAVE_INTERVAL_S:
-                    saved = time.monotonic()
-                    file.write_copy(Path(job.output), decoder.values())
-
-            network.train_decoder(decoder, lessons, seconds, job.threads, report_and_save)
+            report = _save_and_report(lambda: file.write_copy(Path(job.output), decoder.values()))
+            network.train_decoder(decoder, lessons, seconds, job.threads, report)
             return "all weights"
     if job.method == "weights":
         raise LocalspecError(
-            "All weights are trained with PyTorch, which is not installed; run: "
-            f"{installation.install_extra_command('tune')}. To train without it: --method rows"
+            f"{_explain_torch('All weights are')} To train without it: --method rows"
         )
     _train_rows(job, lessons)
     return "output rows"
@@ -191,6 +249,8 @@ def _measure(job: Job, draft: str, lessons: Sequence[Any], stage: str) -> dict[s
     """Return by kind of work how many tokens a pass of the target yields with a draft."""
     from localspec.extras.tune.lessons import count_hits, mean_tokens_per_pass
 
+    if not draft:
+        return {lesson.kind: 1.0 for lesson in lessons}
     report, by_kind = _reporter(stage), {}
     reader = _open_reader(job, draft)
     try:

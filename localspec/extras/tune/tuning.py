@@ -26,7 +26,9 @@ from localspec.protocol.tuned import WORK_PREFIX
 _COMPLETING_SHARE = 0.3  # of the time, in which the target completes files
 MIN_CHECKED_TEXTS = 16  # answers since a draft was made, by which it is checked
 _COPIES = 5  # of the draft that a run has on the disk at most, the adopted one included
-_TRAINED, _STATE = "draft.gguf", "state.json"  # in the work folder
+_TRAINED, _STATE, _STATES = "draft.gguf", "state.json", "states"  # in the work folder
+# What the target's states may take on the disk, and what must be free for a new draft to be made.
+MAX_STATE_BYTES, MIN_STATE_BYTES = 16 << 30, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Plan:
 
     view: the pair, a `PairView`. folder: of its tuned draft. places: in files, for the target to complete.
     seconds: for all of it, without pauses. new_answers: how many there must be since the last tuned draft.
+    makes_draft: another draft is made, one that reads the target's states.
     """
 
     view: dict[str, Any]
@@ -43,6 +46,7 @@ class Plan:
     method: str = "auto"
     places: Sequence[collecting.Place] = field(default_factory=list)
     new_answers: int = 0
+    makes_draft: bool = False
 
     @property
     def name(self) -> str:
@@ -53,15 +57,15 @@ class Plan:
         return str(self.view["target"]["path"])
 
     @property
-    def base(self) -> Path:
-        """The pair's own draft."""
-        return Path(self.view["draft"]["path"])
+    def base(self) -> str:
+        """The path of the pair's own draft; "": it has none in a file."""
+        return str(self.view["draft"]["path"]) if self.view["draft"] else ""
 
     def job(self, **values: Any) -> dict[str, Any]:
         """Return what the training process gets."""
         job = {
             "target": self.target,
-            "draft": str(self.base),
+            "draft": self.base,
             "texts": [],
             "seconds": self.seconds,
             "threads": usable_cores(),
@@ -83,7 +87,7 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
     if sum(text.created > created for text in texts) < plan.new_answers:
         raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
     with _work_folder() as work:
-        _check_room(plan.base, work)
+        room = _check_room(plan, work)
         seconds = plan.seconds
         if plan.places:
             texts += _complete(client, plan, report)
@@ -98,14 +102,18 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
             texts=[text.as_job() for text in learned],
             held_out=[text.as_job() for text in held_out],
             seconds=seconds,
-            method=plan.method,
+            method="new" if plan.makes_draft else plan.method,
+            states=str(work / _STATES) if plan.makes_draft else "",
+            max_state_bytes=room,
         )
         result = running.Training(job, report).run()
         running.unload(plan.name)
         # A copy, so that both drafts begin with nothing known: what an earlier load has measured would favour
         # one of them.
-        copy = shutil.copyfile(plan.base, work / "present.gguf")
-        pairs = [f"{plan.target},{copy}", f"{plan.target},{trained}"]
+        present = plan.target
+        if plan.base:
+            present += f",{shutil.copyfile(plan.base, work / 'present.gguf')}"
+        pairs = [present, f"{plan.target},{trained}"]
         speeds = running.measure_speed(client, pairs, running.choose_speed_texts(held_out), report)
         record = running.make_record(plan.base, plan.target, result, learned, speeds)
         running.check_better(record)
@@ -140,13 +148,20 @@ def check_present(
     return gains
 
 
-def _check_room(base: Path, work: Path) -> None:
-    """Check that the disk holds the drafts of a run. Raises LocalspecError if it does not."""
-    needed, free = _COPIES * base.stat().st_size, shutil.disk_usage(work).free
+def _check_room(plan: Plan, work: Path) -> int:
+    """Return how many bytes the target's states may take on the disk.
+
+    Raises:
+        LocalspecError: it does not hold what a run needs.
+    """
+    needed, free = MIN_STATE_BYTES, shutil.disk_usage(work).free
+    if not plan.makes_draft:
+        needed = _COPIES * Path(plan.base).stat().st_size
     if needed > free:
         raise LocalspecError(
             f"Tuning needs {format_size(needed)} in {work.parent}, and {format_size(free)} are free."
         )
+    return min(MAX_STATE_BYTES, free // 2)
 
 
 def _complete(client: TuneClient, plan: Plan, report: running.Report) -> list[TrainingText]:
@@ -182,10 +197,11 @@ def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
 
     Delete what earlier runs left. Write down what this one learns from, as digests.
     """
-    info = plan.base.stat()
+    info = Path(plan.base or plan.target).stat()
     state = {
         "target": plan.target,
-        "base": [str(plan.base), info.st_size, info.st_mtime_ns],
+        "base": [plan.base, info.st_size, info.st_mtime_ns],
+        "makes_draft": plan.makes_draft,
         "learned": sorted({_digest(text) for text in learned}),
     }
     start = ""

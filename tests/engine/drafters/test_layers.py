@@ -145,6 +145,44 @@ def test_targets_of_every_architecture_get_the_drafts_that_were_written(
         assert engine.answers[request].tokens == expected(first, 60)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_target_that_shows_no_layers_gets_drafts_from_its_last_states(
+    tmp_path: Path, load: Load, exact: bool
+) -> None:
+    """Those of a prompt are unknown, since it has logits for its last token alone."""
+    engine = load(write_pair(tmp_path, architecture="qwen2"))
+    for depth in (1, 3):
+        engine.forget()
+        answer = engine.ask([5], 100, speculative=ask_for(engine, depth), exact=exact)
+        assert answer.tokens == expected(5, 100)
+        speculation = answer.done.speculation
+        assert (speculation.drafted, speculation.accepted) == count_right_drafts(5, 100, depth)
+    engine.forget()
+    prompts = [
+        [(7 * at + first) % 500 for at in range(n)] for first, n in ((1, 10), (2, 60), (3, 150))
+    ]
+    ids = [
+        engine.start(prompt, 60, speculative=ask_for(engine, 3), exact=exact) for prompt in prompts
+    ]
+    engine.finish()
+    for request, prompt in zip(ids, prompts, strict=True):
+        answer = engine.answers[request]
+        assert answer.tokens == expected(prompt[-1], 60)
+        speculation = answer.done.speculation
+        assert speculation.accepted > 20, speculation
+
+
+def test_a_target_that_shows_no_layers_is_refused_to_sidecars_that_read_them(
+    tmp_path: Path, load: Load
+) -> None:
+    files = write_pair(tmp_path, architecture="qwen2")
+    assert files.draft is not None
+    for layers in ((0, 1, 1), (2, 2, 1), (3, 3, 3)):  # it has two
+        write_sidecar(Path(files.draft), "eagle3", SHAPE, layers=layers)
+        with pytest.raises(LoadFailed, match="does not show the layers of the architecture qwen2"):
+            load(files)
+
+
 def test_a_block_has_no_more_rows_than_its_drafts(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import gguf
 import msgspec
@@ -19,8 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import TINY_TARGET, follow, target_cycle
+from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import write_heads_apart
-from benchmarks.synthetic_targets import LayerReader, write_layer_reader, write_target
+from benchmarks.synthetic_targets import (
+    LayerReader,
+    TargetArchitecture,
+    write_layer_reader,
+    write_target,
+)
 from localspec.children import engine_environment
 from localspec.engine.llama import initialise, quantization
 from localspec.errors import LoadFailed
@@ -31,8 +38,8 @@ from localspec.extras.tune.lessons import (
     mean_tokens_per_pass,
     read_lessons,
 )
-from localspec.extras.tune.model_file import EMBEDDINGS, OUTPUT, ModelFile
-from localspec.extras.tune.reading import TextReader
+from localspec.extras.tune.model_file import EMBEDDINGS, OUTPUT, ModelFile, write_model
+from localspec.extras.tune.reading import SidecarReader, TextReader
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header.gguf import TENSOR_TYPES
 from tests.support.pairs import N_VOCAB, cycle_pair
@@ -187,6 +194,53 @@ def test_a_copy_without_changes_is_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "copy.gguf").read_bytes() == (BUILTIN / "draft.gguf").read_bytes()
 
 
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=20),
+        st.booleans()
+        | st.integers(0, 2**32 - 1)
+        | st.floats(width=32, allow_nan=False)
+        | st.text(max_size=40)
+        | st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5),
+        max_size=5,
+    )
+)
+def test_a_new_file_says_what_was_written(metadata: dict[str, Any]) -> None:
+    initialise()
+    generator = np.random.default_rng(len(metadata))
+    weights = {"b.weight": generator.normal(size=(5, 64)), "a.weight": generator.normal(size=7)}
+    weights = {name: values.astype(np.float32) for name, values in weights.items()}
+    ids = np.array([3, 0, 2**40])
+    target = ModelFile(BUILTIN / "target.gguf")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "new.gguf"
+        write_model(path, metadata | target.tokenizer, weights, ids)
+        file = ModelFile(path)
+        assert file.tokenizer == target.tokenizer
+        for key, value in metadata.items():
+            written = file.read_value(key)
+            assert (list(written.values()) if isinstance(value, list) else written) == value
+        assert np.array_equal(file.read_tensor("a.weight"), weights["a.weight"])
+        difference = file.read_tensor("b.weight") - weights["b.weight"]
+        assert np.abs(difference).max() <= np.abs(weights["b.weight"]).max() / 127
+        theirs = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+        assert theirs.keys() == {"a.weight", "b.weight", "d2t"}
+        assert np.array_equal(theirs["d2t"], ids)
+
+
+def test_rows_of_a_small_vocabulary_are_the_tokens_that_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "draft.gguf"
+    write_eagle(path, TINY_TARGET, target_cycle(N_VOCAB), n_known=300)
+    assert np.array_equal(ModelFile(path).read_output_tokens(), np.arange(300))
+
+
+@given(st.lists(st.integers(0, N_VOCAB - 1), max_size=20))
+def test_some_rows_of_a_matrix_are_those_of_all(rows: list[int]) -> None:
+    file = ModelFile(BUILTIN / "draft.gguf")
+    chosen = file.read_rows(EMBEDDINGS, np.array(rows, np.int64))
+    assert np.array_equal(chosen, file.read_tensor(EMBEDDINGS)[rows])
+
+
 @pytest.mark.parametrize("kind", sorted(set(TENSOR_TYPES) & set(gguf.GGML_QUANT_SIZES)))
 def test_values_are_those_of_another_reader(kind: int) -> None:
     """Random bytes are read by both; what can be written comes back nearly as it was."""
@@ -290,6 +344,55 @@ def test_all_weights_of_a_wrong_draft_are_made_right(tmp_path: Path, acceptance:
     assert pair.draft is not None
     assert hits_of(pair.draft, lessons) < 0.9
     assert hits_of(tmp_path / "new.gguf", lessons) > 0.95
+
+
+def train_new_draft(folder: Path, architecture: TargetArchitecture) -> PairFiles:
+    """Return a target that follows the cycle, with a draft that was made for it."""
+    initialise()
+    target = folder / "target.gguf"
+    write_target(target, replace(TINY_TARGET, n_ctx=2048), target_cycle(N_VOCAB), architecture)
+    job = job_of(folder, draft="", method="new", states=str(folder / "states"))
+    teacher = training._open_teacher(job)
+    taught = read_lessons(teacher, cycle_lessons(64), lambda _count: True)
+    teacher.close()
+    assert training._make_draft(job, teacher, taught) == "a new draft"
+    return PairFiles(architecture, str(target), str(folder / "new.gguf"))
+
+
+@needs_torch
+@pytest.mark.parametrize("architecture", get_args(TargetArchitecture))
+def test_a_new_draft_predicts_its_target(tmp_path: Path, architecture: TargetArchitecture) -> None:
+    """Most of its drafts in a row are accepted, in answers that begin where no lesson did."""
+    with running(train_new_draft(tmp_path, architecture)) as engine:
+        assert engine.pair.drafter is not None
+        answers = {
+            first: engine.ask([first], 40, GREEDY, drafting(3, "eagle3"))
+            for first in range(3, 80, 8)
+        }
+    for first, answer in answers.items():
+        assert answer.tokens == follow(target_cycle(N_VOCAB), first, 40)
+    figures = [answer.done.speculation for answer in answers.values()]
+    assert sum(f.accepted for f in figures) > 0.8 * sum(f.drafted for f in figures)
+
+
+@needs_torch
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_new_draft_computes_what_llama_cpp_computes(
+    tmp_path: Path, architecture: TargetArchitecture
+) -> None:
+    from localspec.extras.tune import head as making
+
+    files = train_new_draft(tmp_path, architecture)
+    target, head = ModelFile(Path(files.target)), making.Head.open(tmp_path / "new.gguf")
+    reader = SidecarReader(files.target, tmp_path / "new.gguf", 1)
+    tokens = follow(target_cycle(N_VOCAB), 7, 24)
+    theirs = np.concatenate(list(reader.read(tokens, 8)))[:, head.vocabulary]
+    states = reader._read_target(tokens)
+    reader.close()
+    embeddings = target.read_rows(EMBEDDINGS, np.array(tokens))
+    inputs = (making.torch.tensor(values)[None] for values in (embeddings, states))  # type: ignore[attr-defined]
+    ours = head.logits(head.unroll(*inputs, 1)[0])[0, 8:].detach().numpy()
+    assert np.abs(ours - theirs).mean() < 0.03 * theirs.std()
 
 
 @needs_torch
