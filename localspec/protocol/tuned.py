@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+NEW_DRAFT = "a new draft"  # `method` of one that was not made from the pair's own
 RECORD_FILE = "record.json"
 # Begins the name of a folder beside the drafts in which one is being made. Its maker holds a lock of it.
 WORK_PREFIX = "training-"

@@ -115,11 +115,12 @@ def _projector_hint(record: Record) -> str:
 def with_tuned_draft(files: PairFiles, tuned: Path) -> PairFiles:
     """Return the files of a pair with its tuned draft, if there is one in the folder `tuned`.
 
-    The pair's own draft replaces it if it turns out to be of no use.
+    It was judged by the user's own texts. So the pair's own draft, or none, replaces it only if it cannot be
+    used or predicts next to nothing.
     """
     if found := find_tuned_draft(tuned, files.target, files.draft or ""):
-        if files.draft:
-            files.other_drafts = (files.draft, *files.other_drafts)
+        files.other_drafts = (files.draft or files.target, *files.other_drafts)
+        files.draft_named = True
         files.draft = files.tuned_draft = str(found[0])
     return files
 

@@ -20,6 +20,7 @@ import msgspec
 from localspec import installation
 from localspec.engine.priority import lower_priority
 from localspec.errors import LocalspecError
+from localspec.protocol.tuned import NEW_DRAFT
 
 SAVE_INTERVAL_S = 300.0  # of a draft in the making
 DEPTH = 4  # of the rounds that are replayed to compare drafts
@@ -154,7 +155,7 @@ def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
     seconds = (1 - TEACHING_SHARE) * job.seconds
     report = _save_and_report(lambda: head.write(Path(job.output), target))
     train_head(head, windows, target, seconds, job.threads, report)
-    return "a new draft"
+    return NEW_DRAFT
 
 
 def _explain_torch(trained: str) -> str:

@@ -16,8 +16,9 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
 from localspec.extras.upstream import export
 from localspec.extras.upstream.export import ENGINES, Deployment
+from localspec.model_traits import emits_layers
 from localspec.paths import default_paths
-from localspec.protocol.tuned import tuned_folder
+from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -144,11 +145,25 @@ def _load_pair(name: str, *, with_tuned: bool) -> export.ExportedPair:
     exported = export.read_pair(
         name, entry, view, ConversationsClient().statistics(_ALL_DAYS, pair_name)["total"]
     )
-    if with_tuned and view and view.get("tuned") and exported.draft:
-        paths = exported.target.path, exported.draft.path
-        tuned = tuned_folder(default_paths().tuned, *paths) / view["tuned"]["file"]
-        draft = replace(exported.draft, repo="", file=tuned.name, path=str(tuned))
-        exported = replace(exported, draft=draft)
+    return _with_tuned_draft(exported, view) if with_tuned and view else exported
+
+
+def _with_tuned_draft(exported: export.ExportedPair, view: dict[str, Any]) -> export.ExportedPair:
+    """Return the pair with the draft that `localspec tune` has made, if llama-server can use one."""
+    tuned, architecture = view.get("tuned"), view["target"]["architecture"]
+    if not tuned:
+        return exported
+    own = exported.draft.path if exported.draft else ""
+    path = tuned_folder(default_paths().tuned, exported.target.path, own) / tuned["file"]
+    draft = export.ExportedModel(path.name, path=str(path))
+    if tuned["method"] != NEW_DRAFT:
+        return replace(exported, draft=draft)
+    if emits_layers(architecture):
+        return replace(exported, draft=draft, draft_kind="eagle3")
+    render.note(
+        f"The new draft of {exported.name} is left out: llama-server does not show it the target's states "
+        f"({architecture})."
+    )
     return exported
 
 

@@ -23,6 +23,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import TINY_TARGET, target_cycle
+from benchmarks.synthetic_targets import TargetArchitecture, write_layer_reader, write_target
 from localspec.client.pairs import PairsClient
 from localspec.daemon.pairs.names import builtin_files
 from localspec.errors import LocalspecError
@@ -38,11 +40,11 @@ from localspec.extras.tune.texts import (
     split_by_time,
 )
 from localspec.files import hold_folder
-from localspec.protocol.tuned import TunedDraft, tuned_folder
+from localspec.protocol.tuned import NEW_DRAFT, TunedDraft, tuned_folder
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
 from tests.extras.tune.test_training import write_sidecar
 from tests.support.daemons import Home, temporary_home, wait_for
-from tests.support.pairs import expected
+from tests.support.pairs import N_VOCAB, expected
 
 QUESTION = "What does shutil.copytree do?"
 FILES = builtin_files()
@@ -62,19 +64,18 @@ def put_tuned_draft(
     content: bytes | None = None,
     target: str = TARGET,
     base: str = BASE,
+    method: str = "output rows",
 ) -> Path:
-    """Give the built-in pair a tuned draft, a copy of its own, that learned from these conversations."""
+    """Give a pair a tuned draft, a copy of its own, that learned from these conversations."""
     folder = tuned_folder(home.root / "data" / "tuned", target, base)
     folder.mkdir(parents=True, exist_ok=True)
     result = {
-        "method": "output rows",
+        "method": method,
         "tokens": 7,
         "tokens_per_pass": {"ask": {"before": 2, "after": 3}},
     }
     learned = [TrainingText("ask", "", conversation=name) for name in conversations]
-    record = running.make_record(
-        Path(base), target, result, learned, [{"ask": 10.0}, {"ask": 12.0}]
-    )
+    record = running.make_record(base, target, result, learned, [{"ask": 10.0}, {"ask": 12.0}])
     (folder / "record.json").write_text(json.dumps(record))
     (folder / record["file"]).write_bytes(content or Path(base).read_bytes())
     return folder
@@ -182,6 +183,43 @@ def test_a_tuned_sidecar_is_used(home: Home, tmp_path: Path, kind: str) -> None:
     assert loaded_draft(home) == base
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_pair_without_a_draft_uses_a_new_one(
+    home: Home, tmp_path: Path, architecture: TargetArchitecture
+) -> None:
+    name, path, sidecar = f"{architecture}-mine", tmp_path / "target.gguf", tmp_path / "new.gguf"
+    write_target(path, TINY_TARGET, target_cycle(N_VOCAB), architecture)
+    write_layer_reader(
+        sidecar, "eagle3", TINY_TARGET, target_cycle(N_VOCAB), 0.9, architecture, n_known=400
+    )
+    added = home.run("add", name, "--target", str(path), "--no-draft")
+    assert added.returncode == 0, added.stderr
+    target = PairsClient(str(home.socket)).pair(name)["target"]["path"]
+    assert f"localspec tune {name} --new" in home.run("tune", name).stderr
+
+    def draft_of_next_answer() -> str:
+        home.run("unload")
+        request = {"model": name, "prompt": [5], "n_predict": 30, "temperature": 0}
+        answer = home.request("POST", "/completion", request | {"return_tokens": True})
+        assert answer.json.get("tokens") == expected(5, 30), answer.json
+        return str(home.status()["pair"]["draft"])
+
+    assert "tuned" not in draft_of_next_answer()
+    options = {"target": target, "base": "", "method": NEW_DRAFT}
+    folder = put_tuned_draft(home, content=sidecar.read_bytes(), **options)
+    assert draft_of_next_answer().endswith("(tuned)")
+    assert "tuned" in home.run("show", name).stdout
+    exported = home.run("export", name, "--to", "llama-server")
+    is_shown = architecture == "llama"  # llama-server cannot show it the states of the other one
+    assert ("draft-eagle3" in exported.stdout and str(folder) in exported.stdout) is is_shown
+    assert ("is left out" in exported.stderr) is not is_shown
+    put_tuned_draft(home, content=b"no model", **options)
+    assert "tuned" not in draft_of_next_answer()
+    assert "n-grams alone draft" in home.status()["pair"]["note"]
+    assert home.run("tune", name, "--revert").returncode == 0
+    assert not folder.exists()
+
+
 def test_another_draft_serves_if_the_tuned_one_is_damaged(home: Home) -> None:
     _, answer = ask(home)
     home.run("unload")
@@ -197,7 +235,7 @@ def test_a_tuned_draft_of_another_state_of_the_file_is_not_used(tmp_path: Path) 
     folder = tuned_folder(tmp_path / "tuned", "target", str(base))
     folder.mkdir(parents=True)
     result = {"method": "output rows", "tokens": 1, "tokens_per_pass": {}}
-    record = running.make_record(base, "target", result, [], [{}, {}])
+    record = running.make_record(str(base), "target", result, [], [{}, {}])
     (folder / "record.json").write_text(json.dumps(record))
     (folder / record["file"]).write_bytes(b"tuned")
     found = find_tuned_draft(tmp_path / "tuned", "target", str(base))
