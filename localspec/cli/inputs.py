@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from localspec.cli.options import AskOptions
     from localspec.client.api import Client
 
-# A request may have 10 MiB, and one character may take six bytes of JSON. No context holds this much text.
+# A request may have 32 MiB, and one character may take six bytes of JSON. No context holds this much text.
 MAX_INPUT_BYTES = 4 << 20  # bytes
 
 # As base64 they must fit into a request.
-MAX_PICTURE_BYTES = 7 << 20
+MAX_PICTURE_BYTES = 23 << 20
 
 # Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")

@@ -32,7 +32,7 @@ log = logging.getLogger("localspec.connection")
 
 MAX_HEAD_BYTES = 64 * 1024  # bytes of a request's head
 HEAD_TIMEOUT_S = 10.0  # from the first byte of a request to the end of its head
-BODY_TIMEOUT_S = 60.0  # from there to the end of its body: enough for 10 MiB at 170 kB/s
+BODY_TIMEOUT_S = 60.0  # from there to the end of its body: enough for 32 MiB at 560 kB/s
 STALL_TIMEOUT_S = 60.0  # how long a client may leave the data of a response unread
 SPARE_DESCRIPTORS = 32  # descriptors for the log, the worker, models and databases
 # Excess connections that still get a response with status 503. Those beyond are closed unread.

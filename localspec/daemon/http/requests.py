@@ -29,7 +29,7 @@ from localspec.protocol.reading import BodyComplexity, TooComplex, decode
 
 # Bytes of a body: enough for a million token ids, or for the text of two million tokens. A Python string
 # with one character beyond the BMP takes four times as much, and is copied on its way to the engine.
-MAX_BODY_BYTES = 10 * 1024 * 1024
+MAX_BODY_BYTES = 32 << 20  # some twenty screenshots
 API_HEADER = "x-localspec-api"  # the header in which our clients send the version of their API
 
 Body = TypeVar("Body", bound=msgspec.Struct)
