@@ -81,6 +81,7 @@ def render_compose(pair: ExportedPair, place: Deployment, engine: str) -> str:
         pair,
         target=_mount(pair.target, "target", engine, mounts),
         draft=_mount(pair.draft, "draft", engine, mounts) if pair.draft else None,
+        projector=_mount_projector(pair.projector, engine, mounts),
     )
     served = ENGINES[engine](mounted, replace(place, host="0.0.0.0"))
     program = [*_PROGRAMS.get(engine, served.command[: served.program])]
@@ -128,6 +129,13 @@ def _mount(
     bind = {"type": "bind", "source": str(source), "target": f"/models/{role}", "read_only": True}
     mounts.append(bind)
     return model
+
+
+def _mount_projector(path: str, engine: str, mounts: list[dict[str, Any]]) -> str:
+    """Return the path in the container of a file for pictures, and add a mount for it; "": there is none."""
+    if not path or engine != "llama-server":
+        return ""
+    return _mount(ExportedModel(path, path=path), "projector", engine, mounts).path
 
 
 def _yaml(value: dict[str, Any], indent: str = "") -> Iterator[str]:
@@ -434,6 +442,8 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
         served.add("--hf-repo", pair.target.repo, "--hf-file", pair.target.file)
     else:
         served.add("--model", pair.target.path)
+    if pair.projector:
+        served.add("--mmproj", pair.projector)
     served.add("--alias", pair.served_name, "--host", place.listen, "--port", str(served.port))
     if place.context:
         served.add("--ctx-size", str(place.context))
@@ -447,7 +457,8 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
             served.add("--spec-draft-hf", pair.draft.quantized)
         elif pair.draft:
             served.add("--spec-draft-model", pair.draft.path)
-    if not (pair.target.repo and (pair.draft is None or pair.draft.repo)):
+    is_downloaded = pair.target.repo and (pair.draft is None or pair.draft.repo)
+    if pair.projector or not is_downloaded:
         served.notes.append("Copy the files to where it runs, and name them as they lie there.")
     served.notes.insert(0, pair.depth_note)
     return served
@@ -574,6 +585,8 @@ class ExportedPair:
     # Drafted tokens in the history, of which `accepted` were accepted.
     drafted: int = 0
     accepted: int = 0
+    # Path of the file by which the target reads pictures; "": it has none on this machine.
+    projector: str = ""
 
     @property
     def served_name(self) -> str:
@@ -657,8 +670,16 @@ def read_pair(
         draft = _with_original(draft, originals[1]) if draft else None
     pair_name = str((view or entry)["name"])
     counts = {key: int(total.get(key) or 0) for key in ("drafted", "accepted")}
+    projector = (view or {}).get("projector") or {}
     return ExportedPair(
-        pair_name, kind, target, draft, tuple((view or entry)["roles"]), bool(view), **counts
+        pair_name,
+        kind,
+        target,
+        draft,
+        tuple((view or entry)["roles"]),
+        bool(view),
+        projector=str(projector.get("path", "")),
+        **counts,
     )
 
 

@@ -45,13 +45,14 @@ def read_catalogue_pair(name: str, **counts: int) -> ExportedPair:
 
 
 # A draft with another vocabulary, a draft with the same vocabulary, heads in a separate file, heads in
-# the target's file, and a local file without a draft.
+# the target's file, and a local file without a draft, with and without a projector for pictures.
 PAIRS = [
     read_catalogue_pair("coder-32b"),
     read_catalogue_pair("llama33-70b"),
     read_catalogue_pair("gemma4-12b"),
     read_catalogue_pair("qwen36-27b"),
     ExportedPair("/home/a b/it's $HOME/my model.gguf", "ngram", OWN, here=True),
+    ExportedPair("sees", "ngram", OWN, here=True, projector="/home/a b/mmproj it's.gguf"),
 ]
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.served_name)
 each_engine = pytest.mark.parametrize("engine", ENGINES)
