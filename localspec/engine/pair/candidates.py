@@ -131,7 +131,9 @@ class DraftCandidates:
         ]
         if used != self._files.draft:
             what_drafts = "its own MTP heads draft" if drafting else "n-grams alone draft"
-            notes.append(f"{Path(used).name} drafts instead." if used else f"Instead, {what_drafts}.")
+            notes.append(
+                f"{Path(used).name} drafts instead." if used else f"Instead, {what_drafts}."
+            )
         if drafting and (problem := self._verdicts[used].problem):
             notes.append(f"{problem} Such drafts are used only where they pay.")
         return notes

@@ -94,6 +94,8 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
         raise UsageError(
             "--auto, --status, --check, --revert, --forget and --files cannot be used together."
         )
+    if options["new"] and options["method"] != "auto":
+        raise UsageError("--method is for training the pair's own draft further, not for --new.")
     if options["auto"] is not None:
         return _set_auto(on=options["auto"])
     if options["forget"]:

@@ -98,6 +98,16 @@ class ModelFile:
         values = dequantize(self._read_bytes(tensor), tensor.kind, tensor.elements)
         return values.reshape(tensor.shape[::-1])
 
+    def check_matrices(self) -> None:
+        """Check that rows of the embeddings and of the output matrix can be read. Raises LoadFailed."""
+        for name in (EMBEDDINGS, self.output_name):
+            if name not in self._tensors:
+                raise LoadFailed(
+                    "No new draft can be made for a target in several files; join them with llama.cpp's "
+                    "llama-gguf-split --merge."
+                )
+            self.read_rows(name, np.zeros(1, np.int64))
+
     def read_rows(self, name: str, rows: Integers) -> Floats:
         """Return some rows (n, width) of a matrix as float32. Raises as `read_tensor`."""
         tensor, width = self._tensors[name], self._tensors[name].shape[0]

@@ -82,6 +82,7 @@ def train(job: Job) -> dict[str, Any]:
     """
     from localspec.extras.tune.lessons import make_lesson, read_lessons
 
+    _check_possible(job)
     teacher = _open_teacher(job)
     try:
         vocab, n_ctx = teacher.model.vocab, _count_tokens(job, teacher.n_ctx)
@@ -120,6 +121,21 @@ def train(job: Job) -> dict[str, Any]:
     }
 
 
+def _check_possible(job: Job) -> None:
+    """Check what only the end of a long training would show. Raises LocalspecError."""
+    from localspec.extras.tune.model_file import ModelFile
+
+    if job.method in ("weights", "new") and importlib.util.find_spec("torch") is None:
+        trained = "A new draft is" if job.method == "new" else "All weights are"
+        other = "" if job.method == "new" else " To train without it: --method rows"
+        command = installation.install_extra_command("tune")
+        raise LocalspecError(
+            f"{trained} trained with PyTorch, which is not installed; run: {command}.{other}"
+        )
+    if job.method == "new":
+        ModelFile(Path(job.target)).check_matrices()
+
+
 def _open_teacher(job: Job) -> Any:
     """Return a reader of the target, which writes its states if they are to be learned from."""
     from localspec.extras.tune.reading import TextReader
@@ -140,8 +156,6 @@ def _count_tokens(job: Job, limit: int) -> int:
 
 def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
     """Train a new draft that reads the target's states, write it, and return what was trained."""
-    if importlib.util.find_spec("torch") is None:
-        raise LocalspecError(_explain_torch("A new draft is"))
     from localspec.extras.tune.head import Head, train_head
     from localspec.extras.tune.model_file import ModelFile
     from localspec.extras.tune.states import choose_vocabulary
@@ -156,12 +170,6 @@ def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
     report = _save_and_report(lambda: head.write(Path(job.output), target))
     train_head(head, windows, target, seconds, job.threads, report)
     return NEW_DRAFT
-
-
-def _explain_torch(trained: str) -> str:
-    """Return that PyTorch is missing, by which something is trained, as sentences."""
-    command = installation.install_extra_command("tune")
-    return f"{trained} trained with PyTorch, which is not installed; run: {command}."
 
 
 def _save_and_report(save: Callable[[], None]) -> Callable[[float], None]:
@@ -196,10 +204,6 @@ def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
             report = _save_and_report(lambda: file.write_copy(Path(job.output), decoder.values()))
             network.train_decoder(decoder, lessons, seconds, job.threads, report)
             return "all weights"
-    if job.method == "weights":
-        raise LocalspecError(
-            f"{_explain_torch('All weights are')} To train without it: --method rows"
-        )
     _train_rows(job, lessons)
     return "output rows"
 

@@ -198,7 +198,7 @@ def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
     Delete what earlier runs left. Write down what this one learns from, as digests.
     """
     info = Path(plan.base or plan.target).stat()
-    state = {
+    state: dict[str, Any] = {
         "target": plan.target,
         "base": [plan.base, info.st_size, info.st_mtime_ns],
         "makes_draft": plan.makes_draft,

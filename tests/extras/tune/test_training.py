@@ -30,7 +30,7 @@ from benchmarks.synthetic_targets import (
 )
 from localspec.children import engine_environment
 from localspec.engine.llama import initialise, quantization
-from localspec.errors import LoadFailed
+from localspec.errors import LoadFailed, LocalspecError
 from localspec.extras.tune import correction, training
 from localspec.extras.tune.lessons import (
     Lesson,
@@ -208,8 +208,10 @@ def test_a_copy_without_changes_is_the_same_file(tmp_path: Path) -> None:
 def test_a_new_file_says_what_was_written(metadata: dict[str, Any]) -> None:
     initialise()
     generator = np.random.default_rng(len(metadata))
-    weights = {"b.weight": generator.normal(size=(5, 64)), "a.weight": generator.normal(size=7)}
-    weights = {name: values.astype(np.float32) for name, values in weights.items()}
+    shapes = {"b.weight": (5, 64), "a.weight": (7,)}
+    weights = {
+        name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
     ids = np.array([3, 0, 2**40])
     target = ModelFile(BUILTIN / "target.gguf")
     with tempfile.TemporaryDirectory() as folder:
@@ -375,6 +377,25 @@ def test_a_new_draft_predicts_its_target(tmp_path: Path, architecture: TargetArc
     assert sum(f.accepted for f in figures) > 0.8 * sum(f.drafted for f in figures)
 
 
+@pytest.mark.parametrize("method", ["new", "weights"])
+def test_what_cannot_be_trained_is_said_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    initialise()
+    cycle_pair(tmp_path)
+    job = job_of(tmp_path, method=method, states=str(tmp_path / "states"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(LocalspecError, match="trained with PyTorch, which is not installed; run: "):
+        training.train(job)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    part = tmp_path / "part.gguf"
+    write_model(
+        part, {"general.architecture": "llama"}, {"a": np.zeros(2, np.float32)}, np.array([0])
+    )
+    with pytest.raises(LocalspecError, match="several files") if method == "new" else nullcontext():
+        training._check_possible(job_of(tmp_path, method=method, target=str(part)))
+
+
 @needs_torch
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_new_draft_computes_what_llama_cpp_computes(
@@ -390,8 +411,9 @@ def test_a_new_draft_computes_what_llama_cpp_computes(
     states = reader._read_target(tokens)
     reader.close()
     embeddings = target.read_rows(EMBEDDINGS, np.array(tokens))
-    inputs = (making.torch.tensor(values)[None] for values in (embeddings, states))  # type: ignore[attr-defined]
-    ours = head.logits(head.unroll(*inputs, 1)[0])[0, 8:].detach().numpy()
+    tensor = making.torch.tensor  # type: ignore[attr-defined]
+    drafts = head.unroll(tensor(embeddings)[None], tensor(states)[None], 1)
+    ours = head.logits(drafts[0])[0, 8:].detach().numpy()
     assert np.abs(ours - theirs).mean() < 0.03 * theirs.std()
 
 

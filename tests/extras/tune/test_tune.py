@@ -639,7 +639,7 @@ def test_the_record_that_is_written_is_the_one_that_is_read(tmp_path: Path) -> N
         "tokens_per_pass": {"ask": {"before": 1, "after": 2}},
     }
     record = running.make_record(
-        tmp_path / "draft.gguf", "t", result, [], [{"ask": 1.0}, {"ask": 2.0}]
+        str(tmp_path / "draft.gguf"), "t", result, [], [{"ask": 1.0}, {"ask": 2.0}]
     )
     read = msgspec.convert(record, TunedDraft)
     assert msgspec.to_builtins(read) == record
