@@ -22,7 +22,7 @@ from localspec.paths import default_paths, expand_user
 from localspec.protocol.tuned import tuned_folder
 
 # Kinds of pairs whose draft is trained further.
-TUNED_KINDS = ("model", "mtp-sidecar", "eagle3", "dflash", "dspark")
+TUNED_KINDS = ("model", "mtp-embedded", "mtp-sidecar", "eagle3", "dflash", "dspark")
 # Answers since the last tuned draft, without which none is made by night.
 NEW_ANSWERS = 40
 _DELETED = (
@@ -154,7 +154,7 @@ def _check_kind(view: dict[str, Any], *, makes_draft: bool) -> None:
         raise LocalspecError(f"{view['name']} is another server's pair, which drafts by itself.")
     if view["kind"] not in TUNED_KINDS and not makes_draft:
         raise LocalspecError(
-            f"The pair {view['name']} has no draft in a file of its own, which could be tuned. To find one: "
+            f"The pair {view['name']} has no draft that could be tuned. To find one: "
             f"localspec drafts. To make one: localspec tune {view['name']} --new"
         )
 

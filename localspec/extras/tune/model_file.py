@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from localspec.engine.llama.quantization import Bytes, choose_type, dequantize, 
 from localspec.errors import LoadFailed
 from localspec.extras.tune.reading import Floats, Integers
 from localspec.files import replace_atomically
-from localspec.model_traits import sidecar_kind
+from localspec.model_traits import HEAD_SUFFIX, sidecar_kind
 from localspec.registry.header.gguf import (
     DEFAULT_ALIGNMENT,
     FileSource,
@@ -54,18 +55,31 @@ class ModelFile:
         return sidecar_kind(self.architecture, self._tensors) is not None
 
     @property
+    def head_tensors(self) -> list[str]:
+        """The tensors of MTP heads in a file with a trunk, and those that they share with it; or none."""
+        n_layer = int(self.read_value(f"{self.architecture}.block_count", 0))
+        n_heads = int(self.read_value(f"{self.architecture}.nextn_predict_layers", 0))
+        trunk = {f"blk.{layer}" for layer in range(n_layer - n_heads)}
+        has_heads = any(name.endswith(HEAD_SUFFIX) for name in self._tensors)
+        if self.is_sidecar or not has_heads or EMBEDDINGS not in self._tensors:
+            return []
+        return [name for name in self._tensors if ".".join(name.split(".")[:2]) not in trunk]
+
+    @property
     def output_name(self) -> str:
         """The tensor that is the output matrix: the token embeddings if the file has no other.
 
         Raises:
             LoadFailed: it is a sidecar that uses its target's.
         """
-        if not self.is_sidecar:
-            return OUTPUT if OUTPUT in self._tensors else EMBEDDINGS
         of_heads = [name for name in self._tensors if name.endswith(_HEAD_OUTPUT)]
-        for name in (*of_heads, OUTPUT):  # with several heads, the first one drafts
+        names = (*of_heads, OUTPUT) if self.is_sidecar else (OUTPUT,)
+        for name in names:  # with several heads, the first one drafts
             if name in self._tensors:
                 return name
+        kind = sidecar_kind(self.architecture, self._tensors)
+        if kind in (None, "mtp") and EMBEDDINGS in self._tensors:
+            return EMBEDDINGS
         raise LoadFailed("This sidecar has no output matrix of its own that could be trained.")
 
     def read_output_tokens(self) -> Integers:
@@ -128,9 +142,14 @@ class ModelFile:
 
         changed: may have an output matrix that the file has not, which gets the embeddings' quantization.
         """
+        self.write_part(path, list(dict.fromkeys([*self._tensors, *changed])), changed)
+
+    def write_part(
+        self, path: Path, names: Sequence[str], changed: Mapping[str, Floats] = MappingProxyType({})
+    ) -> None:
+        """Write a copy with these tensors alone, of which some have other values, as in `write_copy`."""
         start = bytearray(self._bytes[: self._header.table_offset])
         rows = []
-        names = list(dict.fromkeys([*self._tensors, *changed]))
         for name in names:
             tensor = self._tensors.get(name) or self._tensors[EMBEDDINGS]
             data, kind = self._read_bytes(tensor), tensor.kind

@@ -7,11 +7,12 @@ only to the file that the job names.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ class Job(msgspec.Struct):
     - `method`: "rows", "weights", or "auto" for the latter if PyTorch is installed and `network` knows the
       draft's architecture. "new" makes another draft, which reads the target's states. "none" only compares
       the draft with the one in `output`.
-    - `draft`: may be "" for "new".
+    - `draft`: may be "" if heads in the target's file draft, or nothing does.
+    - `scratch`: a folder for files that are needed meanwhile.
     - `start`: a draft that was half trained before, whose weights are trained further.
     - `states`: for "new", the file for the target's states, of at most `max_state_bytes`.
     """
@@ -54,6 +56,7 @@ class Job(msgspec.Struct):
     start: str = ""
     states: str = ""
     max_state_bytes: int = 0
+    scratch: str = ""
 
 
 def _send(**values: object) -> None:
@@ -121,6 +124,26 @@ def train(job: Job) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _heads_apart(job: Job) -> Iterator[Job]:
+    """Yield the job with the heads in the target's file as its draft, if the pair has no other.
+
+    They are put into a file of their own meanwhile, like those that are published apart.
+    """
+    from localspec.extras.tune.model_file import ModelFile
+
+    target = ModelFile(Path(job.target))
+    if job.draft or not target.head_tensors:
+        yield job
+        return
+    heads = Path(job.scratch) / "heads.gguf"
+    try:
+        target.write_part(heads, target.head_tensors)
+        yield msgspec.structs.replace(job, draft=str(heads))
+    finally:
+        heads.unlink(missing_ok=True)
+
+
 def _check_possible(job: Job) -> None:
     """Check what only the end of a long training would show. Raises LocalspecError."""
     from localspec.extras.tune.model_file import ModelFile
@@ -134,6 +157,11 @@ def _check_possible(job: Job) -> None:
         )
     if job.method == "new":
         ModelFile(Path(job.target)).check_matrices()
+    elif not job.draft and job.method != "none":
+        raise LocalspecError(
+            "The file of the target has no heads that could be trained. If it is one of several, join them "
+            "with llama.cpp's llama-gguf-split --merge."
+        )
 
 
 def _open_teacher(job: Job) -> Any:
@@ -213,7 +241,7 @@ def _train_rows(job: Job, lessons: Sequence[Any]) -> None:
     import numpy as np
 
     from localspec.extras.tune import correction
-    from localspec.extras.tune.model_file import OUTPUT, ModelFile
+    from localspec.extras.tune.model_file import EMBEDDINGS, OUTPUT, ModelFile
 
     file = ModelFile(Path(job.draft))
     tokens = file.read_output_tokens()
@@ -235,8 +263,8 @@ def _train_rows(job: Job, lessons: Sequence[Any]) -> None:
         validation,
         lambda epoch: report(epoch / correction.MAX_EPOCHS),
     )
-    # A draft model whose output matrix is that of its embeddings gets one of its own.
-    name = file.output_name if file.is_sidecar else OUTPUT
+    # A draft whose output matrix is that of its embeddings gets one of its own.
+    name = OUTPUT if file.output_name == EMBEDDINGS else file.output_name
     file.write_copy(Path(job.output), {name: matrix})
 
 
@@ -281,7 +309,8 @@ def main() -> None:
 
     initialise()
     try:
-        _send(result=train(job))
+        with _heads_apart(job) as job:
+            _send(result=train(job))
     except (LocalspecError, OSError) as error:
         _send(error=str(getattr(error, "message", error)))
         sys.exit(1)

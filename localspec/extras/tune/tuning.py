@@ -105,6 +105,7 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
             method="new" if plan.makes_draft else plan.method,
             states=str(work / _STATES) if plan.makes_draft else "",
             max_state_bytes=room,
+            scratch=str(work),
         )
         result = running.Training(job, report).run()
         running.unload(plan.name)
@@ -136,12 +137,14 @@ def check_present(
     texts = [text for text in history if text.created > tuned["created"]]
     if len(texts) < MIN_CHECKED_TEXTS:
         return None
-    job = plan.job(
-        output=str(plan.folder / tuned["file"]),
-        held_out=[text.as_job() for text in texts],
-        method="none",
-    )
-    gains: dict[str, Any] = running.Training(job, report).run()["tokens_per_pass"]
+    with _work_folder() as work:
+        job = plan.job(
+            output=str(plan.folder / tuned["file"]),
+            held_out=[text.as_job() for text in texts],
+            method="none",
+            scratch=str(work),
+        )
+        gains: dict[str, Any] = running.Training(job, report).run()["tokens_per_pass"]
     if not running.reaches(gains, 1.0, running.MIN_PER_PASS_OF_KIND):
         shutil.rmtree(plan.folder)
         running.unload(plan.name)
@@ -156,7 +159,7 @@ def _check_room(plan: Plan, work: Path) -> int:
     """
     needed, free = MIN_STATE_BYTES, shutil.disk_usage(work).free
     if not plan.makes_draft:
-        needed = _COPIES * Path(plan.base).stat().st_size
+        needed = _COPIES * Path(plan.base or plan.target).stat().st_size
     if needed > free:
         raise LocalspecError(
             f"Tuning needs {format_size(needed)} in {work.parent}, and {format_size(free)} are free."
