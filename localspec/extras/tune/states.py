@@ -44,7 +44,7 @@ class StateReader(TextReader):
         self.layers = choose_layers(self.model.n_layer, emits_layers=self.model.emits_layers)
         self._context.emit_states(self.layers)
         self._width = self._context.n_state
-        self._path, self._file = file, file.open("wb", buffering=0)
+        self._path, self._file = file, file.open("wb")
         self.bytes_written = 0
 
     def close(self) -> None:
