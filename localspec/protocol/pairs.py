@@ -322,7 +322,7 @@ class PairView(Struct):
     - `contexts`: each twice the one before, up to the context that the models were trained for.
     - `problem`: a sentence about a file that has changed.
     - `calls`: how tool calls are written; "" without a chat template.
-    - `tuned`: the draft that `localspec tune` made of the pair's own, and that is used in its place.
+    - `tuned`: the draft that `localspec tune` made, and that is used in place of the pair's own.
     - `projector`: the file by which the target reads pictures.
     """
 

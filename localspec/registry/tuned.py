@@ -4,7 +4,7 @@ data/tuned/KEY/NAME.gguf      the draft
 data/tuned/KEY/record.json    what it was made from; it is written last, and makes the daemon use the draft
 data/tuned/training-NAME      a draft in the making
 
-KEY is made of the paths of the target and of the draft that was tuned.
+KEY is made of the paths of the target and of the pair's own draft.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from localspec.protocol.answers import Unheeded
 from localspec.protocol.fields import IgnoredFields, find_ignored_fields, refuse_undeclared
 from localspec.protocol.reading import BodyComplexity, TooComplex, decode
 
-# Bytes of a body: enough for a million token ids, or for the text of two million tokens. A Python string
-# with one character beyond the BMP takes four times as much, and is copied on its way to the engine.
-MAX_BODY_BYTES = 32 << 20  # some twenty screenshots
+# Bytes of a body: enough for twenty screenshots, and for more text than a context holds. A Python string with
+# one character beyond the BMP takes four times as much, and is copied on its way to the engine.
+MAX_BODY_BYTES = 32 << 20
 API_HEADER = "x-localspec-api"  # the header in which our clients send the version of their API
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -35,6 +35,7 @@ from localspec.engine.llama.model import (
     record_heartbeat,
     system_info,
     why_no_heads,
+    why_no_layers,
     wide_vectors,
 )
 from localspec.engine.llama.pictures import (
@@ -91,6 +92,7 @@ __all__ = [
     "split_pictures",
     "system_info",
     "why_no_heads",
+    "why_no_layers",
     "wide_vectors",
     "without_pictures",
 ]

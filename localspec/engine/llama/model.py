@@ -207,13 +207,20 @@ _LAYER_FUNCTIONS = (_set_layer_input, _get_layer_input, _target_layers, _count_t
 States = npt.NDArray[np.float32]  # Hidden states of shape (rows, width).
 
 
+def why_no_layers() -> str:
+    """Return why the layers of a target cannot be read, as a clause; "" if they can."""
+    if _ext is None:
+        return f"this build of llama.cpp has no interface for hidden states ({_missing})"
+    has_interface = None not in _LAYER_FUNCTIONS
+    return "" if has_interface else "this build of llama.cpp does not show a target's layers"
+
+
 def why_no_heads(model: Model) -> str:
     """Return why a model's heads or a sidecar cannot draft, as a clause; "" if they can."""
     if _ext is None:
         return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
     if model.sidecar in ("eagle3", "dflash", "dspark"):
-        has_interface = None not in _LAYER_FUNCTIONS
-        return "" if has_interface else "this build of llama.cpp does not show a target's layers"
+        return why_no_layers()
     if model.reads_target_cache:
         return ""
     if reason := explain_unusable_heads(model.architecture, model.n_heads):

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError, UsageError
 from localspec.extras.tune import running, tuning
 from localspec.extras.tune import texts as collecting
 from localspec.paths import default_paths, expand_user
-from localspec.protocol.tuned import tuned_folder
+from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 
 # Kinds of pairs whose draft is trained further.
 TUNED_KINDS = ("model", "mtp-embedded", "mtp-sidecar", "eagle3", "dflash", "dspark")
@@ -107,20 +107,23 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
         return _check(pairs_client, inputs.resolve_pair(pair) if pair else "")
     name = inputs.resolve_pair(pair) or pairs_client.pairs().get("configured", "")
     view = pairs_client.pair(name)
+    if view["kind"] == "upstream":
+        raise LocalspecError(f"{name} is another server's pair, which drafts by itself.")
     folder = _folder(view)
     if options["revert"]:
         return _revert(view, folder)
     if options["status"]:
         return _show_status(view, as_json=options["as_json"])
     _check_kind(view, makes_draft=options["new"])
+    if options["by_night"] and (view.get("tuned") or {}).get("method") == NEW_DRAFT:
+        raise LocalspecError(f"{name} has a new draft, which no other replaces by night.")
     plan = tuning.Plan(
         view,
         folder,
         options["minutes"] * 60,
-        options["method"],
+        "new" if options["new"] else options["method"],
         collecting.find_places([_existing(name) for name in files]),
         NEW_ANSWERS if options["by_night"] else 0,
-        makes_draft=options["new"],
     )
     return _tune(plan, as_json=options["as_json"])
 
@@ -150,8 +153,6 @@ def _folder(view: dict[str, Any]) -> Path:
 
 def _check_kind(view: dict[str, Any], *, makes_draft: bool) -> None:
     """Check that the pair can have a tuned draft. Raises LocalspecError if not."""
-    if view["kind"] == "upstream":
-        raise LocalspecError(f"{view['name']} is another server's pair, which drafts by itself.")
     if view["kind"] not in TUNED_KINDS and not makes_draft:
         raise LocalspecError(
             f"The pair {view['name']} has no draft that could be tuned. To find one: "
@@ -164,7 +165,7 @@ def _revert(view: dict[str, Any], folder: Path) -> int:
         raise LocalspecError(f"The pair {view['name']} has no tuned draft.")
     shutil.rmtree(folder)
     running.unload(view["name"])
-    render.line(f"The tuned draft of {view['name']} is deleted; its own draft is used again.")
+    render.line(f"The tuned draft of {view['name']} is deleted; the pair drafts as before.")
     return 0
 
 
@@ -204,7 +205,10 @@ def _show_status(view: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         render.record({"pair": view["name"], "answers": counts, "tuned": view.get("tuned")})
         return 0
-    rows = [("pair", view["name"]), ("draft", view["draft"]["file"])]
+    rows = [
+        ("pair", view["name"]),
+        ("draft", view["draft"]["file"] if view["draft"] else "none of its own"),
+    ]
     rows += format_tuned(view["tuned"]) if view.get("tuned") else [("tuned", "no")]
     learnable = ", ".join(f"{kind} {count}" for kind, count in counts.most_common()) or "none"
     rows.append(("answers", learnable))

@@ -114,12 +114,12 @@ class ModelFile:
 
     def check_matrices(self) -> None:
         """Check that rows of the embeddings and of the output matrix can be read. Raises LoadFailed."""
+        if EMBEDDINGS not in self._tensors or int(self.read_value("split.count", 1)) > 1:
+            raise LoadFailed(
+                "No new draft can be made for a target in several files; join them with llama.cpp's "
+                "llama-gguf-split --merge."
+            )
         for name in (EMBEDDINGS, self.output_name):
-            if name not in self._tensors:
-                raise LoadFailed(
-                    "No new draft can be made for a target in several files; join them with llama.cpp's "
-                    "llama-gguf-split --merge."
-                )
             self.read_rows(name, np.zeros(1, np.int64))
 
     def read_rows(self, name: str, rows: Integers) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from localspec.errors import LoadFailed
 from localspec.extras.tune.lessons import Lesson
 from localspec.extras.tune.model_file import EMBEDDINGS, ModelFile
 from localspec.extras.tune.reading import Floats
+from localspec.extras.tune.steps import run_steps
 
 # Architectures that this decoder computes, and whether RoPE turns neighbouring dimensions or those that are
 # half a head apart.
@@ -22,10 +22,8 @@ ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 _UNKNOWN_KEYS = ("rope.scaling.type", "expert_count", "attention.sliding_window", "logit_scale")
 BATCH_TOKENS = 4096
 MAX_EPOCHS, MIN_STEPS = 24, 300
-STEP, DECAYS, MAX_GRADIENT_NORM = 1e-3, (0.9, 0.98), 1.0
-WARM_UP_STEPS = 30
+STEP, DECAYS = 1e-3, (0.9, 0.98)
 REFERENCE_WIDTH = 128  # the width at which STEP was found; wider matrices take smaller steps
-BYTES_PER_WEIGHT = 16  # the weight, its gradient, and two moments of Adam
 
 
 class UnknownDecoder(LoadFailed):
@@ -124,33 +122,23 @@ def train_decoder(
 ) -> None:
     """Minimize the cross entropy between the target's likeliest tokens and the draft's.
 
-    seconds: processor time that this may take, so that time in which the process is paused does not count.
-    report: called with the share of the work that is done after each step, with 1.0 when it is done.
+    seconds, threads, report: as of `run_steps`.
     """
-    torch.set_num_threads(threads)
     weights = list(decoder.weights.values())
     device = weights[0].device
     step_size = STEP * REFERENCE_WIDTH / decoder.weights[EMBEDDINGS].shape[1]
     optimizer = torch.optim.Adam(weights, lr=step_size, betas=DECAYS)
     batches = _make_batches(lessons)
     generator = random.Random(0)
-    start, n_steps = time.process_time(), max(MAX_EPOCHS * len(batches), MIN_STEPS)
     order: list[list[Lesson]] = []
-    for step in range(n_steps):
-        spent = (time.process_time() - start) / (seconds * threads)
-        done = max(spent, step / n_steps)
-        if done >= 1:
-            break
-        report(done)
+
+    def compute_loss() -> Tensor:
         if not order:
-            order = generator.sample(batches, len(batches))
-        for group in optimizer.param_groups:
-            group["lr"] = step_size * min(1, (step + 1) / WARM_UP_STEPS) * (1 - done)
-        optimizer.zero_grad()
-        _loss(decoder, order.pop(), device).backward()
-        torch.nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
-        optimizer.step()
-    report(1.0)
+            order.extend(generator.sample(batches, len(batches)))
+        return _loss(decoder, order.pop(), device)
+
+    n_steps = max(MAX_EPOCHS * len(batches), MIN_STEPS)
+    run_steps(optimizer, weights, n_steps, seconds, threads, compute_loss, report)
 
 
 def _make_batches(lessons: Sequence[Lesson]) -> list[list[Lesson]]:

@@ -45,7 +45,12 @@ class Reader(Protocol):
 
 
 class TextReader:
-    """A `Reader` with a model of its own."""
+    """A `Reader` with a model of its own.
+
+    bytes_written: what it has written to the disk.
+    """
+
+    bytes_written = 0
 
     def __init__(self, path: Path | str, threads: int) -> None:
         """Load the model. Raises LoadFailed or OutOfMemory if that fails."""

@@ -1,13 +1,14 @@
 """Train a draft: `python -m localspec.extras.tune.training`, a process of its own at the lowest priority.
 
 It reads one JSON object from stdin, a `Job`, and writes objects to stdout, one a line: {"stage", "done"}
-while it works, and at last {"result"} or {"error"}. It keeps no text on the disk, and writes the new draft
-only to the file that the job names.
+while it works, and at last {"result"} or {"error"}. It keeps no text on the disk. Besides the new draft it
+writes only to the folder `Job.scratch`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import sys
@@ -20,7 +21,8 @@ import msgspec
 
 from localspec import installation
 from localspec.engine.priority import lower_priority
-from localspec.errors import LocalspecError
+from localspec.errors import LoadFailed, LocalspecError
+from localspec.machine import Host, available_bytes
 from localspec.protocol.tuned import NEW_DRAFT
 
 SAVE_INTERVAL_S = 300.0  # of a draft in the making
@@ -32,17 +34,17 @@ TEACHING_SHARE = 0.4  # of the time, for the target's reading
 class Job(msgspec.Struct):
     """Describe one training.
 
-    - `target`, `draft`: paths of the two models.
+    - `target`, `draft`: paths of the two models. `draft` is "" if heads in the target's file draft, or
+      nothing does.
     - `output`: the file to write.
     - `texts`, `held_out`: as in `make_lesson`, the oldest first.
     - `seconds`: time that reading and training may take.
     - `method`: "rows", "weights", or "auto" for the latter if PyTorch is installed and `network` knows the
       draft's architecture. "new" makes another draft, which reads the target's states. "none" only compares
       the draft with the one in `output`.
-    - `draft`: may be "" if heads in the target's file draft, or nothing does.
-    - `scratch`: a folder for files that are needed meanwhile.
+    - `scratch`: a folder for files that are needed meanwhile, such as the target's states, which take at most
+      `max_state_bytes` there.
     - `start`: a draft that was half trained before, whose weights are trained further.
-    - `states`: for "new", the file for the target's states, of at most `max_state_bytes`.
     """
 
     target: str
@@ -54,7 +56,6 @@ class Job(msgspec.Struct):
     threads: int
     method: str = "auto"
     start: str = ""
-    states: str = ""
     max_state_bytes: int = 0
     scratch: str = ""
 
@@ -97,13 +98,13 @@ def train(job: Job) -> dict[str, Any]:
 
         def go_on(count: int) -> bool:
             report(count / len(lessons))
-            has_room = not job.states or teacher.bytes_written < job.max_state_bytes
-            return time.process_time() < deadline and has_room
+            return time.process_time() < deadline and teacher.bytes_written <= job.max_state_bytes
 
         # The newest first, since the time may not suffice for all.
         taught = read_lessons(teacher, lessons[::-1], go_on)
     finally:
         teacher.close()
+    _return_memory()
     # Of texts that the target has not read, those that it has written can be learned from as they are.
     unread = [lesson for lesson in lessons[::-1][len(taught) :] if lesson.is_own]
     method = ""
@@ -111,7 +112,7 @@ def train(job: Job) -> dict[str, Any]:
         method = _make_draft(job, teacher, taught)
     elif job.method != "none":
         method = _train_draft(job, [*taught, *unread])
-    before = _measure(job, job.draft, held_out, "comparing")
+    before = _measure_own(job, held_out)
     after = _measure(job, job.output, held_out, "comparing the new draft")
     return {
         "method": method,
@@ -156,12 +157,36 @@ def _check_possible(job: Job) -> None:
             f"{trained} trained with PyTorch, which is not installed; run: {command}.{other}"
         )
     if job.method == "new":
-        ModelFile(Path(job.target)).check_matrices()
+        _check_memory(ModelFile(Path(job.target)))
     elif not job.draft and job.method != "none":
         raise LocalspecError(
             "The file of the target has no heads that could be trained. If it is one of several, join them "
             "with llama.cpp's llama-gguf-split --merge."
         )
+
+
+def _check_memory(target: Any) -> None:
+    """Check that memory holds the training of a new draft, and that the target's matrices can be read."""
+    from localspec.extras.tune.eagle import EagleShape
+    from localspec.extras.tune.states import MAX_VOCABULARY
+    from localspec.extras.tune.steps import BYTES_PER_WEIGHT
+
+    target.check_matrices()
+    width = int(target.read_value(f"{target.architecture}.embedding_length"))
+    n_weights = EagleShape(width, (0, 0, 0)).count_weights(min(MAX_VOCABULARY, target.n_vocab))
+    needed, available = BYTES_PER_WEIGHT * n_weights, available_bytes(Host.current())
+    if needed > available:
+        raise LocalspecError(
+            f"Training a new draft for this target needs {needed >> 20} MiB of memory, and "
+            f"{available >> 20} MiB are available."
+        )
+
+
+def _return_memory() -> None:
+    """Return freed memory to the system, which `running.Training` has told glibc to keep."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _open_teacher(job: Job) -> Any:
@@ -170,7 +195,7 @@ def _open_teacher(job: Job) -> Any:
     from localspec.extras.tune.states import StateReader
 
     if job.method == "new":
-        return StateReader(job.target, job.threads, Path(job.states))
+        return StateReader(job.target, job.threads, job.scratch)
     return TextReader(job.target, job.threads)
 
 
@@ -184,19 +209,18 @@ def _count_tokens(job: Job, limit: int) -> int:
 
 def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
     """Train a new draft that reads the target's states, write it, and return what was trained."""
-    from localspec.extras.tune.head import Head, train_head
+    from localspec.extras.tune.eagle import EagleLayer, train_layer
     from localspec.extras.tune.model_file import ModelFile
     from localspec.extras.tune.states import choose_vocabulary
 
     target, windows = ModelFile(Path(job.target)), teacher.windows(lessons)
-    if job.start:
-        head = Head.open(Path(job.start))
-    else:
+    layer = EagleLayer.open(Path(job.start)) if job.start else None
+    if layer is None or layer.shape.layers != teacher.layers:
         vocabulary = choose_vocabulary(lessons, target.n_vocab)
-        head = Head.draw(target, teacher.layers, vocabulary, windows)
+        layer = EagleLayer.draw(target, teacher.layers, vocabulary, windows)
     seconds = (1 - TEACHING_SHARE) * job.seconds
-    report = _save_and_report(lambda: head.write(Path(job.output), target))
-    train_head(head, windows, target, seconds, job.threads, report)
+    report = _save_and_report(lambda: layer.write(Path(job.output), target))
+    train_layer(layer, windows, target, seconds, job.threads, report)
     return NEW_DRAFT
 
 
@@ -278,12 +302,24 @@ def _open_reader(job: Job, draft: str) -> Any:
     return TextReader(draft, job.threads)
 
 
+def _measure_own(job: Job, lessons: Sequence[Any]) -> dict[str, float]:
+    """Return what `_measure` returns for the pair's own draft; 1.0 for each kind of work without one.
+
+    One that cannot be read counts as none where a new one is made: their speed is compared as well.
+    """
+    if job.draft:
+        try:
+            return _measure(job, job.draft, lessons, "comparing")
+        except LoadFailed:
+            if job.method != "new":
+                raise
+    return {lesson.kind: 1.0 for lesson in lessons}
+
+
 def _measure(job: Job, draft: str, lessons: Sequence[Any], stage: str) -> dict[str, float]:
     """Return by kind of work how many tokens a pass of the target yields with a draft."""
     from localspec.extras.tune.lessons import count_hits, mean_tokens_per_pass
 
-    if not draft:
-        return {lesson.kind: 1.0 for lesson in lessons}
     report, by_kind = _reporter(stage), {}
     reader = _open_reader(job, draft)
     try:
@@ -313,6 +349,9 @@ def main() -> None:
             _send(result=train(job))
     except (LocalspecError, OSError) as error:
         _send(error=str(getattr(error, "message", error)))
+        sys.exit(1)
+    except Exception as error:  # that of a library is better than none
+        _send(error=f"{type(error).__name__}: {error}")
         sys.exit(1)
 
 

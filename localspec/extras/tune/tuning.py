@@ -26,7 +26,7 @@ from localspec.protocol.tuned import WORK_PREFIX
 _COMPLETING_SHARE = 0.3  # of the time, in which the target completes files
 MIN_CHECKED_TEXTS = 16  # answers since a draft was made, by which it is checked
 _COPIES = 5  # of the draft that a run has on the disk at most, the adopted one included
-_TRAINED, _STATE, _STATES = "draft.gguf", "state.json", "states"  # in the work folder
+_TRAINED, _STATE = "draft.gguf", "state.json"  # in the work folder
 # What the target's states may take on the disk, and what must be free for a new draft to be made.
 MAX_STATE_BYTES, MIN_STATE_BYTES = 16 << 30, 1 << 30
 
@@ -37,7 +37,7 @@ class Plan:
 
     view: the pair, a `PairView`. folder: of its tuned draft. places: in files, for the target to complete.
     seconds: for all of it, without pauses. new_answers: how many there must be since the last tuned draft.
-    makes_draft: another draft is made, one that reads the target's states.
+    method: as in the job of the training process.
     """
 
     view: dict[str, Any]
@@ -46,7 +46,11 @@ class Plan:
     method: str = "auto"
     places: Sequence[collecting.Place] = field(default_factory=list)
     new_answers: int = 0
-    makes_draft: bool = False
+
+    @property
+    def makes_draft(self) -> bool:
+        """Whether another draft is made, one that reads the target's states."""
+        return self.method == "new"
 
     @property
     def name(self) -> str:
@@ -83,8 +87,11 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
         LocalspecError: it could not be trained.
     """
     client, texts = TuneClient(), [*history]
-    created = (plan.view.get("tuned") or {}).get("created", 0.0)
-    if sum(text.created > created for text in texts) < plan.new_answers:
+    tuned = plan.view.get("tuned")
+    if (
+        sum(text.created > (tuned["created"] if tuned else 0.0) for text in texts)
+        < plan.new_answers
+    ):
         raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
     with _work_folder() as work:
         room = _check_room(plan, work)
@@ -102,8 +109,7 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
             texts=[text.as_job() for text in learned],
             held_out=[text.as_job() for text in held_out],
             seconds=seconds,
-            method="new" if plan.makes_draft else plan.method,
-            states=str(work / _STATES) if plan.makes_draft else "",
+            method=plan.method,
             max_state_bytes=room,
             scratch=str(work),
         )
@@ -111,9 +117,9 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
         running.unload(plan.name)
         # A copy, so that both drafts begin with nothing known: what an earlier load has measured would favour
         # one of them.
-        present = plan.target
+        present = plan.target if tuned else plan.name
         if plan.base:
-            present += f",{shutil.copyfile(plan.base, work / 'present.gguf')}"
+            present = f"{plan.target},{shutil.copyfile(plan.base, work / 'present.gguf')}"
         pairs = [present, f"{plan.target},{trained}"]
         speeds = running.measure_speed(client, pairs, running.choose_speed_texts(held_out), report)
         record = running.make_record(plan.base, plan.target, result, learned, speeds)
@@ -157,14 +163,14 @@ def _check_room(plan: Plan, work: Path) -> int:
     Raises:
         LocalspecError: it does not hold what a run needs.
     """
-    needed, free = MIN_STATE_BYTES, shutil.disk_usage(work).free
-    if not plan.makes_draft:
-        needed = _COPIES * Path(plan.base or plan.target).stat().st_size
+    free = shutil.disk_usage(work).free
+    drafts = _COPIES * Path(plan.base).stat().st_size if plan.base else 0
+    needed = drafts + (MIN_STATE_BYTES if plan.makes_draft else 0)
     if needed > free:
         raise LocalspecError(
             f"Tuning needs {format_size(needed)} in {work.parent}, and {format_size(free)} are free."
         )
-    return min(MAX_STATE_BYTES, free // 2)
+    return min(MAX_STATE_BYTES, (free - drafts) // 2)
 
 
 def _complete(client: TuneClient, plan: Plan, report: running.Report) -> list[TrainingText]:
@@ -204,16 +210,17 @@ def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
     state: dict[str, Any] = {
         "target": plan.target,
         "base": [plan.base, info.st_size, info.st_mtime_ns],
-        "makes_draft": plan.makes_draft,
+        "method": plan.method,
         "learned": sorted({_digest(text) for text in learned}),
     }
+    others = {key: state[key] for key in state if key != "learned"}
     start = ""
     for folder in work.parent.glob(f"{WORK_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError), hold_folder(folder) as is_abandoned:
             if is_abandoned and not start:
                 earlier = json.loads((folder / _STATE).read_bytes())
                 known = set(earlier.pop("learned", [""]))
-                if known <= set(state["learned"]) and earlier.items() <= state.items():
+                if known <= set(state["learned"]) and earlier == others:
                     (folder / _TRAINED).rename(work / "start.gguf")
                     start = str(work / "start.gguf")
         remove_abandoned(folder)

@@ -41,7 +41,9 @@ from localspec.extras.tune.lessons import (
 )
 from localspec.extras.tune.model_file import EMBEDDINGS, OUTPUT, ModelFile, write_model
 from localspec.extras.tune.reading import SidecarReader, TextReader
+from localspec.extras.tune.states import StateReader
 from localspec.protocol.frames import PairFiles
+from localspec.protocol.tuned import NEW_DRAFT
 from localspec.registry.header.gguf import TENSOR_TYPES
 from tests.support.pairs import N_VOCAB, cycle_pair
 from tests.support.running import GREEDY, drafting, running
@@ -383,18 +385,24 @@ def train_new_draft(folder: Path, architecture: TargetArchitecture) -> PairFiles
     initialise()
     target = folder / "target.gguf"
     write_target(target, replace(TINY_TARGET, n_ctx=2048), target_cycle(N_VOCAB), architecture)
-    job = job_of(folder, draft="", method="new", states=str(folder / "states"))
+    job = job_of(folder, draft="", method="new", scratch=str(folder), seconds=1e6)
     teacher = training._open_teacher(job)
     taught = read_lessons(teacher, cycle_lessons(64), lambda _count: True)
     teacher.close()
-    assert training._make_draft(job, teacher, taught) == "a new draft"
+    assert training._make_draft(job, teacher, taught) == NEW_DRAFT
+    assert {path.name for path in folder.iterdir()} == {"target.gguf", "new.gguf"}
     return PairFiles(architecture, str(target), str(folder / "new.gguf"))
 
 
 @needs_torch
 @pytest.mark.parametrize("architecture", get_args(TargetArchitecture))
-def test_a_new_draft_predicts_its_target(tmp_path: Path, architecture: TargetArchitecture) -> None:
+def test_a_new_draft_predicts_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: TargetArchitecture
+) -> None:
     """Most of its drafts in a row are accepted, in answers that begin where no lesson did."""
+    from localspec.extras.tune import eagle
+
+    monkeypatch.setattr(eagle, "is_bfloat16_faster", lambda: False)
     with running(train_new_draft(tmp_path, architecture)) as engine:
         assert engine.pair.drafter is not None
         answers = {
@@ -413,7 +421,7 @@ def test_what_cannot_be_trained_is_said_before_anything_is_read(
 ) -> None:
     initialise()
     cycle_pair(tmp_path)
-    job = job_of(tmp_path, method=method, states=str(tmp_path / "states"))
+    job = job_of(tmp_path, method=method, scratch=str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(LocalspecError, match="trained with PyTorch, which is not installed; run: "):
         training.train(job)
@@ -426,25 +434,125 @@ def test_what_cannot_be_trained_is_said_before_anything_is_read(
         training._check_possible(job_of(tmp_path, method=method, target=str(part)))
 
 
+def random_layer(n_layers: int, width: int = 64, n_vocab: int = N_VOCAB) -> Any:
+    """Return a layer with random weights, in which each of them matters."""
+    from localspec.extras.tune import eagle
+
+    generator = np.random.default_rng(0)
+    shape = eagle.EagleShape(width, (1,) * n_layers)
+    sizes = {
+        "fc": (width, n_layers * width),
+        "output": (n_vocab, width),
+        "blk.0.attn_q": (width, 2 * width),
+        "blk.0.attn_k": (shape.n_head_kv * shape.head_length, 2 * width),
+        "blk.0.attn_v": (shape.n_head_kv * shape.head_length, 2 * width),
+        "blk.0.attn_output": (width, width),
+        "blk.0.ffn_gate": (shape.n_ff, width),
+        "blk.0.ffn_up": (shape.n_ff, width),
+        "blk.0.ffn_down": (width, shape.n_ff),
+        **{f"blk.0.{norm}": (width,) for norm in ("attn_norm", "attn_norm_2", "ffn_norm")},
+        "output_norm": (width,),
+    }
+    weights = {
+        f"{name}.weight": generator.normal(1.0 * (len(size) == 1), size[-1] ** -0.5, size)
+        for name, size in sizes.items()
+    }
+    tensors = {name: eagle.torch.tensor(x.astype(np.float32)) for name, x in weights.items()}  # type: ignore[attr-defined]
+    return eagle.EagleLayer(shape, np.arange(n_vocab), tensors)
+
+
 @needs_torch
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_new_draft_computes_what_llama_cpp_computes(
     tmp_path: Path, architecture: TargetArchitecture
 ) -> None:
-    from localspec.extras.tune import head as making
+    from localspec.extras.tune import eagle
 
-    files = train_new_draft(tmp_path, architecture)
-    target, head = ModelFile(Path(files.target)), making.Head.open(tmp_path / "new.gguf")
-    reader = SidecarReader(files.target, tmp_path / "new.gguf", 1)
+    initialise()
+    target, sidecar = tmp_path / "target.gguf", tmp_path / "new.gguf"
+    write_target(target, TINY_TARGET, target_cycle(N_VOCAB), architecture)
+    layer, file = random_layer(3), ModelFile(target)
+    layers = (2, 2, 2) if architecture == "qwen2" else (0, 1, 1)
+    layer.shape = replace(layer.shape, layers=layers)
+    layer.write(sidecar, file)
+    layer = eagle.EagleLayer.open(sidecar)  # as it was quantized
+    assert layer.shape.layers == layers
+    reader = SidecarReader(target, sidecar, 1)
     tokens = follow(target_cycle(N_VOCAB), 7, 24)
-    theirs = np.concatenate(list(reader.read(tokens, 8)))[:, head.vocabulary]
+    theirs = np.concatenate(list(reader.read(tokens, 8)))
     states = reader._read_target(tokens)
     reader.close()
-    embeddings = target.read_rows(EMBEDDINGS, np.array(tokens))
-    tensor = making.torch.tensor  # type: ignore[attr-defined]
-    drafts = head.unroll(tensor(embeddings)[None], tensor(states)[None], 1)
-    ours = head.logits(drafts[0])[0, 8:].detach().numpy()
-    assert np.abs(ours - theirs).mean() < 0.03 * theirs.std()
+    tensor = eagle.torch.tensor  # type: ignore[attr-defined]
+    embeddings = tensor(file.read_rows(EMBEDDINGS, np.array(tokens)))[None]
+    ours = (
+        layer.logits(layer.unroll(embeddings, tensor(states)[None], 1)[0])[0, 8:].detach().numpy()
+    )
+    shifted = layer.unroll(embeddings, tensor(np.roll(states, 1, 0))[None], 1)[0]
+    wrong = layer.logits(shifted)[0, 8:].detach().numpy()
+    assert np.abs(ours - theirs).max() < 0.1 * theirs.std() < np.abs(wrong - theirs).max()
+
+
+@needs_torch
+def test_drafts_in_a_row_follow_from_the_states_of_those_before() -> None:
+    """Where the states of earlier drafts take the place of the target's, one draft is the last of the row."""
+    from localspec.extras.tune import eagle
+
+    torch, layer, length = eagle.torch, random_layer(1), 12  # type: ignore[attr-defined]
+    layer.weights["fc.weight"] = torch.eye(64)
+    generator = torch.Generator().manual_seed(1)
+    embeddings, states = (torch.randn(1, length, 64, generator=generator) for _ in range(2))
+    rows = layer.unroll(embeddings, states, 4)
+    for last in range(5, length):
+        for count in range(1, 4):
+            replaced = states.clone()
+            for draft in range(count):
+                at = last - count + draft
+                replaced[0, at] = layer.unroll(embeddings, replaced, 1)[0][0, at]
+            alone = layer.unroll(embeddings, replaced, 1)[0][0, last]
+            assert torch.allclose(alone, rows[count][0, last], rtol=1e-3, atol=1e-3)
+            assert not torch.allclose(alone, rows[count - 1][0, last], rtol=1e-2, atol=1e-2)
+
+
+@needs_torch
+def test_a_step_without_a_finite_gradient_is_left_out() -> None:
+    from localspec.extras.tune import steps
+
+    torch = steps.torch  # type: ignore[attr-defined]
+    weight = torch.ones(1, requires_grad=True)
+    factors = iter([np.inf, 1.0, np.nan] * 20)
+    steps.run_steps(
+        torch.optim.Adam([weight], lr=0.1),
+        [weight],
+        60,
+        1e6,
+        1,
+        lambda: (weight * next(factors)).sum(),
+        lambda _done: None,
+    )
+    assert 0 < weight.item() < 0.5
+
+
+def test_states_that_half_precision_does_not_hold_stay_finite(tmp_path: Path) -> None:
+    initialise()
+    write_target(tmp_path / "target.gguf", TINY_TARGET, target_cycle(N_VOCAB))
+    reader = StateReader(str(tmp_path / "target.gguf"), 1, str(tmp_path))
+    reader._context.states = lambda *_: np.full((40, 192), -1e9, np.float32)  # type: ignore[method-assign]
+    taught = read_lessons(reader, cycle_lessons(1), lambda _count: True)
+    reader.close()
+    (window,) = reader.windows(taught)
+    assert np.isfinite(window.states).all()
+    assert window.states.min() < -6e4
+
+
+def test_texts_that_are_too_short_are_an_error(tmp_path: Path) -> None:
+    initialise()
+    write_target(tmp_path / "target.gguf", TINY_TARGET, target_cycle(N_VOCAB))
+    for lessons in ([], [lesson_of([3, 4, 5])]):
+        reader = StateReader(str(tmp_path / "target.gguf"), 1, str(tmp_path))
+        taught = read_lessons(reader, lessons, lambda _count: True)
+        reader.close()
+        with pytest.raises(LoadFailed, match="too short"):
+            reader.windows(taught)
 
 
 @needs_torch
@@ -477,7 +585,15 @@ def run_process(job: bytes) -> tuple[int, list[dict[str, Any]]]:
     return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_a_process_trains_and_compares(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "draft"),
+    [
+        ("rows", str(BUILTIN / "draft.gguf")),
+        pytest.param("new", str(BUILTIN / "draft.gguf"), marks=needs_torch),
+        pytest.param("new", "", marks=needs_torch),
+    ],
+)
+def test_a_process_trains_and_compares(tmp_path: Path, method: str, draft: str) -> None:
     text = {
         "kind": "ask",
         "prompt": "<|user|>What is os.walk?<|end|><|assistant|>",
@@ -486,21 +602,26 @@ def test_a_process_trains_and_compares(tmp_path: Path) -> None:
     place = {"kind": "complete", "prefix": "def f(x):\n    re", "suffix": "\n", "answer": "turn x"}
     job = training.Job(
         target=str(BUILTIN / "target.gguf"),
-        draft=str(BUILTIN / "draft.gguf"),
+        draft=draft,
         output=str(tmp_path / "new.gguf"),
         texts=[text, place] * 4,
         held_out=[text, place],
         seconds=20,
         threads=1,
-        method="rows",
+        method=method,
+        scratch=str(tmp_path),
+        max_state_bytes=1 << 20,
     )
     code, messages = run_process(msgspec.json.encode(job))
     assert code == 0
     result = messages[-1]["result"]
-    assert result["method"] == "output rows"
+    assert result["method"] == {"rows": "output rows", "new": NEW_DRAFT}[method]
     assert result["tokens_per_pass"].keys() == {"ask", "complete"}
+    assert draft or result["tokens_per_pass"]["ask"]["before"] == 1
     assert (tmp_path / "new.gguf").stat().st_mode & 0o077 == 0
-    assert {message["stage"] for message in messages[:-1]} >= {"reading", "training", "comparing"}
+    assert [path.name for path in tmp_path.iterdir()] == ["new.gguf"]
+    stages = {message["stage"] for message in messages[:-1]}
+    assert stages >= {"reading", "training", "comparing the new draft"}
 
 
 def test_a_damaged_draft_is_an_error_with_a_sentence(tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_pair_without_a_draft_uses_a_new_one(
     assert added.returncode == 0, added.stderr
     target = PairsClient(str(home.socket)).pair(name)["target"]["path"]
     assert f"localspec tune {name} --new" in home.run("tune", name).stderr
+    assert "none of its own" in home.run("tune", name, "--status").stdout
 
     def draft_of_next_answer() -> str:
         home.run("unload")

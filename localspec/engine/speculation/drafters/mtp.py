@@ -49,7 +49,8 @@ class Heads(DraftModel):
         """Return the first unread token, or where states are known again after a gap."""
         assert slot.hidden is not None
         states_start, n_read = slot.hidden.start, slot.n_past_draft
-        return states_start if states_start > n_read + MAX_STATE_GAP_TOKENS else n_read
+        max_gap = MAX_STATE_GAP_TOKENS if n_read else 0
+        return states_start if states_start > n_read + max_gap else n_read
 
     def propose(self, requests: Sequence[DraftRequest]) -> None:
         try:

@@ -20,24 +20,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localspec.extras.tune.model_file import EMBEDDINGS, VOCABULARY, ModelFile, write_model
-from localspec.extras.tune.reading import Integers
-from localspec.extras.tune.states import Window
+from localspec.extras.tune.reading import Floats, Integers
+from localspec.extras.tune.states import Floats16, Window
+from localspec.extras.tune.steps import run_steps
+from localspec.model_traits import emits_layers
 from localspec.registry.header.gguf import Value
 
-DRAFTS = 3  # in a row, on which it is trained
-DRAFT_WEIGHT = 0.8  # of each draft beside the one before, since it is reached less often
-LATER_SHARE = 0.5  # of the positions that count for the later drafts
+TRAINED_DRAFTS = 3  # The number of drafts in a row that it is trained on.
+# A later draft is reached less often, so it counts this much of the one before, and at a share of positions.
+DRAFT_WEIGHT, LATER_SHARE = 0.8, 0.5
 BATCH_WINDOWS = 8
-MAX_EPOCHS, MIN_STEPS, WARM_UP_STEPS = 12, 300, 40
-STEP, DECAYS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 1e-3, (0.9, 0.95), 0.01, 1.0
-SMALL = 0.03  # factor of the weights that add to the residual, before any training
-STATE_NOISE = 0.02  # added to the target's states, beside their mean size
-EPSILON, ROPE_BASE = 1e-6, 10000.0
-BYTES_PER_WEIGHT = 16  # the weight, its gradient, and two moments of Adam
+MAX_EPOCHS, MIN_STEPS = 12, 300
+STEP, DECAYS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.01
+INITIAL_SCALE = (
+    0.03  # Factor of the matrices that add to the residual, so that it begins as the target's.
+)
+STATE_NOISE = (
+    0.02  # Deviation of the noise that is added to the target's states, in mean absolute values.
+)
+NORM_EPSILON, ROPE_BASE = 1e-6, 10000.0
 
 
 @dataclass(frozen=True)
-class HeadShape:
+class EagleShape:
     """The sizes of a layer. layers: those of the target that it reads, `eagle3.target_layers`."""
 
     width: int
@@ -45,10 +50,12 @@ class HeadShape:
 
     @property
     def head_length(self) -> int:
+        """The length of an attention head."""
         return next(length for length in (64, 32, 16, 8, 4, 2) if self.width % length == 0)
 
     @property
     def n_head(self) -> int:
+        """The number of attention heads."""
         return self.width // self.head_length
 
     @property
@@ -62,6 +69,12 @@ class HeadShape:
         """Two and three quarters of the width, in whole blocks of every quantization."""
         return -(-11 * self.width // 4 // 256) * 256
 
+    def count_weights(self, n_rows: int) -> int:
+        """Return how many weights a layer has whose output matrix has `n_rows` rows."""
+        attention = 2 * (self.n_head + 2 * self.n_head_kv) * self.head_length + self.width
+        per_input = len(self.layers) * self.width + attention + 3 * self.n_ff + n_rows
+        return self.width * per_input
+
     def metadata(self, n_ctx_train: int) -> dict[str, Value | Sequence[int]]:
         """Return what llama.cpp reads of a file with such a layer, for a target of the same width."""
         values: dict[str, Value | Sequence[int]] = {
@@ -71,7 +84,7 @@ class HeadShape:
             "feed_forward_length": self.n_ff,
             "attention.head_count": self.n_head,
             "attention.head_count_kv": self.n_head_kv,
-            "attention.layer_norm_rms_epsilon": EPSILON,
+            "attention.layer_norm_rms_epsilon": NORM_EPSILON,
             "rope.freq_base": ROPE_BASE,
             "target_layers": self.layers,
             "target_hidden_size": self.width,
@@ -81,13 +94,13 @@ class HeadShape:
         }
 
 
-class Head:
+class EagleLayer:
     """A layer as tensors that can be trained, by their names in a file.
 
     vocabulary: (n,) the token of each row of its output matrix, ascending.
     """
 
-    def __init__(self, shape: HeadShape, vocabulary: Integers, weights: dict[str, Tensor]) -> None:
+    def __init__(self, shape: EagleShape, vocabulary: Integers, weights: dict[str, Tensor]) -> None:
         self.shape, self.vocabulary, self.weights = shape, vocabulary, weights
         for weight in weights.values():
             weight.requires_grad_()
@@ -99,10 +112,10 @@ class Head:
         layers: tuple[int, ...],
         vocabulary: Integers,
         windows: Sequence[Window],
-    ) -> Head:
+    ) -> EagleLayer:
         """Return a layer for a target. Until it is trained it proposes what the target has just written."""
         output = torch.tensor(target.read_rows(target.output_name, vocabulary))
-        shape = HeadShape(output.shape[1], layers)
+        shape = EagleShape(output.shape[1], layers)
         width, query = shape.width, shape.n_head * shape.head_length
         key = shape.n_head_kv * shape.head_length
         generator = torch.Generator().manual_seed(0)
@@ -112,7 +125,7 @@ class Head:
 
         weights = {
             "fc.weight": torch.eye(width).repeat(1, len(layers)) / len(layers),
-            "output_norm.weight": _output_norm(target, layers, windows),
+            "output_norm.weight": _output_norm(target, windows),
             "output.weight": output,
         }
         block = {
@@ -121,22 +134,22 @@ class Head:
             "attn_q": random_matrix(query, 2 * width),
             "attn_k": random_matrix(key, 2 * width),
             "attn_v": random_matrix(key, 2 * width),
-            "attn_output": random_matrix(width, query, SMALL),
+            "attn_output": random_matrix(width, query, INITIAL_SCALE),
             "ffn_norm": torch.ones(width),
             "ffn_gate": random_matrix(shape.n_ff, width),
             "ffn_up": random_matrix(shape.n_ff, width),
-            "ffn_down": random_matrix(width, shape.n_ff, SMALL),
+            "ffn_down": random_matrix(width, shape.n_ff, INITIAL_SCALE),
         }
         return cls(
             shape, vocabulary, weights | {f"blk.0.{name}.weight": block[name] for name in block}
         )
 
     @classmethod
-    def open(cls, path: Path) -> Head:
+    def open(cls, path: Path) -> EagleLayer:
         """Return the layer in a file that `write` has written."""
         file = ModelFile(path)
         layers = file.read_value("eagle3.target_layers").values()
-        shape = HeadShape(int(file.read_value("eagle3.embedding_length")), layers)
+        shape = EagleShape(int(file.read_value("eagle3.embedding_length")), layers)
         names = [name for name in file.names if name != VOCABULARY]
         weights = {name: torch.tensor(file.read_tensor(name)) for name in names}
         return cls(shape, file.read_output_tokens(), weights)
@@ -156,23 +169,23 @@ class Head:
         from the target's states up to position i - k, and to their own predecessors behind that.
         """
         inputs = self._norm(embeddings, "blk.0.attn_norm")
-        given = self._linear(states, "fc").float()
+        previous = self._linear(states, "fc").float()
         keys: list[Tensor] = []
         values: list[Tensor] = []
         outputs: list[Tensor] = []
         for _ in range(count):
-            given = _shift(given, 1)
-            both = torch.cat((inputs, self._norm(given, "blk.0.attn_norm_2")), -1)
+            previous = _shift(previous, 1)
+            both = torch.cat((inputs, self._norm(previous, "blk.0.attn_norm_2")), -1)
             query = _rotate(self._heads(both, "attn_q"))
             keys.append(_rotate(self._heads(both, "attn_k")))
             values.append(self._heads(both, "attn_v"))
             mixed = _attend(query, keys, values).transpose(1, 2).flatten(2)
-            inner = given + self._linear(mixed, "blk.0.attn_output").float()
+            inner = previous + self._linear(mixed, "blk.0.attn_output").float()
             normed = self._norm(inner, "blk.0.ffn_norm")
             gate = F.silu(self._linear(normed, "blk.0.ffn_gate"))
             product = gate * self._linear(normed, "blk.0.ffn_up")
-            given = inner + self._linear(product, "blk.0.ffn_down").float()
-            outputs.append(given)
+            previous = inner + self._linear(product, "blk.0.ffn_down").float()
+            outputs.append(previous)
         return outputs
 
     def logits(self, states: Tensor) -> Tensor:
@@ -180,8 +193,8 @@ class Head:
         return self._linear(self._norm(states, "output_norm"), "output").float()
 
     def _norm(self, values: Tensor, name: str) -> Tensor:
-        scale = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + EPSILON)
-        return values * scale * self.weights[f"{name}.weight"]
+        weight = self.weights[f"{name}.weight"]
+        return F.rms_norm(values.float(), weight.shape, weight, NORM_EPSILON)
 
     def _linear(self, values: Tensor, name: str) -> Tensor:
         return F.linear(values, self.weights[f"{name}.weight"])
@@ -198,13 +211,16 @@ class Head:
         return heads.repeat_interleave(self.shape.n_head // heads.shape[1], 1)
 
 
-def _output_norm(target: ModelFile, layers: tuple[int, ...], windows: Sequence[Window]) -> Tensor:
+def _output_norm(target: ModelFile, windows: Sequence[Window]) -> Tensor:
     """Return weights by which a state of the target, normalised, is what its output matrix reads."""
-    if len(set(layers)) > 1:
-        return torch.tensor(target.read_tensor("output_norm.weight"))
-    sample = np.concatenate([window.states for window in windows[:16]]).astype(np.float32)
-    width = sample.shape[1] // len(layers)  # they are behind the target's own norm already
-    return torch.full((width,), float(np.sqrt(np.mean(sample**2))))
+    width = int(target.read_value(f"{target.architecture}.embedding_length"))
+    if not emits_layers(target.architecture):  # then its states are behind its norm already
+        sample = np.concatenate([window.states for window in windows[:16]]).astype(np.float32)
+        return torch.full((width,), float(np.sqrt(np.mean(sample**2))))
+    names = [
+        name for name in ("output_norm.weight", "token_embd_norm.weight") if name in target.names
+    ]
+    return torch.tensor(target.read_tensor(names[0])) if names else torch.ones(width)
 
 
 def _attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
@@ -215,7 +231,9 @@ def _attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> 
     """
     newest, scale = len(keys) - 1, query.shape[-1] ** -0.5
     positions = torch.arange(query.shape[-2])
-    visible = positions[:, None] - newest >= positions[None, :].clamp_min(1)
+    visible = (positions[:, None] - newest >= positions) & (
+        positions > 0
+    )  # nothing reads position 0
     scores = (query @ keys[0].transpose(-1, -2)).float() * scale
     scores = scores.masked_fill(~visible, -1e9)
     own = [
@@ -246,8 +264,8 @@ def _rotate(values: Tensor) -> Tensor:
     return torch.stack(turned, -1).flatten(-2)
 
 
-def train_head(
-    head: Head,
+def train_layer(
+    layer: EagleLayer,
     windows: Sequence[Window],
     target: ModelFile,
     seconds: float,
@@ -256,34 +274,24 @@ def train_head(
 ) -> None:
     """Minimize the cross entropy between the target's likeliest tokens and the drafts.
 
-    target: whose embeddings it reads. seconds, report: as of `network.train_decoder`.
+    target: whose embeddings it reads. seconds, threads, report: as of `run_steps`.
     """
-    torch.set_num_threads(threads)
-    weights = list(head.weights.values())
+    weights = list(layer.weights.values())
     optimizer = torch.optim.AdamW(weights, lr=STEP, betas=DECAYS, weight_decay=WEIGHT_DECAY)
     generator, noise = random.Random(0), torch.Generator().manual_seed(0)
-    start, n_epoch = time.process_time(), -(-len(windows) // BATCH_WINDOWS)
-    n_steps, half = max(MAX_EPOCHS * n_epoch, MIN_STEPS), _is_half_faster()
-    order: list[Sequence[Window]] = []
-    for step in range(n_steps):
-        spent = (time.process_time() - start) / (seconds * threads)
-        done = max(spent, step / n_steps)
-        if done >= 1:
-            break
-        report(done)
+    order: list[Window] = []
+    half = is_bfloat16_faster()
+
+    def compute_loss() -> Tensor:
         if not order:
-            shuffled, size = generator.sample(windows, len(windows)), BATCH_WINDOWS
-            order = [shuffled[at : at + size] for at in range(0, len(windows), size)]
-        for group in optimizer.param_groups:
-            group["lr"] = STEP * min(1, (step + 1) / WARM_UP_STEPS) * (1 - done)
-        batch = _Batch.of(order.pop(), target, head.vocabulary)
-        optimizer.zero_grad()
+            order.extend(generator.sample(windows, len(windows)))
+        chosen = [order.pop() for _ in range(min(BATCH_WINDOWS, len(order)))]
+        batch = _Batch.of(chosen, target, layer)
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = _loss(head, batch, noise)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
-        optimizer.step()
-    report(1.0)
+            return _loss(layer, batch, noise)
+
+    n_steps = max(MAX_EPOCHS * -(-len(windows) // BATCH_WINDOWS), MIN_STEPS)
+    run_steps(optimizer, weights, n_steps, seconds, threads, compute_loss, report)
 
 
 @dataclass(frozen=True)
@@ -300,7 +308,7 @@ class _Batch:
     shares: Tensor
 
     @classmethod
-    def of(cls, windows: Sequence[Window], target: ModelFile, vocabulary: Integers) -> _Batch:
+    def of(cls, windows: Sequence[Window], target: ModelFile, layer: EagleLayer) -> _Batch:
         length = max(len(window.tokens) for window in windows)
 
         def pad(part: str, fill: Callable[[np.ndarray], np.ndarray]) -> Tensor:
@@ -311,37 +319,43 @@ class _Batch:
                 padded[row, : len(array)] = array
             return torch.tensor(padded)
 
+        n_inputs, vocabulary = layer.weights["fc.weight"].shape[1], layer.vocabulary
         top = pad("top", lambda values: values)
         numbers = np.searchsorted(vocabulary, top.numpy()).clip(max=len(vocabulary) - 1)
         is_known = torch.tensor(vocabulary[numbers]) == top
         return cls(
             pad("tokens", partial(target.read_rows, EMBEDDINGS)),
-            pad("states", lambda values: values.astype(np.float32)),
+            pad("states", lambda values: _widen(values, n_inputs)),
             torch.tensor(numbers),
             pad("shares", lambda values: values) * is_known,
         )
 
 
-def _loss(head: Head, batch: _Batch, noise: torch.Generator) -> Tensor:
+def _widen(states: Floats16, n_inputs: int) -> Floats:
+    """Return states (rows, n_inputs), in which one that several inputs read is repeated."""
+    return np.tile(states.astype(np.float32), n_inputs // states.shape[1])
+
+
+def _loss(layer: EagleLayer, batch: _Batch, noise: torch.Generator) -> Tensor:
     """Return the mean cross entropy in nats of the drafts in a row, the later ones with less weight."""
     states = batch.states
-    size = states.abs().mean()
-    states = states + torch.randn(states.shape, generator=noise) * STATE_NOISE * size
+    deviation = STATE_NOISE * states.abs().mean()
+    states = states + torch.randn(states.shape, generator=noise) * deviation
     known = batch.shares.sum(-1)
     total = torch.zeros(())
-    for draft, outputs in enumerate(head.unroll(batch.embeddings, states, DRAFTS)):
+    for draft, outputs in enumerate(layer.unroll(batch.embeddings, states, TRAINED_DRAFTS)):
         counts = known > 0.05
         counts[:, : draft + 1] = False  # no state comes before them
         if draft:
             counts &= torch.rand(counts.shape, generator=noise) < LATER_SHARE
-        logarithms = F.log_softmax(head.logits(outputs[counts]), -1)
+        logarithms = F.log_softmax(layer.logits(outputs[counts]), -1)
         shares = batch.shares[counts] / known[counts][:, None]
         loss = -(shares * logarithms.gather(1, batch.labels[counts])).sum(-1)
         total = total + DRAFT_WEIGHT**draft * loss.sum() / max(len(loss), 1)
     return total
 
 
-def _is_half_faster() -> bool:
+def is_bfloat16_faster() -> bool:
     """Return whether this processor multiplies matrices faster in bfloat16 than in float32."""
     seconds = []
     for kind in (torch.bfloat16, torch.float32):

@@ -1,0 +1,49 @@
+"""The steps of a training with PyTorch: their number, their size, and what each of them does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+WARM_UP_STEPS = 30
+MAX_GRADIENT_NORM = 1.0
+BYTES_PER_WEIGHT = 16  # the weight, its gradient, and two moments of Adam
+
+
+def run_steps(
+    optimizer: torch.optim.Optimizer,
+    weights: Sequence[Tensor],
+    n_steps: int,
+    seconds: float,
+    threads: int,
+    compute_loss: Callable[[], Tensor],
+    report: Callable[[float], None],
+) -> None:
+    """Minimize a loss in steps that first grow and then shrink to nothing.
+
+    A step whose gradient is not finite is left out.
+
+    seconds: processor time that this may take on `threads` threads, so that time in which the process is
+    paused does not count. report: called with the share of the work that is done before each step, with 1.0
+    when it is done.
+    """
+    torch.set_num_threads(threads)
+    start = time.process_time()
+    largest = [group["lr"] for group in optimizer.param_groups]
+    for step in range(n_steps):
+        spent = (time.process_time() - start) / (seconds * threads)
+        done = max(spent, step / n_steps)
+        if done >= 1:
+            break
+        report(done)
+        for group, step_size in zip(optimizer.param_groups, largest, strict=True):
+            group["lr"] = step_size * min(1, (step + 1) / WARM_UP_STEPS) * (1 - done)
+        optimizer.zero_grad()
+        compute_loss().backward()
+        norm = torch.nn.utils.clip_grad_norm_(weights, MAX_GRADIENT_NORM)
+        if torch.isfinite(norm):
+            optimizer.step()
+    report(1.0)
