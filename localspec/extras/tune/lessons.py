@@ -129,3 +129,8 @@ def read_lessons(
         if not done(len(taught)):
             break
     return taught
+
+
+def select_own(lessons: Sequence[Lesson]) -> list[Lesson]:
+    """Return those of untaught lessons that can be learned from: what the target itself has written."""
+    return [lesson for lesson in lessons if lesson.is_own]

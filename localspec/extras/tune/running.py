@@ -59,7 +59,7 @@ class Training:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=engine_environment() | (_KEEP_MEMORY if job["method"] != "none" else {}),
+            env=engine_environment() | (_KEEP_MEMORY if job.get("method") != "none" else {}),
             start_new_session=True,  # Ctrl-C reaches this process, which ends the other
         )
         self._ended = threading.Event()

@@ -84,7 +84,7 @@ def train(job: Job) -> dict[str, Any]:
     Raises:
         LocalspecError: a model cannot be loaded, or is of a kind that cannot be tuned.
     """
-    from localspec.extras.tune.lessons import make_lesson, read_lessons
+    from localspec.extras.tune.lessons import make_lesson, read_lessons, select_own
 
     _check_possible(job)
     teacher = _open_teacher(job)
@@ -105,13 +105,11 @@ def train(job: Job) -> dict[str, Any]:
     finally:
         teacher.close()
     _return_memory()
-    # Of texts that the target has not read, those that it has written can be learned from as they are.
-    unread = [lesson for lesson in lessons[::-1][len(taught) :] if lesson.is_own]
     method = ""
     if job.method == "new":
         method = _make_draft(job, teacher, taught)
     elif job.method != "none":
-        method = _train_draft(job, [*taught, *unread])
+        method = _train_draft(job, [*taught, *select_own(lessons[::-1][len(taught) :])])
     before = _measure_own(job, held_out)
     after = _measure(job, job.output, held_out, "comparing the new draft")
     return {
@@ -167,11 +165,12 @@ def _check_possible(job: Job) -> None:
 
 def _check_memory(target: Any) -> None:
     """Check that memory holds the training of a new draft, and that the target's matrices can be read."""
+    target.check_matrices()
+
     from localspec.extras.tune.eagle import EagleShape
     from localspec.extras.tune.states import MAX_VOCABULARY
     from localspec.extras.tune.steps import BYTES_PER_WEIGHT
 
-    target.check_matrices()
     width = int(target.read_value(f"{target.architecture}.embedding_length"))
     n_weights = EagleShape(width, (0, 0, 0)).count_weights(min(MAX_VOCABULARY, target.n_vocab))
     needed, available = BYTES_PER_WEIGHT * n_weights, available_bytes(Host.current())
