@@ -126,8 +126,8 @@ def _small_tensors(
         return [attention_norm, ("ffn_norm.weight", np.ones(width)), *norms]
     kv = head * (shape.n_head_kv or shape.n_head)
     if architecture == "qwen2":
-        biases = {"attn_q": width, "attn_k": kv, "attn_v": kv}
-        named = [(f"{name}.bias", np.zeros(size)) for name, size in biases.items()]
+        widths = {"attn_q": width, "attn_k": kv, "attn_v": kv}
+        named = [(f"{name}.bias", np.zeros(size)) for name, size in widths.items()]
         return [attention_norm, ("ffn_norm.weight", np.ones(width)), *named]
     biases = {
         "attn_q": (width,),
