@@ -466,7 +466,10 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "gguf": ((), "our own reader is strict, and ggml converts the values of tensors"),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),
     "tests": ((), "as benchmarks"),
-    "torch": (("extras/tune/network",), "2 GB, and an extra that most need not have"),
+    "torch": (
+        ("extras/tune/network", "extras/tune/eagle", "extras/tune/steps"),
+        "2 GB, and an extra that most need not have",
+    ),
     "httpx": ((), "184 ms against 49 ms until the first word"),
     "requests": ((), "as httpx"),
     "openai": ((), "tests use it to show that we speak its protocol; 687 ms"),

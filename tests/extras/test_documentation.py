@@ -59,6 +59,7 @@ REFUSED = {
     "localspec verify coder-7b": (1, "localspec pull coder-7b"),
     "localspec rm coder-7b smollm2": (1, "coder-7b"),
     "localspec tune --files ~/src/project": (2, "There is no file or folder"),
+    "localspec tune --new --files ~/src/project --minutes 240": (2, "There is no file or folder"),
     "localspec tune --revert": (1, "has no tuned draft"),
     'localspec ask -f shot.png "What does it say?"': (2, "shot.png cannot be read"),
     "localspec chat": (2, "A chat needs a terminal"),
