@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from localspec.daemon.completion.request import chat_prompt
+from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.extras.anthropic.request import chat_request
@@ -459,7 +460,7 @@ def test_http_errors_have_the_shape_of_anthropic(api: Home) -> None:
         ("POST", "/v1/messages/batches", {}, 404),
         ("POST", "/v1/messages", b"no JSON", 400),
         ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, 400),
-        ("POST", "/v1/messages", b" " * (11 << 20), 413),
+        ("POST", "/v1/messages", b" " * (MAX_BODY_BYTES + 1), 413),
     ):
         answer = api.request(method, target, body)
         assert answer.status == status, answer.body

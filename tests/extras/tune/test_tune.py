@@ -216,7 +216,7 @@ def test_a_pair_without_a_draft_uses_a_new_one(
     assert ("is left out" in exported.stderr) is not is_shown
     put_tuned_draft(home, content=b"no model", **options)
     assert "tuned" not in draft_of_next_answer()
-    assert "n-grams alone draft" in home.status()["pair"]["note"]
+    assert "N-grams alone draft instead." in home.status()["pair"]["note"]
     assert home.run("tune", name, "--revert").returncode == 0
     assert not folder.exists()
 
