@@ -17,7 +17,7 @@ from localspec.engine.pair.lane import PLANNED_GAP_SHARE
 from localspec.engine.pair.profile import PrefillCost
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve_settings
-from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.cost import NO_CHANGE, CostTable, WidthHistory
 from localspec.protocol.frames import (
     Constraint,
     PairFiles,
@@ -697,6 +697,7 @@ def test_plain_ms_is_the_last_entry_of_pass_ms(contextual_files: PairFiles, load
     """`plain_ms` serves a round's accounting, and `pass_ms` the choice of a depth."""
     engine, rng = load(contextual_files), random.Random(7)
     lane = engine.pair.shared
+    lane._widths = WidthHistory(NO_CHANGE)  # a device may have shown a price of changing the width
     for _ in range(40):
         lane.costs = CostTable({width: rng.uniform(1, 9) for width in (1, 2, 3, 4, 6, 8, 12)})
         for sequences in (1, 2, 3, 4, 8):
