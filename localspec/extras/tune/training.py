@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from localspec import installation
 from localspec.engine.priority import lower_priority
 from localspec.errors import LoadFailed, LocalspecError
+from localspec.extras.tune.requirements import check_torch
 from localspec.machine import Host, available_bytes
 from localspec.protocol.tuned import NEW_DRAFT
 
@@ -147,13 +147,7 @@ def _check_possible(job: Job) -> None:
     """Check what only the end of a long training would show. Raises LocalspecError."""
     from localspec.extras.tune.model_file import ModelFile
 
-    if job.method in ("weights", "new") and importlib.util.find_spec("torch") is None:
-        trained = "A new draft is" if job.method == "new" else "All weights are"
-        other = "" if job.method == "new" else " To train without it: --method rows"
-        command = installation.install_extra_command("tune")
-        raise LocalspecError(
-            f"{trained} trained with PyTorch, which is not installed; run: {command}.{other}"
-        )
+    check_torch(job.method)
     if job.method == "new":
         _check_memory(ModelFile(Path(job.target)))
     elif not job.draft and job.method != "none":

@@ -18,6 +18,7 @@ from localspec.cli.terminal.pairs import format_size
 from localspec.errors import LocalspecError
 from localspec.extras.tune import running
 from localspec.extras.tune import texts as collecting
+from localspec.extras.tune.requirements import check_torch
 from localspec.extras.tune.texts import TrainingText, TuneClient
 from localspec.files import hold_folder, remove_abandoned, write_atomically
 from localspec.paths import default_paths, make_private_directory
@@ -86,12 +87,10 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
         NotBetter: it does not pay. The error has the record.
         LocalspecError: it could not be trained.
     """
+    check_torch(plan.method)
     client, texts = TuneClient(), [*history]
-    tuned = plan.view.get("tuned")
-    if (
-        sum(text.created > (tuned["created"] if tuned else 0.0) for text in texts)
-        < plan.new_answers
-    ):
+    created = (plan.view.get("tuned") or {}).get("created", 0.0)
+    if sum(text.created > created for text in texts) < plan.new_answers:
         raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
     with _work_folder() as work:
         room = _check_room(plan, work)
@@ -115,18 +114,24 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
         )
         result = running.Training(job, report).run()
         running.unload(plan.name)
-        # A copy, so that both drafts begin with nothing known: what an earlier load has measured would favour
-        # one of them.
-        present = plan.target if tuned else plan.name
-        if plan.base:
-            present = f"{plan.target},{shutil.copyfile(plan.base, work / 'present.gguf')}"
-        pairs = [present, f"{plan.target},{trained}"]
+        pairs = [_copy_present(plan, work), f"{plan.target},{trained}"]
         speeds = running.measure_speed(client, pairs, running.choose_speed_texts(held_out), report)
         record = running.make_record(plan.base, plan.target, result, learned, speeds)
         running.check_better(record)
         running.adopt(plan.folder, trained, record, client)
     running.unload(plan.name)
     return record
+
+
+def _copy_present(plan: Plan, work: Path) -> str:
+    """Return the name of the pair with its own draft.
+
+    The draft is a copy, so that both drafts begin with nothing known: what an earlier load has measured would
+    favour one of them.
+    """
+    if plan.base:
+        return f"{plan.target},{shutil.copyfile(plan.base, work / 'present.gguf')}"
+    return plan.target if plan.view.get("tuned") else plan.name
 
 
 def check_present(

@@ -453,6 +453,19 @@ def hold_folder_of(folder: Path) -> Iterator[Path]:
         yield folder
 
 
+def test_a_missing_library_is_an_error_before_files_are_completed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(home.root))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr(
+        collecting, "complete_places", lambda *_: pytest.fail("files are completed")
+    )
+    for options in (["--new"], ["--method", "weights"]):
+        with pytest.raises(LocalspecError, match="PyTorch, which is not installed; run: "):
+            command.main([*options, "--files", __file__], standalone_mode=False)
+
+
 def test_too_few_answers_are_an_error_that_says_what_to_do(home: Home) -> None:
     ask(home)
     run = home.run("tune")
