@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localspec.extras.tune.model_file import EMBEDDINGS, VOCABULARY, ModelFile, write_model
+from localspec.extras.tune.network import rotate
 from localspec.extras.tune.reading import Floats, Integers
 from localspec.extras.tune.states import Floats16, Window
 from localspec.extras.tune.steps import run_steps
@@ -32,12 +33,10 @@ DRAFT_WEIGHT, LATER_SHARE = 0.8, 0.5
 BATCH_WINDOWS = 8
 MAX_EPOCHS, MIN_STEPS = 12, 300
 STEP, DECAYS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.01
-INITIAL_SCALE = (
-    0.03  # Factor of the matrices that add to the residual, so that it begins as the target's.
-)
-STATE_NOISE = (
-    0.02  # Deviation of the noise that is added to the target's states, in mean absolute values.
-)
+# Factor of the matrices that add to the residual, so that a draft begins as the target's last prediction.
+INITIAL_SCALE = 0.03
+# Deviation of the noise that is added to the target's states, in mean absolute values of them.
+STATE_NOISE = 0.02
 NORM_EPSILON, ROPE_BASE = 1e-6, 10000.0
 
 
@@ -176,8 +175,8 @@ class EagleLayer:
         for _ in range(count):
             previous = _shift(previous, 1)
             both = torch.cat((inputs, self._norm(previous, "blk.0.attn_norm_2")), -1)
-            query = _rotate(self._heads(both, "attn_q"))
-            keys.append(_rotate(self._heads(both, "attn_k")))
+            query = rotate(self._heads(both, "attn_q"), ROPE_BASE, neighbours=True)
+            keys.append(rotate(self._heads(both, "attn_k"), ROPE_BASE, neighbours=True))
             values.append(self._heads(both, "attn_v"))
             mixed = _attend(query, keys, values).transpose(1, 2).flatten(2)
             inner = previous + self._linear(mixed, "blk.0.attn_output").float()
@@ -231,9 +230,8 @@ def _attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> 
     """
     newest, scale = len(keys) - 1, query.shape[-1] ** -0.5
     positions = torch.arange(query.shape[-2])
-    visible = (positions[:, None] - newest >= positions) & (
-        positions > 0
-    )  # nothing reads position 0
+    # The engine never reads position 0, since no state comes before it.
+    visible = (positions[:, None] - newest >= positions) & (positions > 0)
     scores = (query @ keys[0].transpose(-1, -2)).float() * scale
     scores = scores.masked_fill(~visible, -1e9)
     own = [
@@ -251,17 +249,6 @@ def _attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> 
 def _shift(values: Tensor, count: int) -> Tensor:
     """Return values (…, length, width) moved back by `count` positions, with zeros before them."""
     return F.pad(values, (0, 0, count, 0))[..., : values.shape[-2], :]
-
-
-def _rotate(values: Tensor) -> Tensor:
-    """Turn each pair of neighbouring dimensions by an angle that grows with the position (RoPE)."""
-    length, width = values.shape[-2:]
-    rates = ROPE_BASE ** -(torch.arange(0, width, 2) / width)
-    angles = torch.arange(length)[:, None] * rates
-    cos, sin = angles.cos(), angles.sin()
-    first, second = values[..., 0::2], values[..., 1::2]
-    turned = (first * cos - second * sin, first * sin + second * cos)
-    return torch.stack(turned, -1).flatten(-2)
 
 
 def train_layer(

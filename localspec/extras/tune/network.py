@@ -92,25 +92,32 @@ class Decoder:
                 values = self._norm(values, f"{block}.{name}_norm")
             return values.transpose(1, 2)
 
-        query, key = self._rotate(heads("attn_q")), self._rotate(heads("attn_k"))
+        query, key = (
+            rotate(heads(name), self._rope_base, neighbours=self._neighbours)
+            for name in ("attn_q", "attn_k")
+        )
         shared = self._n_head // self._n_head_kv
         key, value = (x.repeat_interleave(shared, 1) for x in (key, heads("attn_v")))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self._linear(mixed.transpose(1, 2).reshape(rows, length, -1), f"{block}.attn_output")
 
-    def _rotate(self, values: Tensor) -> Tensor:
-        """Turn each pair of dimensions by an angle that grows with the position (RoPE, Su et al. 2021)."""
-        length, width = values.shape[-2:]
-        exponents = torch.arange(0, width, 2, device=values.device) / width
-        positions = torch.arange(length, device=values.device)
-        angles = positions[:, None] * self._rope_base**-exponents
-        cos, sin = angles.cos(), angles.sin()
-        if self._neighbours:
-            first, second = values[..., 0::2], values[..., 1::2]
-        else:
-            first, second = values.chunk(2, -1)
-        turned = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(turned, -1).flatten(-2) if self._neighbours else torch.cat(turned, -1)
+
+def rotate(values: Tensor, base: float, *, neighbours: bool) -> Tensor:
+    """Turn each pair of dimensions by an angle that grows with the position (RoPE, Su et al. 2021).
+
+    values: (…, length, width). neighbours: a pair lies side by side, otherwise half the width apart.
+    """
+    length, width = values.shape[-2:]
+    exponents = torch.arange(0, width, 2, device=values.device) / width
+    positions = torch.arange(length, device=values.device)
+    angles = positions[:, None] * base**-exponents
+    cos, sin = angles.cos(), angles.sin()
+    if neighbours:
+        first, second = values[..., 0::2], values[..., 1::2]
+    else:
+        first, second = values.chunk(2, -1)
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    return torch.stack(turned, -1).flatten(-2) if neighbours else torch.cat(turned, -1)
 
 
 def train_decoder(

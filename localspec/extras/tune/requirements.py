@@ -1,4 +1,4 @@
-"""What a training needs besides localspec itself."""
+"""Check what a training needs besides localspec itself."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def _heads_apart(job: Job) -> Iterator[Job]:
     """
     from localspec.extras.tune.model_file import ModelFile
 
-    target = ModelFile(Path(job.target))
-    if job.draft or not target.head_tensors:
+    target = None if job.draft else ModelFile(Path(job.target))
+    if target is None or not target.head_tensors:
         yield job
         return
     heads = Path(job.scratch) / "heads.gguf"

@@ -49,11 +49,6 @@ class Plan:
     new_answers: int = 0
 
     @property
-    def makes_draft(self) -> bool:
-        """Whether another draft is made, one that reads the target's states."""
-        return self.method == "new"
-
-    @property
     def name(self) -> str:
         return str(self.view["name"])
 
@@ -170,7 +165,7 @@ def _check_room(plan: Plan, work: Path) -> int:
     """
     free = shutil.disk_usage(work).free
     drafts = _COPIES * Path(plan.base).stat().st_size if plan.base else 0
-    needed = drafts + (MIN_STATE_BYTES if plan.makes_draft else 0)
+    needed = drafts + (MIN_STATE_BYTES if plan.method == "new" else 0)
     if needed > free:
         raise LocalspecError(
             f"Tuning needs {format_size(needed)} in {work.parent}, and {format_size(free)} are free."
@@ -212,24 +207,23 @@ def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
     Delete what earlier runs left. Write down what this one learns from, as digests.
     """
     info = Path(plan.base or plan.target).stat()
-    state: dict[str, Any] = {
+    settings = {
         "target": plan.target,
         "base": [plan.base, info.st_size, info.st_mtime_ns],
         "method": plan.method,
-        "learned": sorted({_digest(text) for text in learned}),
     }
-    others = {key: state[key] for key in state if key != "learned"}
+    digests = {_digest(text) for text in learned}
     start = ""
     for folder in work.parent.glob(f"{WORK_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError), hold_folder(folder) as is_abandoned:
             if is_abandoned and not start:
                 earlier = json.loads((folder / _STATE).read_bytes())
                 known = set(earlier.pop("learned", [""]))
-                if known <= set(state["learned"]) and earlier == others:
+                if known <= digests and earlier == settings:
                     (folder / _TRAINED).rename(work / "start.gguf")
                     start = str(work / "start.gguf")
         remove_abandoned(folder)
-    write_atomically(work / _STATE, json.dumps(state).encode())
+    write_atomically(work / _STATE, json.dumps(settings | {"learned": sorted(digests)}).encode())
     return start
 
 
