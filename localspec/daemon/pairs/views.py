@@ -296,8 +296,8 @@ def pair_details(
 def _find_tuned(registry: Registry, view: PairView) -> TunedDraft | None:
     """Return the record of the tuned draft that is used in place of a pair's own, if there is one."""
     own = view.draft.path if view.draft else ""
-    found = find_tuned_draft(registry.paths.tuned, view.target.path, own)
-    return found[1] if found else None
+    tuned = find_tuned_draft(registry.paths.tuned, view.target.path, own)
+    return tuned[1] if tuned else None
 
 
 def _has_own_template(registry: Registry, name: str) -> bool:

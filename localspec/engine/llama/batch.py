@@ -123,6 +123,7 @@ class Batch:
 
     @property
     def all_have_logits(self) -> bool:
+        """Whether every row has logits."""
         return all(self._logits[: self.rows])
 
     def clear(self) -> None:

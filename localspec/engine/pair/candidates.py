@@ -130,9 +130,9 @@ class DraftCandidates:
             if draft != used and verdict.problem
         ]
         if used != self._files.draft:
-            others = "Its own MTP heads" if drafting else "N-grams alone"
+            drafters = "Its own MTP heads" if drafting else "N-grams alone"
             notes.append(
-                f"{Path(used).name} drafts instead." if used else f"{others} draft instead."
+                f"{Path(used).name} drafts instead." if used else f"{drafters} draft instead."
             )
         if drafting and (problem := self._verdicts[used].problem):
             notes.append(f"{problem} Such drafts are used only where they pay.")
