@@ -147,6 +147,17 @@ def gpus() -> list[str]:
     return [describe(device).decode("utf-8", "replace") for device in devices(gpus=True)]
 
 
+def free_gpu_bytes() -> int:
+    """Return the free memory of this machine's GPUs together."""
+    query = ggml.libggml.ggml_backend_dev_memory
+    query.restype, query.argtypes = None, [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
+    free, total, sum_of_free = ctypes.c_size_t(), ctypes.c_size_t(), 0
+    for device in devices(gpus=True):
+        query(device, ctypes.byref(free), ctypes.byref(total))
+        sum_of_free += free.value
+    return sum_of_free
+
+
 def backend() -> str:
     """Return what passes run on: "cuda", "metal", "vulkan", "gpu" for another GPU, or "cpu"."""
     if not devices(gpus=True):  # llama.cpp's own function also counts the GPUs of RPC servers.
@@ -235,12 +246,17 @@ class _GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
+def model_files(path: str) -> list[str]:
+    """Return the files of a model: `path`, with the others if it is the first of several."""
+    shards = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path)
+    if shards is None:
+        return [path]
+    return [f"{shards[1]}-{i:05}-of-{shards[2]}.gguf" for i in range(1, int(shards[2]) + 1)]
+
+
 def read_tensor_names(path: str) -> set[str]:
     """Return the names of the tensors in a model's files."""
-    shards, files = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path), [path]
-    if shards:
-        files = [f"{shards[1]}-{i:05}-of-{shards[2]}.gguf" for i in range(1, int(shards[2]) + 1)]
-    return {name for file in files for name in _read_file_tensor_names(file)}
+    return {name for file in model_files(path) for name in _read_file_tensor_names(file)}
 
 
 def _read_file_tensor_names(file: str) -> list[str]:

@@ -23,7 +23,7 @@ from localspec.extras.tune.model_file import EMBEDDINGS, VOCABULARY, ModelFile, 
 from localspec.extras.tune.network import rotate
 from localspec.extras.tune.reading import Floats, Integers
 from localspec.extras.tune.states import Floats16, Window
-from localspec.extras.tune.steps import run_steps
+from localspec.extras.tune.steps import place_weights, run_steps
 from localspec.model_traits import emits_layers
 from localspec.registry.header.gguf import Value
 
@@ -156,7 +156,7 @@ class EagleLayer:
     def write(self, path: Path, target: ModelFile) -> None:
         """Write a file for llama.cpp. target: whose vocabulary it has."""
         metadata = self.shape.metadata(target.n_ctx_train) | target.tokenizer
-        values = {name: weight.detach().numpy() for name, weight in self.weights.items()}
+        values = {name: weight.detach().cpu().numpy() for name, weight in self.weights.items()}
         write_model(path, metadata, values, self.vocabulary)
 
     def unroll(self, embeddings: Tensor, states: Tensor, count: int) -> list[Tensor]:
@@ -229,7 +229,7 @@ def _attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> 
     the newest round; of round m, only position i - k + m, which is its own predecessor.
     """
     newest, scale = len(keys) - 1, query.shape[-1] ** -0.5
-    positions = torch.arange(query.shape[-2])
+    positions = torch.arange(query.shape[-2], device=query.device)
     # The engine never reads position 0, since no state comes before it.
     visible = (positions[:, None] - newest >= positions) & (positions > 0)
     scores = (query @ keys[0].transpose(-1, -2)).float() * scale
@@ -263,19 +263,22 @@ def train_layer(
 
     target: whose embeddings it reads. seconds, threads, report: as of `run_steps`.
     """
+    layer.weights = place_weights(layer.weights)
     weights = list(layer.weights.values())
+    device = weights[0].device
     optimizer = torch.optim.AdamW(weights, lr=STEP, betas=DECAYS, weight_decay=WEIGHT_DECAY)
-    generator, noise = random.Random(0), torch.Generator().manual_seed(0)
+    generator = random.Random(0)
+    torch.manual_seed(0)
     order: list[Window] = []
-    half = is_bfloat16_faster()
+    half = is_bfloat16_faster(device)
 
     def compute_loss() -> Tensor:
         if not order:
             order.extend(generator.sample(windows, len(windows)))
         chosen = [order.pop() for _ in range(min(BATCH_WINDOWS, len(order)))]
         batch = _Batch.of(chosen, target, layer)
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return _loss(layer, batch, noise)
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            return _loss(layer, batch)
 
     n_steps = max(MAX_EPOCHS * -(-len(windows) // BATCH_WINDOWS), MIN_STEPS)
     run_steps(optimizer, weights, n_steps, seconds, threads, compute_loss, report)
@@ -298,24 +301,26 @@ class _Batch:
     def of(cls, windows: Sequence[Window], target: ModelFile, layer: EagleLayer) -> _Batch:
         length = max(len(window.tokens) for window in windows)
 
-        def pad(part: str, fill: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+        def pad(part: str, fill: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
             arrays = [fill(getattr(window, part)) for window in windows]
             shape = (len(arrays), length, *arrays[0].shape[1:])
             padded = np.zeros(shape, arrays[0].dtype)
             for row, array in enumerate(arrays):
                 padded[row, : len(array)] = array
-            return torch.tensor(padded)
+            return padded
 
         n_inputs, vocabulary = layer.weights["fc.weight"].shape[1], layer.vocabulary
         top = pad("top", lambda values: values)
-        numbers = np.searchsorted(vocabulary, top.numpy()).clip(max=len(vocabulary) - 1)
-        is_known = torch.tensor(vocabulary[numbers]) == top
-        return cls(
+        numbers = np.searchsorted(vocabulary, top).clip(max=len(vocabulary) - 1)
+        is_known = vocabulary[numbers] == top
+        parts = (
             pad("tokens", partial(target.read_rows, EMBEDDINGS)),
             pad("states", lambda values: _widen(values, n_inputs)),
-            torch.tensor(numbers),
+            numbers,
             pad("shares", lambda values: values) * is_known,
         )
+        device = layer.weights["fc.weight"].device
+        return cls(*(torch.from_numpy(part).to(device) for part in parts))
 
 
 def _widen(states: Floats16, n_inputs: int) -> Floats:
@@ -323,27 +328,28 @@ def _widen(states: Floats16, n_inputs: int) -> Floats:
     return np.tile(states.astype(np.float32), n_inputs // states.shape[1])
 
 
-def _loss(layer: EagleLayer, batch: _Batch, noise: torch.Generator) -> Tensor:
+def _loss(layer: EagleLayer, batch: _Batch) -> Tensor:
     """Return the mean cross entropy in nats of the drafts in a row, the later ones with less weight."""
-    states = batch.states
-    deviation = STATE_NOISE * states.abs().mean()
-    states = states + torch.randn(states.shape, generator=noise) * deviation
+    deviation = STATE_NOISE * batch.states.abs().mean()
+    states = batch.states + torch.randn_like(batch.states) * deviation
     known = batch.shares.sum(-1)
-    total = torch.zeros(())
+    total = torch.zeros((), device=states.device)
     for draft, outputs in enumerate(layer.unroll(batch.embeddings, states, TRAINED_DRAFTS)):
         counts = known > 0.05
         counts[:, : draft + 1] = False  # no state comes before them
         if draft:
-            counts &= torch.rand(counts.shape, generator=noise) < LATER_SHARE
+            counts &= torch.rand(counts.shape, device=counts.device) < LATER_SHARE
         logarithms = F.log_softmax(layer.logits(outputs[counts]), -1)
         shares = batch.shares[counts] / known[counts][:, None]
         loss = -(shares * logarithms.gather(1, batch.labels[counts])).sum(-1)
-        total = total + DRAFT_WEIGHT**draft * loss.sum() / max(len(loss), 1)
+        total = total + DRAFT_WEIGHT**draft * loss.sum() / counts.sum().clamp(min=1)
     return total
 
 
-def is_bfloat16_faster() -> bool:
-    """Return whether this processor multiplies matrices faster in bfloat16 than in float32."""
+def is_bfloat16_faster(device: torch.device) -> bool:
+    """Return whether a device multiplies matrices faster in bfloat16 than in float32. On the CPU, try it."""
+    if device.type != "cpu":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     seconds = []
     for kind in (torch.bfloat16, torch.float32):
         matrix = torch.ones(512, 512, dtype=kind)

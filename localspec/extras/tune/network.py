@@ -13,7 +13,7 @@ from localspec.errors import LoadFailed
 from localspec.extras.tune.lessons import Lesson
 from localspec.extras.tune.model_file import EMBEDDINGS, ModelFile
 from localspec.extras.tune.reading import Floats
-from localspec.extras.tune.steps import run_steps
+from localspec.extras.tune.steps import place_weights, run_steps
 
 # Architectures that this decoder computes, and whether RoPE turns neighbouring dimensions or those that are
 # half a head apart.
@@ -33,7 +33,7 @@ class UnknownDecoder(LoadFailed):
 class Decoder:
     """A model as tensors that can be trained."""
 
-    def __init__(self, file: ModelFile, device: str) -> None:
+    def __init__(self, file: ModelFile) -> None:
         """Read the weights.
 
         Raises:
@@ -46,7 +46,7 @@ class Decoder:
             raise UnknownDecoder(f"All weights of a draft of this kind ({name}) cannot be trained.")
         self._file, self._neighbours = file, ARCHITECTURES[name]
         self.weights = {
-            tensor: torch.tensor(file.read_tensor(tensor), device=device, requires_grad=True)
+            tensor: torch.tensor(file.read_tensor(tensor), requires_grad=True)
             for tensor in file.names
         }
         self._n_layer = int(file.read_value(f"{name}.block_count"))
@@ -131,6 +131,7 @@ def train_decoder(
 
     seconds, threads, report: as of `run_steps`.
     """
+    decoder.weights = place_weights(decoder.weights)
     weights = list(decoder.weights.values())
     device = weights[0].device
     step_size = STEP * REFERENCE_WIDTH / decoder.weights[EMBEDDINGS].shape[1]

@@ -10,22 +10,46 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama import Batch, Context, ContextSettings, Model
+from localspec.engine.llama import (
+    Batch,
+    Context,
+    ContextSettings,
+    Model,
+    free_gpu_bytes,
+    model_files,
+)
 from localspec.engine.pair.load import load_pair
 from localspec.engine.speculation.drafters.block import BlockDraft
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
 
+# What a model needs on a GPU besides its file: a share of it, and bytes for a context and the logits.
+GPU_MARGIN, GPU_RESERVE = 0.1, 1 << 30
+
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 
-BATCH_ROWS = 64
+# Tokens in a pass. A GPU needs more of them to be busy.
+BATCH_ROWS, GPU_BATCH_ROWS = 64, 256
 WINDOW_TOKENS, WINDOW_ROWS = (
     24,
     16,
 )  # that a sidecar reads at once, and for how many there are logits
 MAX_CONTEXT = 4096  # tokens of one text
+
+
+def place_layers(wanted: int, *models: str) -> int:
+    """Return how many layers of models go to a GPU: as many as wanted if it can hold all of them, else none.
+
+    What other programs have loaded there, such as the daemon's pair, is not moved.
+
+    wanted: as `gpu_layers` in the configuration.
+    """
+    if not wanted:
+        return 0
+    n_bytes = sum(Path(file).stat().st_size for model in models for file in model_files(model))
+    return wanted if n_bytes * (1 + GPU_MARGIN) + GPU_RESERVE <= free_gpu_bytes() else 0
 
 
 class Reader(Protocol):
@@ -52,17 +76,22 @@ class TextReader:
 
     bytes_written = 0
 
-    def __init__(self, path: Path | str, threads: int) -> None:
-        """Load the model. Raises LoadFailed or OutOfMemory if that fails."""
-        self.model = Model(str(path), n_gpu_layers=0)
+    def __init__(self, path: Path | str, threads: int, gpu_layers: int = 0) -> None:
+        """Load the model. Raises LoadFailed or OutOfMemory if that fails.
+
+        gpu_layers: how many of its layers are on a GPU.
+        """
+        self.is_on_gpu = gpu_layers != 0
+        self._n_rows = GPU_BATCH_ROWS if self.is_on_gpu else BATCH_ROWS
+        self.model = Model(str(path), n_gpu_layers=gpu_layers)
         self.n_ctx = min(self.model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
-        settings = ContextSettings(self.n_ctx, BATCH_ROWS, 1, BATCH_ROWS, threads)
+        settings = ContextSettings(self.n_ctx, self._n_rows, 1, self._n_rows, threads)
         try:
             self._context = Context(self.model, settings)
         except BaseException:
             self.model.close()
             raise
-        self._batch = Batch(BATCH_ROWS)
+        self._batch = Batch(self._n_rows)
 
     def close(self) -> None:
         self._context.close()
@@ -71,8 +100,8 @@ class TextReader:
     def read(self, tokens: Sequence[int], first: int) -> Iterator[Floats]:
         """Yield logits as `Reader` says."""
         self._context.clear()
-        for start in range(0, len(tokens), BATCH_ROWS):
-            end = min(start + BATCH_ROWS, len(tokens))
+        for start in range(0, len(tokens), self._n_rows):
+            end = min(start + self._n_rows, len(tokens))
             self._batch.clear()
             rows = [
                 self._batch.add(tokens[position], position, 0, position >= first)
@@ -89,10 +118,20 @@ class SidecarReader:
     It reads each position behind a few tokens, not behind the whole text.
     """
 
-    def __init__(self, target: Path | str, sidecar: Path | str, threads: int) -> None:
-        """Load both. Raises LoadFailed if they cannot be loaded, or the sidecar cannot draft."""
+    def __init__(
+        self, target: Path | str, sidecar: Path | str, threads: int, gpu_layers: int = 0
+    ) -> None:
+        """Load both. Raises LoadFailed if they cannot be loaded, or the sidecar cannot draft.
+
+        gpu_layers: how many layers of the target are on a GPU.
+        """
         settings = EngineSettings(
-            n_ctx=MAX_CONTEXT, parallel=1, n_batch=512, n_threads=threads, n_gpu_layers=0
+            n_ctx=MAX_CONTEXT,
+            parallel=1,
+            n_batch=512,
+            n_threads=threads,
+            n_gpu_layers=gpu_layers,
+            draft_gpu_layers=gpu_layers,
         )
         self._pair = load_pair(
             PairFiles("tuning", str(target), str(sidecar)), settings, lambda _stage, _done: None

@@ -44,16 +44,17 @@ class Window:
 class StateReader(TextReader):
     """A reader of a target that also writes its states to a file, in the order in which texts are read."""
 
-    def __init__(self, path: str, threads: int, folder: str) -> None:
+    def __init__(self, path: str, threads: int, folder: str, gpu_layers: int = 0) -> None:
         """Load the model.
 
         folder: where the file lies, which has no name there, so that nothing of it stays if the process ends.
+        gpu_layers: as of `TextReader`.
 
         Raises:
             LoadFailed, OutOfMemory: the model cannot be loaded, or this build cannot show its states.
             OSError: the file cannot be made.
         """
-        super().__init__(path, threads)
+        super().__init__(path, threads, gpu_layers)
         with contextlib.ExitStack() as on_error:
             on_error.callback(super().close)
             if reason := why_no_layers():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,20 @@ from torch import Tensor
 WARM_UP_STEPS = 30
 MAX_GRADIENT_NORM = 1.0
 BYTES_PER_WEIGHT = 16  # the weight, its gradient, and two moments of Adam
+GPU_RESERVE = 4 << 30  # bytes for what a step computes
+
+
+def free_torch_bytes() -> int:
+    """Return the free memory of the GPU that PyTorch computes on, 0 without one."""
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
+
+
+def place_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights that can be trained, on a GPU if its free memory holds the training."""
+    needed = BYTES_PER_WEIGHT * sum(weight.numel() for weight in weights.values()) + GPU_RESERVE
+    device = "cuda" if free_torch_bytes() >= needed else "cpu"
+    torch.set_float32_matmul_precision("high")  # a GPU may leave out the last digits of a product
+    return {name: weight.detach().to(device).requires_grad_() for name, weight in weights.items()}
 
 
 def run_steps(
@@ -27,14 +41,15 @@ def run_steps(
     A step whose gradient is not finite is left out.
 
     seconds: processor time that this may take on `threads` threads, so that time in which the process is
-    paused does not count. report: called with the share of the work that is done before each step, with 1.0
-    when it is done.
+    paused does not count. One thread works while a GPU computes. report: called with the share of the work
+    that is done before each step, with 1.0 when it is done.
     """
     torch.set_num_threads(threads)
     start = time.process_time()
+    n_working = threads if weights[0].device.type == "cpu" else 1
     largest = [group["lr"] for group in optimizer.param_groups]
     for step in range(n_steps):
-        spent = (time.process_time() - start) / (seconds * threads)
+        spent = (time.process_time() - start) / (seconds * n_working)
         done = max(spent, step / n_steps)
         if done >= 1:
             break

@@ -42,6 +42,7 @@ class Job(msgspec.Struct):
     - `method`: "rows", "weights", or "auto" for the latter if PyTorch is installed and `network` knows the
       draft's architecture. "new" makes another draft, which reads the target's states. "none" only compares
       the draft with the one in `output`.
+    - `gpu_layers`: how many layers of each model may be on a GPU, as in the configuration.
     - `scratch`: a folder for files that are needed meanwhile, such as the target's states, which take at most
       `max_state_bytes` there.
     - `start`: a draft that was half trained before, whose weights are trained further.
@@ -58,6 +59,7 @@ class Job(msgspec.Struct):
     start: str = ""
     max_state_bytes: int = 0
     scratch: str = ""
+    gpu_layers: int = 0
 
 
 def _send(**values: object) -> None:
@@ -94,7 +96,8 @@ def train(job: Job) -> dict[str, Any]:
         held_out = [make_lesson(text, vocab, n_ctx) for text in job.held_out]
         lessons = [lesson for lesson in lessons if len(lesson.labels)]
         report = _reporter("reading")
-        deadline = time.process_time() + TEACHING_SHARE * job.seconds * job.threads
+        n_working = 1 if teacher.is_on_gpu else job.threads
+        deadline = time.process_time() + TEACHING_SHARE * job.seconds * n_working
 
         def go_on(count: int) -> bool:
             report(count / len(lessons))
@@ -163,11 +166,12 @@ def _check_memory(target: Any) -> None:
 
     from localspec.extras.tune.eagle import EagleShape
     from localspec.extras.tune.states import MAX_VOCABULARY
-    from localspec.extras.tune.steps import BYTES_PER_WEIGHT
+    from localspec.extras.tune.steps import BYTES_PER_WEIGHT, free_torch_bytes
 
     width = int(target.read_value(f"{target.architecture}.embedding_length"))
     n_weights = EagleShape(width, (0, 0, 0)).count_weights(min(MAX_VOCABULARY, target.n_vocab))
-    needed, available = BYTES_PER_WEIGHT * n_weights, available_bytes(Host.current())
+    needed = BYTES_PER_WEIGHT * n_weights
+    available = max(available_bytes(Host.current()), free_torch_bytes())
     if needed > available:
         raise LocalspecError(
             f"Training a new draft for this target needs {needed >> 20} MiB of memory, and "
@@ -184,12 +188,13 @@ def _return_memory() -> None:
 
 def _open_teacher(job: Job) -> Any:
     """Return a reader of the target, which writes its states if they are to be learned from."""
-    from localspec.extras.tune.reading import TextReader
+    from localspec.extras.tune.reading import TextReader, place_layers
     from localspec.extras.tune.states import StateReader
 
+    gpu_layers = place_layers(job.gpu_layers, job.target)
     if job.method == "new":
-        return StateReader(job.target, job.threads, job.scratch)
-    return TextReader(job.target, job.threads)
+        return StateReader(job.target, job.threads, job.scratch, gpu_layers)
+    return TextReader(job.target, job.threads, gpu_layers)
 
 
 def _count_tokens(job: Job, limit: int) -> int:
@@ -241,7 +246,7 @@ def _train_draft(job: Job, lessons: Sequence[Any]) -> str:
         from localspec.extras.tune import network
 
         try:
-            decoder = network.Decoder(file, "cpu")
+            decoder = network.Decoder(file)
         except network.UnknownDecoder:
             if job.method == "weights":
                 raise
@@ -288,11 +293,12 @@ def _train_rows(job: Job, lessons: Sequence[Any]) -> None:
 def _open_reader(job: Job, draft: str) -> Any:
     """Return a reader of a draft, behind its target if it needs that."""
     from localspec.extras.tune.model_file import ModelFile
-    from localspec.extras.tune.reading import SidecarReader, TextReader
+    from localspec.extras.tune.reading import SidecarReader, TextReader, place_layers
 
     if ModelFile(Path(draft)).is_sidecar:
-        return SidecarReader(job.target, draft, job.threads)
-    return TextReader(draft, job.threads)
+        gpu_layers = place_layers(job.gpu_layers, job.target, draft)
+        return SidecarReader(job.target, draft, job.threads, gpu_layers)
+    return TextReader(draft, job.threads, place_layers(job.gpu_layers, draft))
 
 
 def _measure_own(job: Job, lessons: Sequence[Any]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from localspec import config
 from localspec.cli.settings import usable_cores
 from localspec.cli.terminal.pairs import format_size
 from localspec.errors import LocalspecError
@@ -69,6 +70,7 @@ class Plan:
             "texts": [],
             "seconds": self.seconds,
             "threads": usable_cores(),
+            "gpu_layers": config.load_config(default_paths().config_file).gpu_layers,
         }
         return job | values
 

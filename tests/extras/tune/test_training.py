@@ -404,7 +404,7 @@ def test_a_new_draft_predicts_its_target(
     """Most of its drafts in a row are accepted, in answers that begin where no lesson did."""
     from localspec.extras.tune import eagle
 
-    monkeypatch.setattr(eagle, "is_bfloat16_faster", lambda: False)
+    monkeypatch.setattr(eagle, "is_bfloat16_faster", lambda _device: False)
     with running(train_new_draft(tmp_path, architecture)) as engine:
         assert engine.pair.drafter is not None
         answers = {
@@ -564,7 +564,7 @@ def test_the_decoder_computes_what_llama_cpp_computes() -> None:
     initialise()
     path = BUILTIN / "draft.gguf"
     tokens = list(range(100, 160))
-    decoder = network.Decoder(ModelFile(path), "cpu")
+    decoder = network.Decoder(ModelFile(path))
     ours = decoder.logits(decoder(network.torch.tensor([tokens])))[0].detach().numpy()  # type: ignore[attr-defined]
     reader = TextReader(path, 1)
     theirs = np.concatenate(list(reader.read(tokens, 0)))
