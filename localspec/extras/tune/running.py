@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,14 @@ from localspec.protocol.tuned import RECORD_FILE
 
 Report = Callable[[str, float], None]
 POLL_INTERVAL_S = 0.5
-# Held-out answers of each kind that are decoded again with both drafts, how long each may be, and how often.
-SPEED_ANSWERS, SPEED_TOKENS, SPEED_ROUNDS = 12, 128, 4
-# What a new draft must reach beside the present one, in the mean over kinds of work and for each kind. Tokens
-# per pass are exact. Tokens per second vary: two copies of one draft have come out at 0.94 and 1.17.
+# Held-out answers of each kind that are decoded again with both drafts, and how long each may be.
+SPEED_ANSWERS, SPEED_TOKENS = 12, 128
+# How often: until the ratio of each kind is known to a per cent, or the time is over.
+MIN_SPEED_TURNS, MAX_SPEED_TURNS, SPEED_SECONDS = 3, 24, 900.0
+MAX_SPEED_ERROR = 0.01
+# What a new draft must reach beside the present one, in the mean over kinds of work and for each kind.
 MIN_PER_PASS, MIN_PER_PASS_OF_KIND = 1.02, 0.97
-MIN_SPEED, MIN_SPEED_OF_KIND = 1.0, 0.9
+MIN_SPEED, MIN_SPEED_OF_KIND = 1.0, 0.99
 
 
 # PyTorch frees and allocates the same hundreds of MiB at each step. glibc returned them to the system each
@@ -133,47 +137,67 @@ def find_pause_reason(client: PairsClient, host: Host) -> str:
 def measure_speed(
     client: TuneClient, names: Sequence[str], texts: Sequence[TrainingText], report: Report
 ) -> list[dict[str, float]]:
-    """Return the tokens per second by kind of work for each of several pairs, asked in turns.
+    """Return the tokens per second by kind of work for each of two pairs, asked in turns.
 
-    names: of the pairs, whose targets are the same. Nothing of these answers is saved. The first turn does
-    not count: in it each pair learns how well its draft does on such work. Of the others the fastest counts,
-    since other programs can only make an answer slower.
+    In each turn both are loaded, one after the other. The first turn does not count: in it each pair learns
+    how well its draft does on such work. Of the others, the geometric means are returned. Nothing of the
+    answers is kept, neither on the disk nor for n-grams, which would copy them in the next turn.
+
+    names: of the pairs, whose targets are the same.
     """
-    answers: list[list[tuple[int, float]]] = [[] for _ in names]  # tokens and seconds
-    total = (SPEED_ROUNDS + 1) * len(names)
-    for turn in range(SPEED_ROUNDS + 1):
-        order = range(len(names)) if turn % 2 == 0 else reversed(range(len(names)))
-        for step, index in enumerate(order):
-            report("measuring", (turn * len(names) + step) / total)
+    turns: list[list[dict[str, float]]] = []
+    begun = time.monotonic()
+    while len(turns) <= MAX_SPEED_TURNS:
+        passed = time.monotonic() - begun
+        if len(turns) > MIN_SPEED_TURNS and (
+            passed > SPEED_SECONDS or largest_error(turns[1:]) < MAX_SPEED_ERROR
+        ):
+            break
+        report("measuring", max(len(turns) / MAX_SPEED_TURNS, min(passed / SPEED_SECONDS, 1.0)))
+        rates: list[dict[str, float]] = [{}, {}]
+        for index in (0, 1) if len(turns) % 2 == 0 else (1, 0):
             timings = [_answer_again(client, names[index], text) for text in texts]
-            measured = [(item["predicted_n"], item["predicted_ms"] / 1000) for item in timings]
-            if turn > 1:
-                answers[index] = list(map(_faster, answers[index], measured))
-            elif turn == 1:
-                answers[index] = measured
+            rates[index] = _rate_by_kind(texts, timings)
             PairsClient(client.socket_path).unload(names[index])
-    return [_rate_by_kind(texts, of_pair) for of_pair in answers]
+        turns.append(rates)
+    return [
+        {
+            kind: statistics.geometric_mean(turn[index][kind] for turn in turns[1:])
+            for kind in rates[0]
+        }
+        for index in (0, 1)
+    ]
 
 
-def _faster(first: tuple[int, float], second: tuple[int, float]) -> tuple[int, float]:
-    """Return the answer that took less time for a token."""
-    return min(first, second, key=lambda answer: answer[1] / max(answer[0], 1))
+def largest_error(turns: Sequence[Sequence[dict[str, float]]]) -> float:
+    """Return the standard error of the ratio of two pairs' speeds, of the kind of work where it is largest.
+
+    turns: at least two, each with the speeds of both pairs by kind.
+    """
+    errors = []
+    for kind in turns[0][0]:
+        ratios = [math.log(after[kind] / before[kind]) for before, after in turns]
+        errors.append(statistics.stdev(ratios) / math.sqrt(len(ratios)))
+    return max(errors, default=0.0)
 
 
 def _rate_by_kind(
-    texts: Sequence[TrainingText], answers: Sequence[tuple[int, float]]
+    texts: Sequence[TrainingText], timings: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
     """Return the tokens per second of all answers of each kind of work together."""
-    sums: dict[str, tuple[int, float]] = {}
-    for text, (tokens, seconds) in zip(texts, answers, strict=True):
-        earlier = sums.get(text.kind, (0, 0.0))
-        sums[text.kind] = (earlier[0] + tokens, earlier[1] + seconds)
-    return {kind: tokens / seconds for kind, (tokens, seconds) in sums.items() if seconds}
+    tokens: Counter[str] = Counter()
+    milliseconds: Counter[str] = Counter()
+    for text, answer in zip(texts, timings, strict=True):
+        tokens[text.kind] += answer["predicted_n"]
+        milliseconds[text.kind] += answer["predicted_ms"]
+    return {
+        kind: 1000 * tokens[kind] / spent for kind, spent in milliseconds.items() if tokens[kind]
+    }
 
 
 def _answer_again(client: TuneClient, pair: str, text: TrainingText) -> dict[str, Any]:
     """Return the timings of the answer that a pair gives to the same question, greedily."""
-    if text.prefix:
+    if text.prefix:  # editors' requests are kept nowhere
         answer = client.infill(infill_request(pair, text.prefix, text.suffix))
     else:
         request = {
@@ -181,6 +205,7 @@ def _answer_again(client: TuneClient, pair: str, text: TrainingText) -> dict[str
             "messages": list(text.messages),
             "temperature": 0,
             "max_tokens": SPEED_TOKENS,
+            "localspec": {"private": True},
         }
         answer = client.chat(request)
     timings: dict[str, Any] = answer["timings"]
