@@ -82,6 +82,17 @@ def test_passages_in_changing_order_are_a_loop_in_thoughts_alone() -> None:
     assert find_loop(tokens, TEXT) is None
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_forms_that_are_filled_in_are_no_loop(seed: int) -> None:
+    """Long passages in changing order with something new behind each, as in reference pages."""
+    generator = random.Random(seed)
+    passages = [[generator.randrange(10_000) for _ in range(100)] for _ in range(3)]
+    tokens: list[int] = []
+    for entry in range(60):
+        tokens += [*generator.choice(passages), *range(20_000 + 5 * entry, 20_005 + 5 * entry)]
+    assert find_loop(tokens) is None
+
+
 def test_a_text_may_repeat_what_the_prompt_repeats() -> None:
     line = [7, 8, 9, 10, 1]
     allowed = count_repeats([*range(20, 40), 1, *line * 300], lambda token: token == 1)

@@ -24,7 +24,7 @@ _MASK = (1 << 61) - 1  # of the rolling hash, modulo a Mersenne prime
 _BASE = 0x1F3D5B79
 MIN_WORDS = 3  # different words in a period of a sentence; fewer are data
 _WINDOW = 1024  # tokens over which passages in changing order are counted
-_KNOWN_SHARE = 0.75  # of its tokens that end a passage which was there MIN_COPIES times before
+_KNOWN_SHARE = 0.9  # of its tokens that end a passage which was there MIN_COPIES times before
 _MIN_COPIES = 3
 
 
