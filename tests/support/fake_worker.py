@@ -11,7 +11,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
     deadly SIGNAL  die by that signal while the text becomes tokens
-    die SIGNAL     two pieces, then die by that signal
+    die SIGNAL [TEXT]   two pieces, or this text three characters at a time, then die by that signal
     exit N         leave with this status
     starve         leave as llama.cpp does that gets no memory
     refuse CODE    Failed with this code
@@ -253,8 +253,8 @@ class FakeWorker:
                 self.lock.acquire()  # pings go unanswered too
                 time.sleep(3600)
             case "die":
-                yield "one "
-                yield "two "
+                text = prompt.partition(argument)[2][1:]
+                yield from split_text(text) if text else ("one ", "two ")
                 die(argument)
             case "exit":
                 sys.stderr.write("the last words of the engine\n")
@@ -265,8 +265,7 @@ class FakeWorker:
                 sys.stderr.flush()
                 os._exit(1)
             case "raw":
-                text = prompt.removeprefix("raw ")
-                yield from (text[at : at + 3] for at in range(0, len(text), 3))
+                yield from split_text(prompt.removeprefix("raw "))
             case "full":
                 yield from ("as much ", "as fits")
             case "echo":
@@ -301,6 +300,10 @@ def text_of(prompt: frames.Prompt) -> str:
             if prompt.prompt.startswith("!"):
                 return prompt.prompt[1:]
             return f"say {prompt.prefix}|{prompt.suffix}"
+
+
+def split_text(text: str) -> Iterator[str]:
+    return (text[at : at + 3] for at in range(0, len(text), 3))
 
 
 def prompt_tokens(words: list[str]) -> int:

@@ -225,6 +225,15 @@ class Output:
             yield from self._continue_or_begin(_OpenMessage)
         yield from self._close("incomplete" if cut else "completed")
 
+    def abandon(self) -> None:
+        """Keep the item that is being written as incomplete, without the events of its end.
+
+        Agents run a call as soon as its end comes, and repeat a text that has an end in their next request.
+        """
+        if self._open is not None:
+            self.items.append(self._open.item("incomplete"))
+            self._open = None
+
     def _continue_or_begin(
         self, kind: Callable[[ItemStyle, int], _OpenItem]
     ) -> Iterator[wire.Event]:

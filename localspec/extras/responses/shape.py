@@ -118,14 +118,14 @@ class ResponsesShape:
     def failed(self, error: LocalspecError) -> Sequence[object]:
         """Return the last events of a response that failed; its items so far are kept."""
         choice = self.answer.choices[0]
-        new_events = [*self._output.end(cut=choice.done is None)]
-        self._end(choice)
         if isinstance(error, Cancelled):
+            new_events = [*self._output.end(cut=choice.done is None)]
+            self._end(choice)
             return self._number_events([*new_events, self._last_event()])
+        self._output.abandon()
+        self._end(choice)
         self.response.status, self.response.error = "failed", _response_error(error)
-        return self._number_events(
-            [*new_events, _error_event(error), wire.Failed(response=self.response)]
-        )
+        return self._number_events([_error_event(error), wire.Failed(response=self.response)])
 
     def complete(self) -> ResponseObject:
         choice = self.answer.choices[0]

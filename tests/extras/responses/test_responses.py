@@ -18,6 +18,7 @@ from tests.daemon.test_forgetting import find_words
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
 
 BASE = "http://localspec/v1"
+TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 PATCH: Any = {
@@ -36,7 +37,7 @@ def call(name: str, arguments: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
     """Run a daemon with the scripted engine and a template that supports tools."""
-    with scripted_home("--template", "{% if tools %}<tool_call>{% endif %}") as home:
+    with scripted_home("--template", TEMPLATE) as home:
         yield home
 
 
@@ -201,6 +202,23 @@ def test_an_engine_death_fails_the_response_and_keeps_its_text(home: Home) -> No
     assert response["output"][0]["content"][0]["text"] == "one two "
     stored = home.request("GET", f"/v1/responses/{response['id']}").json
     assert (stored["status"], stored["output"]) == ("failed", response["output"])
+
+
+@pytest.mark.parametrize("name", ["weather", "apply_patch"])
+def test_an_engine_death_ends_no_call(name: str) -> None:
+    """Agents run a call as soon as it is done, even if its response fails afterwards."""
+    whole = call("weather", {"city": "Rome"})
+    unfinished = call(name, {"city": "Oslo", "input": "a and b"})[:-20]
+    with scripted_home("--template", TEMPLATE) as home:
+        events = stream_events(home, f"die SIGKILL {whole}{unfinished}", tools=[WEATHER, PATCH])
+    assert events[-1]["type"] == "response.failed"
+    added, done = (
+        [event["item"]["name"] for event in events if event["type"] == f"response.output_item.{at}"]
+        for at in ("added", "done")
+    )
+    assert (added, done) == (["weather", name], ["weather"])
+    output = events[-1]["response"]["output"]
+    assert [item["status"] for item in output] == ["completed", "incomplete"]
 
 
 def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
