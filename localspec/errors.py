@@ -102,6 +102,7 @@ class LocalspecError(Exception):
     code = "internal_error"
     status = 500
     exit_code = 1
+    permanent = False  # whether the same request fails until a person changes something
 
     def __init__(
         self,
@@ -233,10 +234,12 @@ class QueueFull(Unavailable):
 
 class PairSetAside(Unavailable):
     code = "pair_set_aside"
+    permanent = True
 
 
 class LoadFailed(Unavailable):
     code = "load_failed"
+    permanent = True
 
 
 class WorkerDied(LocalspecError):
@@ -381,6 +384,7 @@ class UpstreamTimeout(UpstreamError):
 class NotOffered(LocalspecError):
     code = "not_offered"
     status = 501
+    permanent = True
 
 
 class NoDaemon(LocalspecError):

@@ -56,6 +56,9 @@ class ErrorResponse(Response):
 
     def __init__(self, error: LocalspecError) -> None:
         headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+        if error.permanent and error.status >= 500:
+            # OpenAI's and Anthropic's clients repeat a request with any other 5xx.
+            headers["x-should-retry"] = "false"
         super().__init__(None, error.status, headers)
         self._error = error
 

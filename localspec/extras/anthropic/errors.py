@@ -40,9 +40,9 @@ def messages_error(error: LocalspecError) -> MessagesError:
         )
     elif error.code == ContextExceeded.code:
         message = f"prompt is too long. {message}"
-    detail = MessagesErrorDetail(
-        _TYPES.get(error.status, default_type), message, error.code, error.param
-    )
+    # Claude Code repeats a request with an `overloaded_error`, whatever else a response says.
+    kind = default_type if error.permanent else _TYPES.get(error.status, default_type)
+    detail = MessagesErrorDetail(kind, message, error.code, error.param)
     if isinstance(error, ThreadUnsupported):
         detail.details = {"error_code": error.code, "unsupported": ["thread"]}
     elif isinstance(error, ThreadNotFound | ThreadMismatch):
