@@ -152,6 +152,17 @@ def recognizable_message(error: LocalspecError) -> str:
     return f"The request {EXCEEDS_CONTEXT}. {error.message}"
 
 
+# Words before the message of an error in a stream. Agents (pi) send a request again if its status is 5xx. A
+# stream that has begun has no status for its error, so they look for such words instead.
+RETRYABLE = "Server error: "
+
+
+def stream_message(error: LocalspecError) -> str:
+    """Return the error's message for a stream, in which it says whether the request may be sent again."""
+    message = recognizable_message(error)
+    return message if error.status < 500 or error.permanent else f"{RETRYABLE}{message}"
+
+
 class TemplateFailed(InvalidRequest):
     code = "chat_template_error"
 

@@ -15,6 +15,7 @@ import stat
 import sys
 
 from localspec.errors import (
+    RETRYABLE,
     BadResponse,
     LocalspecError,
     NoAnswer,
@@ -237,7 +238,7 @@ def error_from_detail(detail: dict[str, Any]) -> LocalspecError:
     """Return the exception that an OpenAI error object describes."""
     return error_from_code(
         str(detail.get("code")),
-        str(detail.get("message")),
+        str(detail.get("message")).removeprefix(RETRYABLE),
         param=detail.get("param"),
         n_prompt_tokens=detail.get("n_prompt_tokens"),
         n_ctx=detail.get("n_ctx"),

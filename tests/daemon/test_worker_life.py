@@ -157,7 +157,7 @@ def test_an_engine_death_is_reported_and_the_next_request_works(
         error = read_error(bystander.read())
     assert life.happened
     assert error["code"] == "worker_died"
-    assert error["message"].startswith("The engine crashed")
+    assert error["message"].startswith("Server error: The engine crashed")
     assert life.deaths() == before + 1
     life.is_well()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic
@@ -9,9 +10,37 @@ import httpx2
 import openai
 import pytest
 
-from tests.support.daemons import PATIENCE, scripted_home
+from tests.extras.test_overflow import QUESTIONS
+from tests.support.daemons import PATIENCE, Home, scripted_home
 
 URL = "http://localspec"
+ENDPOINTS = [(path, body) for path, body in QUESTIONS.values()]
+REFUSED = QUESTIONS["responses"][1]["input"]
+
+
+def ask(home: Home, path: str, body: dict[str, Any], text: str, **fields: Any) -> Any:
+    """Send a question of QUESTIONS with another text."""
+    return home.request(
+        "POST",
+        path,
+        {**json.loads(json.dumps(body).replace(REFUSED, text)), "max_tokens": 9, **fields},
+    )
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS, ids=QUESTIONS)
+def test_an_error_in_a_stream_says_that_it_is_the_servers(path: str, body: dict[str, Any]) -> None:
+    """Agents that see no status (pi) retry on such words alone. The command line needs none."""
+    with scripted_home() as home:
+        stream = ask(home, path, body, "die SIGKILL", stream=True)
+        assert stream.status == 200
+        assert b'"Server error: The engine crashed' in stream.body
+        assert b"one" in stream.body
+        refused = ask(home, path, body, "refuse invalid_request", stream=True)
+        assert b"Refused as told." in refused.body
+        assert b"Server error" not in refused.body
+        command = home.run("ask", "die SIGKILL")
+        assert "The engine crashed" in command.stderr
+        assert "Server error" not in command.stderr
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,7 @@ from localspec.errors import (
     LocalspecError,
     Unavailable,
     recognizable_message,
+    stream_message,
 )
 from localspec.protocol.answers import ErrorBody, ErrorDetail
 from localspec.protocol.reading import BadBody
@@ -72,7 +73,9 @@ class ErrorResponse(Response):
 
 def stream_error(error: LocalspecError) -> Sequence[object]:
     """Return the events for an error in the middle of a stream: the last ones before [DONE]."""
-    return [error_body(error)]
+    body = error_body(error)
+    body.error.message = stream_message(error)
+    return [body]
 
 
 def as_localspec_error(error: Exception) -> LocalspecError:

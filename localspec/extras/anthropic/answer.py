@@ -15,7 +15,7 @@ from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
-from localspec.extras.anthropic.errors import messages_error
+from localspec.extras.anthropic.errors import stream_error
 from localspec.extras.anthropic.request import CALL_ID_PREFIX
 from localspec.extras.anthropic.wire import (
     Block,
@@ -98,7 +98,7 @@ class MessagesShape:
 
     @staticmethod
     def failed(error: LocalspecError) -> Sequence[object]:
-        return [NamedEvent("error", messages_error(error))]
+        return [NamedEvent("error", stream_error(error))]
 
     @staticmethod
     def pings() -> Sequence[object]:

@@ -13,6 +13,7 @@ from localspec.errors import (
     ThreadMismatch,
     ThreadNotFound,
     ThreadUnsupported,
+    stream_message,
 )
 from localspec.extras.anthropic.wire import MessagesError, MessagesErrorDetail
 
@@ -48,6 +49,14 @@ def messages_error(error: LocalspecError) -> MessagesError:
     elif isinstance(error, ThreadNotFound | ThreadMismatch):
         detail.details = {"error_code": error.code}
     return MessagesError(detail, new_request_id())
+
+
+def stream_error(error: LocalspecError) -> MessagesError:
+    """Return an error in Anthropic's shape for a stream that has begun."""
+    body = messages_error(error)
+    if error.status >= 500:
+        body.error.message = stream_message(error)
+    return body
 
 
 def new_request_id() -> str:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.worker.process import Event
-from localspec.errors import LocalspecError, recognizable_message
+from localspec.errors import LocalspecError, stream_message
 from localspec.extras.ollama.wire import (
     Called,
     Logprob,
@@ -99,7 +99,7 @@ class OllamaShape:
 
     @staticmethod
     def failed(error: LocalspecError) -> Sequence[object]:
-        return [OllamaError(recognizable_message(error))]
+        return [OllamaError(stream_message(error))]
 
     def complete(self) -> object:
         choice = self._choice

@@ -18,6 +18,7 @@ from localspec.errors import (
     LocalspecError,
     Unavailable,
     recognizable_message,
+    stream_message,
 )
 from localspec.extras.responses import wire
 from localspec.extras.responses.output import ItemStyle, Output, build_items
@@ -213,8 +214,7 @@ def failed(error: LocalspecError) -> Sequence[object]:
 
 
 def _error_event(error: LocalspecError) -> wire.ErrorEvent:
-    message = recognizable_message(error)
-    return wire.ErrorEvent(code=error.code, message=message, param=error.param)
+    return wire.ErrorEvent(code=error.code, message=stream_message(error), param=error.param)
 
 
 def _logprob(token: frames.TokenLogprob) -> OutputTokenLogprob:
