@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.errors import InvalidRequest, LocalspecError, UpstreamError
+from localspec.errors import RETRYABLE, InvalidRequest, LocalspecError, UpstreamError
 from localspec.extras.upstream.connection import MAX_LINE_BYTES, ResponseLines, UpstreamConnection
 from localspec.extras.upstream.dialects import DraftCounts, ServerDialect, parse_count
 from localspec.extras.upstream.request import UpstreamRequest
@@ -150,7 +150,7 @@ class UpstreamReply:
 
     def _server_error(self, error: object) -> LocalspecError:
         text = error.get("message") if isinstance(error, dict) else error
-        message = self._connection.clean(text) or "it gave no reason."
+        message = self._connection.clean(text).removeprefix(RETRYABLE) or "it gave no reason."
         server = f"The server of '{self._connection.name}'"
         # vLLM may refuse a request after the stream has begun.
         if isinstance(error, dict) and error.get("code") == 400:

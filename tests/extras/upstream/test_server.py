@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from localspec.daemon.http.errors import stream_error
 from localspec.daemon.worker.process import Event
 from localspec.errors import (
     ContextExceeded,
@@ -24,6 +25,7 @@ from localspec.errors import (
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnreachable,
+    WorkerDied,
 )
 from localspec.extras.upstream.connection import UpstreamConnection
 from localspec.extras.upstream.dialects import KINDS
@@ -401,6 +403,16 @@ GARBAGE = [
     encode_event(b"[DONE]"),
     encode_event({"choices": [], "timings": {"prompt_n": "x" * 9}}) + encode_event(b"[DONE]"),
 ]
+
+
+def test_an_error_in_a_stream_of_another_localspec_is_quoted_without_its_words_for_agents() -> None:
+    [event] = stream_error(WorkerDied("The engine crashed."))
+    with (
+        scripted_server(stream=encode_event(msgspec.json.encode(event))) as remote,
+        pytest.raises(UpstreamError) as caught,
+    ):
+        run_request(Upstream(upstream=remote.url))
+    assert caught.value.message == "The server of 'big' failed: The engine crashed."
 
 
 def test_garbage_fails_only_its_own_request() -> None:
