@@ -1,4 +1,4 @@
-"""The environment variables that localspec's own processes get.
+"""The environment variables that localspec's own processes get, and their limit on memory.
 
 The daemon has the environment of the shell or service that started it, with logins, keys and proxy
 passwords. A worker reads downloaded files, a template process runs downloaded templates, and a grammar
@@ -7,9 +7,11 @@ process compiles what a client sends. So each of them gets a list of named varia
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 # Python needs these to find the same packages and to format text and times in the same way.
 _HELPER_VARIABLES = {
@@ -63,3 +65,19 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that a process needs to render a chat template or compile a grammar."""
     return {name: value for name, value in environ.items() if name in _HELPER_VARIABLES}
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Limit this process's address space to `n_bytes` more than it has now."""
+    import resource
+
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+        used = int(pages) * resource.getpagesize()
+    except OSError:  # Not Linux: the limit then includes the memory used so far.
+        used = 0
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + n_bytes if hard == resource.RLIM_INFINITY else min(used + n_bytes, hard)
+    # macOS refuses the limit. The parent's time limit still applies.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
@@ -28,6 +27,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localspec.children import limit_memory
 from localspec.engine.prompt.provenance import (
     Alphabet,
     ProvenanceEnvironment,
@@ -139,26 +139,6 @@ def _pieces(
     return pieces
 
 
-def _limit_memory() -> None:
-    """Limit this process's memory. Allocations beyond the limit raise MemoryError."""
-    import resource
-
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-        used = int(pages) * resource.getpagesize()
-    except OSError:  # Not Linux: the limit then includes the memory used so far.
-        used = 0
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = (
-        used + MEMORY_LIMIT_BYTES
-        if hard == resource.RLIM_INFINITY
-        else min(used + MEMORY_LIMIT_BYTES, hard)
-    )
-    # macOS refuses the limit. The parent's time limit still applies.
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-
-
 def answer(
     env: ImmutableSandboxedEnvironment, line: str, watching: ProvenanceEnvironment | None = None
 ) -> dict[str, Any]:
@@ -190,7 +170,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     env, watching = environment(), None
-    _limit_memory()
+    limit_memory(MEMORY_LIMIT_BYTES)  # Allocations beyond it raise MemoryError.
     sys.stdout.write('{"ready": true}\n')
     sys.stdout.flush()
     for line in sys.stdin:

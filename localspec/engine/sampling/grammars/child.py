@@ -19,12 +19,12 @@ import socket
 import struct
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from localspec.children import limit_memory
 from localspec.engine.sampling.grammars.gbnf import TokenTable
 from localspec.engine.sampling.grammars.sources import (
     GrammarJob,
@@ -147,14 +147,7 @@ def run_job(job: GrammarJob, special: GrammarTokens, tokenizer: LLTokenizer) -> 
 def _limit_resources(cpu_limit_s: float) -> None:
     """Limit this process's CPU time and memory. The system ends it if it exceeds them."""
     signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-        used = int(pages) * resource.getpagesize()
-    except OSError:  # Not Linux: the limit then includes the memory used so far.
-        used = 0
-    # macOS refuses a limit on the address space. The limit on CPU time still applies there.
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES, resource.RLIM_INFINITY))
+    limit_memory(MEMORY_LIMIT_BYTES)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
