@@ -462,6 +462,11 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "lsprotocol": (("extras/editors",), "as pygls"),
     "acp": (("extras/editors",), "as pygls"),
+    "PIL": (
+        ("daemon/completion/conversion_child",),
+        "it reads files from anywhere, so only a process with limits may, and is an extra",
+    ),
+    "pypdfium2": (("daemon/completion/conversion_child",), "as PIL"),
     # Nowhere.
     "gguf": ((), "our own reader is strict, and ggml converts the values of tensors"),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),
@@ -504,6 +509,8 @@ LAZY = {
     "httpx2": "as huggingface_hub",
     **({"matplotlib": "0.3 s, and it may not be there"} if "bench" in EXTRAS else {}),
     "tomlkit": "10 ms, and only a change of config.toml needs it",
+    "PIL": "the daemon imports the module that uses it, and it may not be there",
+    "pypdfium2": "as PIL",
 }
 
 

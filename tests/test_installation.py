@@ -14,7 +14,7 @@ import pytest
 from localspec import installation
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("acp", "bench", "lsp")
+EXTRAS = ("acp", "bench", "lsp", "pictures")
 
 
 @pytest.fixture
@@ -74,6 +74,7 @@ def test_the_packages_are_those_of_the_extra() -> None:
         "acp": {"agent-client-protocol"},
         "bench": {"matplotlib"},
         "lsp": {"lsprotocol", "pygls"},
+        "pictures": {"pillow", "pypdfium2"},
     }
     assert installation.extra_requirements("nothing") == []
 

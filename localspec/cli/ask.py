@@ -54,7 +54,7 @@ def run(options: AskOptions) -> int:
     options = _split_words_and_files(options)
     if _is_about_last(options):
         return _print_last_answer(options)
-    options, pictures = _take_pictures(options)
+    options, attachments = _take_attachments(options)
     if options.template is not None:
         from localspec.cli import templates
 
@@ -65,7 +65,7 @@ def run(options: AskOptions) -> int:
     else:
         question = _build_question(options)
     request = request_for(options, question)
-    _add_pictures(request, pictures, question)
+    _attach(request, attachments, question)
     client = Client(autostart=not options.no_daemon_start)
     beginning = "" if question else _load_unfinished_answer(client, request)
     try:
@@ -85,26 +85,23 @@ def run(options: AskOptions) -> int:
     return _finish(client, response, request, options)
 
 
-def _take_pictures(options: AskOptions) -> tuple[AskOptions, list[str]]:
-    """Return the options without files that are pictures, and those as data URLs."""
+def _take_attachments(options: AskOptions) -> tuple[AskOptions, list[dict[str, Any]]]:
+    """Return the options without files that are pictures or documents, and those as parts of a message."""
     if not options.files:
         return options, []
     from localspec.cli import inputs
 
-    files, pictures = inputs.read_pictures(options.files)
-    return options.changed(files=files) if pictures else options, pictures
+    files, attachments = inputs.read_attachments(options.files)
+    return options.changed(files=files) if attachments else options, attachments
 
 
-def _add_pictures(request: dict[str, Any], pictures: list[str], question: str) -> None:
-    """Put pictures, as data URLs, before the question. Raises UsageError if there is no question."""
-    if not pictures:
+def _attach(request: dict[str, Any], attachments: list[dict[str, Any]], question: str) -> None:
+    """Put pictures and documents before the question. Raises UsageError if there is no question."""
+    if not attachments:
         return
     if not question:
-        raise UsageError("A picture needs a question: localspec ask -f PICTURE WORDS")
-    request["messages"][-1]["content"] = [
-        *({"type": "image_url", "image_url": {"url": url}} for url in pictures),
-        {"type": "text", "text": question},
-    ]
+        raise UsageError("A picture or document needs a question: localspec ask -f FILE WORDS")
+    request["messages"][-1]["content"] = [*attachments, {"type": "text", "text": question}]
 
 
 def _complete_with_base_model(

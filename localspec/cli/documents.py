@@ -13,6 +13,7 @@ from typing import Any
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import format_size
 from localspec.errors import UsageError
+from localspec.installation import install_extra_command
 
 _MAX_OUTPUT_CHARACTERS = 2000  # of a cell's output
 
@@ -79,7 +80,8 @@ def pdf_text(name: str) -> str:
     except FileNotFoundError:
         raise UsageError(
             f"{name} is a PDF document, and pdftotext, which reads them, is not installed; it is in the "
-            "package poppler-utils (macOS: brew install poppler)."
+            "package poppler-utils (macOS: brew install poppler). For `ask -f`, this does as well: "
+            f"{install_extra_command('pictures')}"
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{name}: pdftotext does not work: {error}.") from error

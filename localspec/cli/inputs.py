@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 # A request may have 32 MiB, and one character may take six bytes of JSON. No context holds this much text.
 MAX_INPUT_BYTES = 4 << 20  # bytes
 
-# As base64 they must fit into a request.
-MAX_PICTURE_BYTES = 23 << 20
+# Pictures and documents. As base64 they must fit into a request.
+MAX_ATTACHED_BYTES = 23 << 20
 
 # Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _PDF = b"%PDF-"
 _UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_PICTURE_SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
+_PICTURE_SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 # First bytes of files that are not text, with a description for the error message.
 _FILE_SIGNATURES = (
     (b"\x89PNG", "a PNG image"),
@@ -224,43 +224,63 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
     return "\n\n".join(parts)
 
 
-def read_pictures(patterns: list[str]) -> tuple[list[str], list[str]]:
-    """Return the patterns of files without those that are pictures, and the pictures as data URLs.
+def read_attachments(patterns: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the patterns of files that are text, and the others as parts of a message.
+
+    These are pictures, and PDF documents if the daemon can read them.
 
     Raises:
-        UsageError: nothing matches a pattern, or the pictures are too large.
+        UsageError: nothing matches a pattern, or the files are too large.
     """
-    rest, pictures = [], list[bytes]()
+    parts: list[dict[str, Any]] = []
+    rest, n_bytes = list[str](), 0
     for pattern in patterns:
         is_glob = any(sign in pattern for sign in "*?[")
         names = expand_patterns([pattern]) if is_glob else [os.path.expanduser(pattern)]
-        by_name = {name: picture for name in names if (picture := _read_picture(name))}
-        pictures += by_name.values()
-        rest += [name for name in names if name not in by_name] if by_name else [pattern]
-    if sum(map(len, pictures)) > MAX_PICTURE_BYTES:
+        attached = {name: data for name in names if (data := _read_attachment(name))}
+        n_bytes += sum(map(len, attached.values()))
+        parts += [_to_part(name, data) for name, data in attached.items()]
+        rest += [name for name in names if name not in attached] if attached else [pattern]
+    if n_bytes > MAX_ATTACHED_BYTES:
         raise UsageError(
-            f"The pictures have more than {MAX_PICTURE_BYTES >> 20} MiB, which is the limit."
+            f"The pictures and documents have more than {MAX_ATTACHED_BYTES >> 20} MiB, which is the limit."
         )
-    if not pictures:
-        return rest, []
-    import base64
-
-    return rest, [f"data:;base64,{base64.b64encode(data).decode()}" for data in pictures]
+    return rest, parts
 
 
-def _read_picture(name: str) -> bytes:
-    """Return the content of a file that begins like a picture, else nothing."""
+def _read_attachment(name: str) -> bytes:
+    """Return the content of a file that is attached to the question instead of being put into its text."""
     if not os.path.isfile(name):  # opening a pipe would read from it
         return b""
     try:
         with open(name, "rb") as file:  # noqa: PTH123 - importing pathlib would delay `ask -m`
             start = file.read(12)
-            is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
-            if start.startswith(_PICTURE_SIGNATURES) or is_webp:
-                return start + file.read(MAX_PICTURE_BYTES)
+            if _is_picture(start) or (start.startswith(_PDF) and _reads_pdf()):
+                return start + file.read(MAX_ATTACHED_BYTES)
     except OSError:
         pass  # `read_text` says what is wrong with it
     return b""
+
+
+def _is_picture(start: bytes) -> bool:
+    is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
+    return start.startswith(_PICTURE_SIGNATURES) or is_webp or start[4:] == b"ftypavif"
+
+
+def _reads_pdf() -> bool:
+    """Return whether the daemon can read PDF documents, whose installation is this one."""
+    from importlib.util import find_spec
+
+    return find_spec("pypdfium2") is not None
+
+
+def _to_part(name: str, data: bytes) -> dict[str, Any]:
+    import base64
+
+    url = f"data:;base64,{base64.b64encode(data).decode()}"
+    if data.startswith(_PDF):
+        return {"type": "file", "file": {"filename": name.rpartition("/")[2], "file_data": url}}
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def expand_patterns(patterns: Sequence[str]) -> list[str]:

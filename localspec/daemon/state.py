@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from localspec.config import Config
+from localspec.daemon.completion.files import Converter
 from localspec.daemon.completion.llama_server import Editors
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp
@@ -49,6 +50,7 @@ class DaemonState:
     stop: Callable[[], None]
     configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
+    converter: Converter = field(default_factory=Converter)
     # The chats that are being answered: by the id of the answer, its pair and its requests.
     running_chats: dict[str, tuple[PairFiles, Sequence[Generate]]] = field(default_factory=dict)
     recordings: Recordings = field(default_factory=Recordings)  # streams that can be resumed

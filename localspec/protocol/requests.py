@@ -211,12 +211,15 @@ class ContentPart(Struct):
     """A part of a message. An assistant's part of the type `refusal` has its text in that field.
 
     - `image_url`: of a part of that type, a picture as a data URL, alone or as `url` of an object.
+    - `file`: of a part of that type, a PDF document or a text. `file_data` is a data URL or base64, and
+      `filename` its name.
     """
 
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: str | dict[str, Any] | None = None
+    file: dict[str, Any] | None = None
 
 
 class FunctionCall(Struct):

@@ -52,7 +52,6 @@ def test_a_file_named_twice_is_asked_about_once(warm: Home, tmp_path: Path) -> N
     ("name", "data", "message"),
     [
         ("a.gz", b"\x1f\x8b\0", "is not text but gzip data"),
-        ("a.pdf", b"%PDF-1.7\n\xff\0", "is a PDF document"),
         ("x.bin", b"a\0b", "is not text but binary data"),
         ("latin.txt", "Grüße".encode("latin-1"), "is not UTF-8: byte 2 is 0xfc"),
     ],

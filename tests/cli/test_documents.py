@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from localspec.cli import documents
 from localspec.cli.options import expand_file_arguments
 from localspec.errors import UsageError
+from localspec.installation import install_extra_command
 from tests.support.daemons import Home
+from tests.support.documents import pdf, show, without_pictures_extra
 from tests.support.terminal import terminal
 
 
@@ -197,23 +199,29 @@ def test_any_notebook_is_text_or_refused(value: object) -> None:
         documents.notebook_text("n.ipynb", "[" * 100_000)
 
 
-def test_a_pdf_is_read_by_the_program_for_it(warm: Home, tmp_path: Path) -> None:
+def test_a_pdf_goes_to_the_daemon(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf(show("Hello")))
+    question, _ = ask_model(warm, "-f", "*.pdf", "say it", cwd=tmp_path)
+    assert question == "a.pdf, page 1 of 1:\nHello\n\nsay it"
+    run = warm.run("ask", "-f", "a.pdf", cwd=tmp_path)
+    assert (run.returncode, "No question given" in run.stderr) == (2, True)
+
+
+def test_without_the_extra_a_pdf_is_read_by_pdftotext(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "-d.pdf").write_bytes(b"%PDF-1.7\n\0")
-    run = warm.run("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="")
-    assert run.returncode in (1, 2)  # pdftotext is missing or cannot read the file.
-    assert "./-d.pdf is a PDF document" in run.stderr
+    home = Home(warm.root)
+    home.environment = {**warm.environment, **without_pictures_extra(tmp_path), "PATH": "/"}
+    run = home.run("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="")
+    assert run.returncode == 2
+    assert "./-d.pdf is a PDF document, and pdftotext" in run.stderr
+    assert install_extra_command("pictures") in run.stderr.replace("\n", " ")
     program = tmp_path / "bin" / "pdftotext"
     program.parent.mkdir()
     program.write_text(
         '#!/bin/sh\n[ "$4" = "$PWD/./-d.pdf" ] || [ "$4" = "$PWD/-d.pdf" ] && echo "$TEXT"\n'
     )
     program.chmod(0o755)
-    home = Home(warm.root)
-    home.environment = {
-        **warm.environment,
-        "PATH": f"{program.parent}:/bin:/usr/bin",
-        "TEXT": "page",
-    }
+    home.environment |= {"PATH": f"{program.parent}:/bin:/usr/bin", "TEXT": "page"}
     question, _ = ask_model(home, "-f", "./-d.pdf", "say it", cwd=tmp_path)
     assert question == "./-d.pdf:\n```\npage\n```\n\nsay it"
     home.environment["TEXT"] = ""

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.pictures import MAX_PIXELS, check_picture, read_picture
+from localspec.daemon.completion.conversion_child import MAX_PIXELS
+from localspec.daemon.completion.pictures import check_picture, read_picture
 from localspec.errors import InvalidRequest
 from tests.support.projectors import png
 

@@ -242,6 +242,7 @@ class PendingAnswer:
         n: int,
         parser: Callable[[], AnswerParser | None] = lambda: None,
         ended: Callable[[Choice], None] | None = None,
+        note: str = "",
     ) -> None:
         """Create the choices.
 
@@ -251,6 +252,7 @@ class PendingAnswer:
             n: the number of choices per prompt.
             parser: makes the parser of a choice.
             ended: the callback of the first choice.
+            note: a remark on what the engine gets of the request.
         """
         self.model = model
         self.wants_timings = requests[0].timings
@@ -260,6 +262,7 @@ class PendingAnswer:
             Choice(index // n, parser(), self.wants_logprobs) for index in range(len(requests))
         ]
         self.choices[0].on_end = ended
+        self._note = note
 
     @property
     def done(self) -> list[frames.Done]:
@@ -268,7 +271,7 @@ class PendingAnswer:
 
     def note(self, general: str | None) -> str:
         """Return remarks on this answer that a person may skip; `general` applies to all answers now."""
-        return " ".join(filter(None, [general, self.choices[0].note]))
+        return " ".join(filter(None, [general, self._note, self.choices[0].note]))
 
     def notice(self, general: str = "") -> str:
         """Return what a person must know about this answer; `general` applies to all answers now."""

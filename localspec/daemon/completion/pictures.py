@@ -1,7 +1,7 @@
 """Read the pictures of a request: where they are in its messages, their format and their size.
 
-A picture is only decoded in the engine's process for that. Here its first bytes are read, which say how much
-memory that will take.
+A picture is only decoded in processes for that. Here its first bytes are read, which say how much memory
+that will take. Formats that llama.cpp does not decode are converted first (`files`).
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import binascii
 import secrets
 import struct
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
+from localspec.daemon.completion.conversion_child import MAX_PIXELS
 from localspec.errors import InvalidRequest
+from localspec.installation import install_extra_command
 from localspec.protocol.requests import ContentPart
 
 MAX_PICTURES = 64  # of one request
-MAX_PIXELS = 25_000_000  # of one picture; decoding takes up to 12 bytes for each
 # What stands for a picture in texts for people, and in the history, which keeps no pictures.
 PLACEHOLDER = "[picture]"
 
-_READABLE = "PNG, JPEG, GIF and BMP pictures can be read"
-# First bytes of formats that llama.cpp does not decode.
+_READABLE = "PNG, JPEG, GIF, BMP, WebP, AVIF and TIFF pictures can be read"
+# First bytes of formats that are not read.
 _OTHER_FORMATS = (
-    (b"%PDF-", "a PDF document"),
-    (b"II*\0", "a TIFF picture"),
-    (b"MM\0*", "a TIFF picture"),
+    (b"%PDF-", "a PDF document, which is sent as a file and not as a picture"),
     (b"<svg", "an SVG picture"),
     (b"<?xml", "an XML document"),
     (b"8BPS", "a Photoshop picture"),
@@ -49,17 +49,24 @@ class PictureReader:
         """
         if len(self.files) == MAX_PICTURES:
             raise InvalidRequest(
-                f"'{path}': a request may have at most {MAX_PICTURES} pictures.", param=path
+                f"'{path}': a request may have at most {MAX_PICTURES} pictures, pages of documents among "
+                "them.",
+                param=path,
             )
-        url = (
-            part.image_url if isinstance(part.image_url, str) else (part.image_url or {}).get("url")
-        )
-        if not isinstance(url, str):
+        url = picture_url(part)
+        if url is None:
             raise InvalidRequest(
                 f"'{path}.image_url' must be an object with a 'url'.", param=f"{path}.image_url"
             )
         self.files.append(read_picture(url, f"{path}.image_url"))
         return self.mark
+
+
+def picture_url(part: ContentPart) -> str | None:
+    """Return the URL of a part's picture, or None if it has none."""
+    image = part.image_url
+    url = image.get("url") if isinstance(image, dict) else image
+    return url if isinstance(url, str) else None
 
 
 def read_picture(url: str, path: str) -> bytes:
@@ -68,17 +75,26 @@ def read_picture(url: str, path: str) -> bytes:
     Raises:
         InvalidRequest: it is another URL, or `check_picture` refuses the file.
     """
+    return decode_picture(read_data_url(url, path, "data:image/png;base64,…"), path)
+
+
+def read_data_url(url: str, path: str, example: str) -> str:
+    """Return the base64 text in a data URL.
+
+    Raises:
+        InvalidRequest: it is another URL, or not in base64.
+    """
     head, comma, data = url.partition(",")
     scheme, _, kind = head.partition(":")
     if scheme.lower() != "data" or not comma:
         raise InvalidRequest(
-            f"'{path}' must be a data URL (data:image/png;base64,…): localspec works offline, and reads "
-            "no files for a client.",
+            f"'{path}' must be a data URL ({example}): localspec works offline, and reads no files for a "
+            "client.",
             param=path,
         )
     if not kind.lower().endswith(";base64"):
         raise InvalidRequest(f"'{path}': a data URL must be in base64.", param=path)
-    return decode_picture(data, path)
+    return data
 
 
 def decode_picture(data: str, path: str) -> bytes:
@@ -87,20 +103,28 @@ def decode_picture(data: str, path: str) -> bytes:
     Raises:
         InvalidRequest: it is not base64, or `check_picture` refuses the file.
     """
-    try:
-        picture = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest(f"'{path}' is not valid base64.", param=path) from None
+    picture = decode_base64(data, path)
     check_picture(picture, path)
     return picture
+
+
+def decode_base64(data: str, path: str) -> bytes:
+    """Return the bytes of base64 text. Raises InvalidRequest if it is none."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"'{path}' is not valid base64.", param=path) from None
 
 
 def check_picture(picture: bytes, path: str) -> None:
     """Check the format of a picture file, and how many pixels it states.
 
     Raises:
-        InvalidRequest: llama.cpp cannot decode the format, or the picture is too large.
+        InvalidRequest: the format cannot be read here, or the picture is too large.
     """
+    if converted := converted_format(picture):
+        require_extra("PIL", converted, path)
+        return  # The process that converts it reads the size.
     size = _read_size(picture)
     if size is None:
         raise InvalidRequest(f"'{path}' is {_describe(picture)}; {_READABLE}.", param=path)
@@ -115,13 +139,30 @@ def check_picture(picture: bytes, path: str) -> None:
         )
 
 
+def converted_format(start: bytes) -> str:
+    """Return the format of a picture that begins with these 12 bytes, if it must be converted; else ""."""
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "a WebP picture"
+    if start[4:12] in (b"ftypavif", b"ftypavis"):
+        return "an AVIF picture"
+    return "a TIFF picture" if start[:4] in (b"II*\0", b"MM\0*") else ""
+
+
+def require_extra(package: str, kind: str, path: str) -> None:
+    """Raise InvalidRequest if the package that converts files of this kind is not installed."""
+    if find_spec(package) is None:
+        raise InvalidRequest(
+            f"'{path}' is {kind}, for which localspec needs another package: "
+            f"{install_extra_command('pictures')}",
+            param=path,
+        )
+
+
 def _describe(picture: bytes) -> str:
     if not picture:
         return "empty"
-    if picture[:4] == b"RIFF" and picture[8:12] == b"WEBP":
-        return "a WebP picture"
     if picture[4:8] == b"ftyp":
-        return "an AVIF or HEIC picture, or a film"
+        return "a HEIC picture or a film"
     start = picture.lstrip()[:8]
     return next((name for magic, name in _OTHER_FORMATS if start.startswith(magic)), "no picture")
 

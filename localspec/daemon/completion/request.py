@@ -546,7 +546,7 @@ def _text(
         part_text = part.refusal if part.type == "refusal" and role == "assistant" else None
         part_text = part.text if part.type == "text" else part_text
         if part_text is None:
-            other = "" if pictures is None else ', or of type "image_url"'
+            other = "" if pictures is None else ', or of type "image_url" or "file"'
             raise InvalidRequest(
                 f"'{path}[{index}]' must be a part of type \"text\" with a 'text'{other}; this model accepts "
                 "nothing else.",

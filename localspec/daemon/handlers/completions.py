@@ -18,6 +18,7 @@ from localspec.daemon.completion.answer import (
     progress_options,
     respond,
 )
+from localspec.daemon.completion.files import expand_files, has_files
 from localspec.daemon.completion.llama_server import EditorPosition, editor_position
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.request import (
@@ -115,6 +116,7 @@ async def apply_template(request: Request) -> Response:
     daemon = state_of(request)
     pair = await daemon.resolve_pair(body.model, request.receive)
     convert_function_messages(body)
+    await _expand_files(request, body, pair)
     call_form = EXPLAINED
     if uses_tools(body):
         call_form = await call_format(daemon, pair)
@@ -300,7 +302,10 @@ async def prepare_chat(
     """
     daemon = state_of(request)
     tools.check_tools(body)
-    call_form = EXPLAINED
+    call_form, note = EXPLAINED, ""
+    if has_files(body.messages):
+        pair = pair or await daemon.resolve_pair(body.model, request.receive)
+        note = await _expand_files(request, body, pair)
     if uses_tools(body):
         # Each model has its own notation of calls, so the template is needed first.
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
@@ -313,8 +318,25 @@ async def prepare_chat(
     return (
         pair,
         requests,
-        PendingAnswer(pair.name, requests, n=body.n or 1, parser=parser, ended=on_end),
+        PendingAnswer(pair.name, requests, n=body.n or 1, parser=parser, ended=on_end, note=note),
     )
+
+
+async def _expand_files(
+    request: Request, body: ChatRequest | TemplateRequest, pair: PairFiles
+) -> str:
+    """Replace the files in the messages by what the pair reads of them, and return a note, or ""."""
+    if not has_files(body.messages):
+        return ""
+    daemon = state_of(request)
+    loaded = await daemon.supervisor.ready(pair)
+    expansion = expand_files(
+        body.messages,
+        daemon.converter,
+        pair=pair.name,
+        reads_pictures=loaded.reads_pictures,
+    )
+    return await while_connected(request.receive, expansion)
 
 
 async def call_format(daemon: DaemonState, pair: PairFiles) -> CallFormat:

@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
+from localspec.daemon.completion.files import read_file
 from localspec.daemon.completion.pictures import decode_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.anthropic.wire import (
     Blocks,
     CountTokensRequest,
+    DocumentParam,
     ImageParam,
     ImageSource,
     MessagesRequest,
@@ -61,7 +63,7 @@ def chat_request(
 
     Raises:
         BadBody: a block or a tool does not match its type.
-        InvalidRequest: the request has documents, a picture that cannot be read, or a choice without a name.
+        InvalidRequest: a document or a picture cannot be read, or a choice has no name.
     """
     ignored = IgnoredFields() if ignored is None else ignored
     for name in fields_without_effect(body):
@@ -91,7 +93,7 @@ def chat_request(
 class _MessageContent:
     """The content of one message, separated by the kind of block."""
 
-    texts: list[ContentPart] = field(default_factory=list)  # and pictures
+    texts: list[ContentPart] = field(default_factory=list)  # and pictures and files
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[ChatMessage] = field(default_factory=list)
@@ -106,7 +108,7 @@ class _MessageContent:
 
 
 def _join_parts(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Return parts as one text, or as they are if there are pictures among them."""
+    """Return parts as one text, or as they are if there are others among them."""
     if all(part.type == "text" for part in parts):
         return "\n".join(part.text or "" for part in parts)
     return parts
@@ -220,11 +222,10 @@ def _add_block(
 
 
 def _parts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[ContentPart]:
-    """Return the texts of a block, or its picture; nothing if its type is unknown.
+    """Return the texts of a block, or its picture or file; nothing if its type is unknown.
 
     Raises:
-        InvalidRequest: the block is a document, without which the question would be another one, or a picture
-            that cannot be read.
+        InvalidRequest: the block is a document or a picture that cannot be read.
     """
     match kind := block.get("type"):
         case "text":
@@ -240,15 +241,41 @@ def _parts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[Con
         case "image":
             return [_picture_part(convert(block, ImageParam, path).source, f"{path}.source")]
         case "document":
-            raise InvalidRequest(
-                f"'{path}': document input is not supported; this model reads text and pictures only.",
-                param=path,
-            )
+            return _document_parts(convert(block, DocumentParam, path), path, ignored)
         case str():
             ignored.add(path, kind)
             return []
         case _:
             raise InvalidRequest(f"'{path}.type' must be a string.", param=f"{path}.type")
+
+
+def _document_parts(
+    document: DocumentParam, path: str, ignored: IgnoredFields
+) -> list[ContentPart]:
+    """Return a document's context, and its file or text."""
+    if document.citations:
+        ignored.add(f"{path}.citations")
+    source, path = document.source, f"{path}.source"
+    parts = [ContentPart("text", document.context)] if document.context else []
+    match source.type:
+        case "base64":
+            file = {"filename": document.title, "file_data": source.data}
+            read_file(file, path, "data")
+            return [*parts, ContentPart("file", file=file)]
+        case "text":
+            return [
+                *parts,
+                ContentPart("text", f"{document.title or 'document'}:\n{source.data.rstrip()}\n"),
+            ]
+        case "content":
+            content = _read_content(source.content, "user", f"{path}.content", ignored)
+            return [*parts, *content.texts]
+        case _:
+            raise InvalidRequest(
+                f'\'{path}.type\' must be "base64", "text" or "content": localspec works offline, '
+                "and stores no files.",
+                param=f"{path}.type",
+            )
 
 
 def _picture_part(source: ImageSource, path: str) -> ContentPart:

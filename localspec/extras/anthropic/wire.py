@@ -42,6 +42,22 @@ class ImageParam(Struct):
     source: ImageSource
 
 
+class DocumentSource(Struct):
+    """The source of a document. `base64` and `text` have it in `data`, and `content` in text and pictures."""
+
+    type: str
+    media_type: str = ""
+    data: str = ""
+    content: str | Blocks = ""
+
+
+class DocumentParam(Struct):
+    source: DocumentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
+
+
 class ThinkingParam(Struct):
     thinking: str = ""
 

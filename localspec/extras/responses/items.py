@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from localspec.daemon.completion.files import read_file
 from localspec.daemon.completion.pictures import read_picture
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.wire import InputItem, Part
@@ -345,26 +346,32 @@ def _arguments(value: Any) -> str:
 
 
 def _content(content: str | list[Part], path: str) -> str | list[ContentPart]:
-    """Return the parts as those of a chat's message if there are pictures among them, else their text.
+    """Return the parts as those of a chat's message if not all of them are text, else their text.
 
     Raises:
-        InvalidRequest: a part is neither text nor a picture that can be read.
+        InvalidRequest: a part is neither text nor a picture or a file that can be read.
     """
-    if isinstance(content, str) or all(part.type != "input_image" for part in content):
+    if isinstance(content, str) or not any(
+        part.type in ("input_image", "input_file") for part in content
+    ):
         return _text(content, path)
-    parts = []
-    for index, part in enumerate(content):
-        if part.type == "input_image":
-            if part.image_url is None:
-                raise InvalidRequest(
-                    f"'{path}[{index}]' must have an 'image_url': there are no stored files here.",
-                    param=f"{path}[{index}].image_url",
-                )
-            read_picture(part.image_url, f"{path}[{index}].image_url")
-            parts.append(ContentPart("image_url", image_url=part.image_url))
-        else:
-            parts.append(ContentPart("text", _part_text(part, f"{path}[{index}]")))
-    return parts
+    return [_content_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+
+
+def _content_part(part: Part, path: str) -> ContentPart:
+    if part.type == "input_file":
+        file = {"filename": part.filename, "file_data": part.file_data}
+        read_file(file, path)
+        return ContentPart("file", file=file)
+    if part.type != "input_image":
+        return ContentPart("text", _part_text(part, path))
+    if part.image_url is None:
+        raise InvalidRequest(
+            f"'{path}' must have an 'image_url': there are no stored files here.",
+            param=f"{path}.image_url",
+        )
+    read_picture(part.image_url, f"{path}.image_url")
+    return ContentPart("image_url", image_url=part.image_url)
 
 
 def _text(content: str | list[Part], path: str) -> str:
@@ -383,7 +390,7 @@ def _part_text(part: Part, path: str) -> str:
     if text is None or part.type not in (*_TEXT_TYPES, "refusal"):
         raise InvalidRequest(
             f"'{path}' is of type '{(part.type or '')[:80]}'; text is read here, in parts of type "
-            "'input_text' with a 'text', and pictures in a user's messages and in results of calls.",
+            "'input_text' with a 'text', and pictures and files in a user's messages and results of calls.",
             param=f"{path}.type",
         )
     return text

@@ -397,14 +397,16 @@ Metadata = Annotated[
 class Part(Struct):
     """A part of an item.
 
-    Its type is `input_text`, `output_text`, `reasoning_text`, `summary_text`, `refusal`, or `input_image`
-    with a data URL.
+    Its type is `input_text`, `output_text`, `reasoning_text`, `summary_text`, `refusal`, `input_image` with a
+    data URL, or `input_file` with `file_data`.
     """
 
     type: str | None = None
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
 
 
 class InputItem(Struct):

@@ -214,8 +214,12 @@ def test_thinking_becomes_a_token_budget(thinking: Any, budget: int) -> None:
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": PIXEL}]}]},
          "messages[0].content[0].source.data"),
-        ({"messages": [{"role": "user", "content": [{"type": "document", "source": PIXEL}]}]},
-         "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {
+            "type": "base64", "media_type": "application/pdf", "data": "AAA="}}]}]},
+         "messages[0].content[0].source.data"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {
+            "type": "url", "url": "https://example.com/a.pdf"}}]}]},
+         "messages[0].content[0].source.type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
          "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
@@ -433,7 +437,7 @@ def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, api: Hom
         ({"max_tokens": -1}, 400, "invalid_request_error", "'max_tokens' must be at least 0"),
         ({"model": "claude-x"}, 404, "not_found_error", "claude-x"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": PIXEL}]}]},
-         400, "invalid_request_error", "is no picture; PNG, JPEG, GIF and BMP"),
+         400, "invalid_request_error", "is no picture; PNG, JPEG, GIF, BMP"),
         ({"messages": [{"role": "user", "content": "refuse queue_full"}]},
          503, "overloaded_error", "Refused as told."),
         ({"messages": [{"role": "user", "content": "refuse worker_timeout"}]},

@@ -710,7 +710,10 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].image_url"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input[0].content[0].file_data",
+        ),
         (
             {"input": [{"type": "function_call_output", "call_id": "1", "output": [IMAGE]}]},
             "input[0].output[0].image_url",

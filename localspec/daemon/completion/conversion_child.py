@@ -1,0 +1,171 @@
+"""Convert a file in a process of its own: `python -m localspec.daemon.completion.conversion_child …`.
+
+A file comes from anywhere, and the libraries that read it are C. So this process has a limit on its memory
+and its CPU time, and its end fails one request at most.
+
+The arguments are "pictures" or "text" (what a model can read of a PDF document), the bytes of memory and the
+seconds of CPU time that the process may have. It reads the file from stdin, and writes a `Conversion` in
+msgpack to stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from localspec.children import limit_memory
+
+NICENESS = 5  # Generating an answer has priority over reading a document.
+MAX_PIXELS = 25_000_000  # of one picture; decoding takes up to 12 bytes for each
+MAX_PAGES = 100  # of one document
+MAX_OUTPUT_BYTES = 64 << 20  # of all pages of one document
+# Pixels of a page's longer side. Without a text beside it, the letters must be legible in the picture.
+PAGE_PIXELS, SCAN_PIXELS = 1024, 1536
+PICTURE_FORMATS = ("WEBP", "AVIF", "TIFF")  # as Pillow calls them
+
+
+class Page(msgspec.Struct):
+    """A page of a document, or a picture.
+
+    picture: a PNG file. has_drawings: whether the page shows more than its text, also where no picture of it
+    was wanted.
+    """
+
+    text: str = ""
+    picture: bytes = b""
+    has_drawings: bool = False
+
+
+class Conversion(msgspec.Struct):
+    """What a file became, or why it cannot be converted, as a clause."""
+
+    pages: list[Page] = msgspec.field(default_factory=list)
+    problem: str = ""
+
+
+class Refused(Exception):
+    """Raised for a file that cannot be converted, with the reason as a clause."""
+
+
+def is_pdf(data: bytes) -> bool:
+    """Return whether a file begins like a PDF document."""
+    return data[:1024].lstrip().startswith(b"%PDF-")
+
+
+def convert(data: bytes, *, with_pictures: bool) -> Conversion:
+    """Return the pages of a PDF document, or the picture of another file as the only page."""
+    try:
+        if is_pdf(data):
+            return Conversion(convert_document(data, with_pictures=with_pictures))
+        return Conversion([Page(picture=convert_picture(data))])
+    except Refused as error:
+        return Conversion(problem=str(error))
+    except MemoryError:
+        return Conversion(problem="needs more memory than one file may have")
+    except Exception:  # A damaged file can fail in every way that its format can.
+        return Conversion(problem="is damaged")
+
+
+def convert_picture(data: bytes) -> bytes:
+    """Return a picture, of several the first one, as a PNG file without transparency.
+
+    Raises:
+        Refused: it has too many pixels.
+    """
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
+        width, height = image.size  # from the file's header
+        if width * height > MAX_PIXELS:
+            raise Refused(
+                f"has {width} × {height} pixels; at most {MAX_PIXELS:,} can be read. Send a smaller one"
+            )
+        image.load()
+        if not image.has_transparency_data:
+            return _encode_png(image.convert("RGB"))
+        # llama.cpp ignores transparency, and would show what is hidden.
+        paper = Image.new("RGBA", image.size, "white")
+        paper.alpha_composite(image.convert("RGBA"))
+        return _encode_png(paper.convert("RGB"))
+
+
+def convert_document(data: bytes, *, with_pictures: bool) -> list[Page]:
+    """Return the pages of a PDF document. One that shows more than text also becomes a picture.
+
+    Raises:
+        Refused: it is encrypted, or too large.
+    """
+    import pypdfium2 as pdfium
+
+    try:
+        document = pdfium.PdfDocument(data)
+    except pdfium.PdfiumError as error:
+        if error.err_code == pdfium.raw.FPDF_ERR_PASSWORD:
+            raise Refused(
+                "is encrypted; send it without a password (qpdf --decrypt removes it)"
+            ) from None
+        raise
+    if len(document) > MAX_PAGES:
+        raise Refused(
+            f"has {len(document)} pages; at most {MAX_PAGES} can be read. Send some of them"
+        )
+    document.init_forms()
+    pages, n_bytes = list[Page](), 0
+    for number in range(len(document)):
+        pages.append(_convert_page(document, number, with_pictures=with_pictures))
+        n_bytes += len(pages[-1].text.encode()) + len(pages[-1].picture)
+        if n_bytes > MAX_OUTPUT_BYTES:
+            raise Refused(
+                f"has more than {MAX_OUTPUT_BYTES >> 20} MiB as text and pictures. Send some of its pages"
+            )
+    return pages
+
+
+def _convert_page(document: Any, number: int, *, with_pictures: bool) -> Page:
+    import pypdfium2.raw as pdfium
+
+    page = document[number]
+    if page.formenv:  # What is filled into a form becomes text.
+        page.flatten()
+        page = document[number]
+    text = page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip()
+    drawings = (pdfium.FPDF_PAGEOBJ_IMAGE, pdfium.FPDF_PAGEOBJ_PATH, pdfium.FPDF_PAGEOBJ_SHADING)
+    # A page may also show letters that its fonts give no characters for.
+    has_drawings = any(True for _ in page.get_objects(filter=drawings if text else None))
+    if not (has_drawings and with_pictures):
+        return Page(text, has_drawings=has_drawings)
+    longer_side = max(1.0, *page.get_size())
+    image = page.render(scale=(PAGE_PIXELS if text else SCAN_PIXELS) / longer_side).to_pil()
+    return Page(text, _encode_png(image), has_drawings)
+
+
+def _encode_png(image: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)  # It only goes to the next process.
+    return buffer.getvalue()
+
+
+def main(kind: str, memory_limit_bytes: int, cpu_limit_s: int) -> None:
+    """Convert the file on stdin."""
+    import resource
+
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    data = sys.stdin.buffer.read()
+    limit_memory(memory_limit_bytes)
+    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 1))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    conversion = convert(data, with_pictures=kind == "pictures")
+    sys.stdout.buffer.write(msgspec.msgpack.encode(conversion))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,248 @@
+"""Expand the files of a chat into what models read: text, and pictures that llama.cpp decodes.
+
+A page of a PDF document becomes its text. If it shows more than that, and the pair reads pictures, it also
+becomes a picture. Pictures in formats that llama.cpp does not decode are converted. All of this happens in a
+process of its own (`conversion_child`), whose results are kept for a while, because agents send a
+conversation again with each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from localspec.children import helper_environment
+from localspec.daemon.completion.conversion_child import Conversion, is_pdf
+from localspec.daemon.completion.pictures import (
+    converted_format,
+    decode_base64,
+    picture_url,
+    read_data_url,
+    read_picture,
+    require_extra,
+)
+from localspec.errors import InvalidRequest, Unavailable
+from localspec.protocol.requests import ChatMessage, ContentPart
+
+MAX_PROCESSES = 2  # at the same time
+MEMORY_LIMIT_BYTES = 1 << 30
+CPU_LIMIT_S = 30
+TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
+CACHE_BYTES = 64 << 20
+MAX_EXPANDED_BYTES = 128 << 20  # of one request; all its pictures go to the engine in one frame
+_MAX_NAME_CHARS = 200
+_CHILD = "localspec.daemon.completion.conversion_child"
+
+
+class File(NamedTuple):
+    """A file in a request: a PDF document, or else `text`."""
+
+    name: str
+    data: bytes
+    text: str = ""
+
+
+def read_file(file: object, path: str, field: str = "file_data") -> File:
+    """Return the file of a part in OpenAI's form, with `file_data` and `filename`.
+
+    field: what `file_data` is called in the client's protocol.
+
+    Raises:
+        InvalidRequest: it is not in the request, or neither a PDF document nor text.
+    """
+    fields = file if isinstance(file, dict) else {}
+    data, name = fields.get("file_data"), fields.get("filename")
+    path = f"{path}.{field}"
+    if not isinstance(data, str):
+        raise InvalidRequest(
+            f"'{path}' must be a data URL (data:application/pdf;base64,…): localspec works offline, and "
+            "stores no files.",
+            param=path,
+        )
+    name = " ".join(name.split())[:_MAX_NAME_CHARS] if isinstance(name, str) else ""
+    if ":" in data[:20]:  # clients send base64 alone, too
+        data = read_data_url(data, path, "data:application/pdf;base64,…")
+    content = decode_base64(data, path)
+    if is_pdf(content):
+        require_extra("pypdfium2", "a PDF document", path)
+        return File(name or "document.pdf", content)
+    with contextlib.suppress(UnicodeDecodeError):
+        if b"\0" not in content:
+            return File(name or "document", content, content.decode("utf-8-sig"))
+    raise InvalidRequest(f"'{path}' is neither a PDF document nor text in UTF-8.", param=path)
+
+
+def has_files(messages: Sequence[ChatMessage]) -> bool:
+    """Return whether there is something to expand in the messages."""
+    return any(
+        part.type == "file" or _is_converted(part)
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+    )
+
+
+def _is_converted(part: ContentPart) -> bool:
+    """Return whether a part is a picture in a format that llama.cpp does not decode."""
+    if part.type != "image_url" or (url := picture_url(part)) is None:
+        return False
+    with contextlib.suppress(binascii.Error, ValueError):
+        return bool(converted_format(base64.b64decode(url.partition(",")[2][:16])))
+    return False
+
+
+async def expand_files(
+    messages: Sequence[ChatMessage], converter: Converter, *, pair: str, reads_pictures: bool
+) -> str:
+    """Replace the files in messages, in place, and return a note about what was left out, or "".
+
+    Raises:
+        InvalidRequest: a file cannot be read.
+        Unavailable: it cannot be converted at the moment.
+    """
+    notes, n_bytes = [], 0
+    for index, message in enumerate(messages):
+        if not isinstance(message.content, list):
+            continue
+        expanded: list[ContentPart] = []
+        for number, part in enumerate(message.content):
+            path = f"messages[{index}].content[{number}]"
+            if part.type == "file":
+                file = read_file(part.file, f"{path}.file")
+                parts, note = await _expand(file, converter, pair, reads_pictures)
+                notes.append(note)
+            elif reads_pictures and _is_converted(part):
+                parts = [await _convert_picture(part, f"{path}.image_url", converter)]
+            else:
+                expanded.append(part)
+                continue
+            expanded += parts
+            n_bytes += sum(len(part.text or picture_url(part) or "") for part in parts)
+            if n_bytes > MAX_EXPANDED_BYTES:
+                raise InvalidRequest(
+                    f"'{path}': the files of the request become more than {MAX_EXPANDED_BYTES >> 20} MiB of "
+                    "text and pictures. Send fewer.",
+                    param=path,
+                )
+        # The list itself changes, because the history's copies of the message share it.
+        message.content[:] = _join_texts(expanded)
+    return " ".join(filter(None, notes))
+
+
+def _join_texts(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
+    """Yield the parts with successive texts joined, as the model reads them and the history keeps them."""
+    for kind, group in groupby(parts, lambda part: part.type):
+        if kind == "text":
+            yield ContentPart("text", "\n".join(part.text or "" for part in group))
+        else:
+            yield from group
+
+
+async def _expand(
+    file: File, converter: Converter, pair: str, reads_pictures: bool
+) -> tuple[list[ContentPart], str]:
+    """Return the parts of a file, and a note about what they lack."""
+    name = file.name
+    if not is_pdf(file.data):
+        return [ContentPart("text", f"{name}:\n{file.text.rstrip()}\n")], ""
+    conversion = await converter.convert(file.data, with_pictures=reads_pictures)
+    if conversion.problem:
+        raise InvalidRequest(f"The document '{name}' {conversion.problem}.", param="messages")
+    pages = conversion.pages
+    if not reads_pictures and not any(page.text for page in pages):
+        raise InvalidRequest(
+            f"The document '{name}' has no text, and the pair '{pair}' reads nothing else. If its pages are "
+            "scanned, ocrmypdf adds their text.",
+            param="messages",
+        )
+    parts = []
+    for number, page in enumerate(pages, start=1):
+        parts.append(ContentPart("text", f"{name}, page {number} of {len(pages)}:\n{page.text}\n"))
+        if page.picture:
+            parts.append(_picture_part(page.picture))
+    n_drawn = 0 if reads_pictures else sum(page.has_drawings for page in pages)
+    if not n_drawn:
+        return parts, ""
+    where = "1 page" if n_drawn == 1 else f"{n_drawn} pages"
+    return parts, (
+        f"The pair '{pair}' reads text only, so drawings and pictures on {where} of '{name}' were left out."
+    )
+
+
+async def _convert_picture(part: ContentPart, path: str, converter: Converter) -> ContentPart:
+    picture = read_picture(picture_url(part) or "", path)
+    conversion = await converter.convert(picture, with_pictures=True)
+    if conversion.problem:
+        raise InvalidRequest(f"'{path}': the picture {conversion.problem}.", param=path)
+    return _picture_part(conversion.pages[0].picture)
+
+
+def _picture_part(picture: bytes) -> ContentPart:
+    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    return ContentPart("image_url", image_url=url)
+
+
+class Converter:
+    """Converts files in processes of their own, and keeps the latest results."""
+
+    def __init__(
+        self, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, cpu_limit_s: int = CPU_LIMIT_S
+    ) -> None:
+        self._limits = str(memory_limit_bytes), str(cpu_limit_s)
+        self._turns = asyncio.Semaphore(MAX_PROCESSES)
+        self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # encoded conversions
+
+    async def convert(self, data: bytes, *, with_pictures: bool) -> Conversion:
+        """Return what a file becomes. Raises Unavailable if that takes too long on this busy machine."""
+        kind = "pictures" if with_pictures else "text"
+        key = hashlib.sha256(kind.encode() + data).digest()
+        if (output := self._cache.get(key)) is None:
+            async with self._turns:
+                output = await self._run(kind, data)
+        try:
+            conversion = msgspec.msgpack.decode(output, type=Conversion)
+        except msgspec.DecodeError:  # The process has ended before.
+            return Conversion(problem="cannot be read: that takes too much time or memory")
+        self._cache[key] = output
+        self._cache.move_to_end(key)
+        while len(self._cache) > 1 and sum(map(len, self._cache.values())) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return conversion
+
+    async def _run(self, kind: str, data: bytes) -> bytes:
+        """Return what the process writes; that is nothing or incomplete if it exceeds a limit."""
+        command = [sys.executable, "-P", "-m", _CHILD, kind, *self._limits]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                start_new_session=True,
+                env=helper_environment(),
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"The process that converts files cannot be started ({error}); try again."
+            ) from error
+        try:
+            async with asyncio.timeout(TIME_LIMIT_S):
+                output, _ = await process.communicate(data)
+                return output
+        except TimeoutError:
+            raise Unavailable("Converting a file takes too long; try again.") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -1,0 +1,440 @@
+"""Files in chats of every protocol: PDF documents, texts, and pictures that llama.cpp does not decode."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from localspec.daemon.completion import files
+from localspec.daemon.completion.conversion_child import (
+    MAX_PAGES,
+    PAGE_PIXELS,
+    SCAN_PIXELS,
+    Conversion,
+    Page,
+)
+from localspec.daemon.completion.files import Converter
+from localspec.errors import InvalidRequest
+from localspec.installation import install_extra_command
+from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
+from tests.support.documents import (
+    SQUARE,
+    exploding_pdf,
+    image,
+    pdf,
+    show,
+    slow_pdf,
+    without_pictures_extra,
+)
+from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
+from tests.support.projectors import PICTURE_TOKENS, png, write_projector
+
+REPORT = pdf(show("Hello"), f"{show('Look')} {SQUARE}")
+ONCE = pdf(f"{show('Once')} {SQUARE}")
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "speculative": {"enabled": False}}
+TOO_MUCH = "cannot be read: that takes too much time or memory"
+
+
+def encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def picture(format: str, **options: Any) -> bytes:
+    """Return the picture png(3) in another format."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(png(3))).save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def pixels(data: bytes) -> tuple[Any, bytes]:
+    """Return the size and the pixels of a PNG file."""
+    opened = Image.open(io.BytesIO(data), formats=["PNG"])
+    return opened.size, opened.convert("RGB").tobytes()
+
+
+def convert(data: bytes, *, with_pictures: bool = True, **limits: int) -> Conversion:
+    return asyncio.run(Converter(**limits).convert(data, with_pictures=with_pictures))
+
+
+# ------------------------------------------------------------------------ what a file becomes
+
+
+@pytest.mark.parametrize("format", ["WEBP", "TIFF"])
+def test_a_picture_becomes_png(format: str) -> None:
+    options = {"lossless": True} if format == "WEBP" else {}
+    [page] = convert(picture(format, **options)).pages
+    assert pixels(page.picture) == pixels(png(3))
+
+
+def test_avif_pictures_are_read() -> None:
+    [page] = convert(picture("AVIF")).pages
+    assert pixels(page.picture)[0] == pixels(png(3))[0]
+
+
+def test_what_is_transparent_becomes_white() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(buffer, "WEBP", lossless=True)
+    [page] = convert(buffer.getvalue()).pages
+    assert pixels(page.picture) == ((8, 8), b"\xff" * (8 * 8 * 3))
+
+
+def test_a_page_becomes_a_picture_if_it_shows_more_than_text() -> None:
+    shown, drawn, scanned, blank = convert(pdf(show("A"), show("B") + SQUARE, SQUARE, "")).pages
+    assert shown == Page("A")
+    assert (drawn.text, drawn.has_drawings) == ("B", True)
+    assert max(pixels(drawn.picture)[0]) == PAGE_PIXELS
+    assert scanned.text == ""
+    assert max(pixels(scanned.picture)[0]) == SCAN_PIXELS
+    assert blank == Page()
+
+
+def test_without_pictures_a_document_is_its_text() -> None:
+    pages = convert(REPORT, with_pictures=False).pages
+    assert pages == [Page("Hello"), Page("Look", b"", True)]
+
+
+def test_pictures_in_a_page_are_rendered() -> None:
+    content = "612 0 0 792 0 0 cm /X Do"
+    resources = "/XObject << /X 4 0 R >>"
+    [page] = convert(pdf(content, resources=resources, objects=[image(1, 1, "0000ff")])).pages
+    _, data = pixels(page.picture)
+    assert set(data[0::3]) == set(data[1::3]) == {0}
+    assert set(data[2::3]) == {255}
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (REPORT[:200], "is damaged"),
+        (b"%PDF-1.7", "is damaged"),
+        (pdf(), "is damaged"),
+        (picture("WEBP")[:60], "is damaged"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "is damaged"),
+        (pdf(*["" for _ in range(MAX_PAGES + 1)]), f"has {MAX_PAGES + 1} pages"),
+        (exploding_pdf(), TOO_MUCH),
+    ],
+    ids=range(7),
+)
+def test_a_bad_file_has_a_problem(data: bytes, problem: str) -> None:
+    conversion = convert(data)
+    assert not conversion.pages
+    assert conversion.problem.startswith(problem)
+
+
+def test_an_encrypted_document_says_so() -> None:
+    keys = f"/O <{'00' * 32}> /U <{'00' * 32}>"
+    encryption = f"/Encrypt << /Filter /Standard /V 1 /R 2 {keys} /P -4 >> /ID [<00> <00>]"
+    assert "is encrypted" in convert(pdf(show("A"), trailer=encryption)).problem
+
+
+def test_a_picture_of_too_many_pixels_is_refused_by_its_header() -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (6000, 6000)).save(buffer, "WEBP")
+    assert "has 6000 × 6000 pixels; at most 25,000,000" in convert(buffer.getvalue()).problem
+
+
+def test_pages_of_any_size_become_pictures_of_bounded_size() -> None:
+    for size in ("0 0 1e9 0.001", "0 0 0 0", "5 5 -5 -5", "0 0 14400 14400"):
+        [page] = convert(pdf(SQUARE, size=size)).pages
+        assert max(pixels(page.picture)[0]) <= SCAN_PIXELS
+
+
+def test_memory_is_limited() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4000, 4000)).save(buffer, "TIFF", compression="tiff_lzw")
+    data = buffer.getvalue()
+    assert not convert(data).problem
+    assert convert(data, memory_limit_bytes=24 << 20).problem
+
+
+def test_time_is_limited() -> None:
+    assert convert(slow_pdf(), cpu_limit_s=1).problem == TOO_MUCH
+
+
+def test_changed_documents_are_read_or_refused() -> None:
+    rng, original = random.Random(5), REPORT + picture("WEBP")
+
+    def change(data: bytes) -> bytes:
+        changed = bytearray(data)
+        for _ in range(rng.choice((1, 4, 20))):
+            changed[rng.randrange(8, len(changed))] = rng.randrange(256)
+        return bytes(changed)
+
+    async def run() -> list[Conversion]:
+        converter = Converter()
+        changed = [change(data) for _ in range(12) for data in (original, picture("WEBP"))]
+        jobs = (converter.convert(data, with_pictures=True) for data in changed)
+        return await asyncio.gather(*jobs)
+
+    for conversion in asyncio.run(run()):
+        assert bool(conversion.pages) != bool(conversion.problem)
+
+
+def test_a_file_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[str]()
+    run = Converter._run
+
+    async def count(self: Converter, kind: str, data: bytes) -> bytes:
+        runs.append(kind)
+        return await run(self, kind, data)
+
+    async def scenario(converter: Converter) -> list[Conversion]:
+        return [
+            await converter.convert(data, with_pictures=with_pictures)
+            for data in (REPORT, pdf(show("B")), REPORT)
+            for with_pictures in (True, False)
+        ]
+
+    monkeypatch.setattr(Converter, "_run", count)
+    results = asyncio.run(scenario(Converter()))
+    assert results[:2] == results[4:]
+    assert runs == ["pictures", "text"] * 2
+    monkeypatch.setattr(files, "CACHE_BYTES", 0)  # then the last one alone is kept
+    runs.clear()
+    asyncio.run(scenario(Converter()))
+    assert len(runs) == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "message"),
+    [
+        (None, "file_data", "must be a data URL"),
+        ({"file_id": "file-1"}, "file_data", "stores no files"),
+        ({"file_data": "https://example.com/a.pdf"}, "file_data", "works offline"),
+        ({"file_data": "data:application/pdf,abc"}, "data", "must be in base64"),
+        ({"file_data": "?"}, "data", "'p.data' is not valid base64"),
+        ({"file_data": encode(b"a\0b")}, "file_data", "neither a PDF document nor text"),
+        ({"file_data": encode("é".encode("latin-1"))}, "file_data", "neither"),
+    ],
+)
+def test_other_files_are_refused(file: object, field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as raised:
+        files.read_file(file, "p", field)
+    assert raised.value.param == f"p.{field}"
+
+
+def test_a_name_is_one_short_line() -> None:
+    file = {"filename": f" a\n b{'c' * 999}", "file_data": encode(b"x")}
+    name = files.read_file(file, "p").name
+    assert name.startswith("a bccc")
+    assert len(name) == 200
+
+
+# ------------------------------------------------------------------------ chats
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Run one daemon with a pair that reads pictures, for tests that leave nothing behind."""
+    folder = tmp_path_factory.mktemp("seeing")
+    pair = contextual_pair(folder)
+    write_projector(folder / "mmproj-target-F16.gguf", CONTEXT_SHAPE.n_embd)
+    blind = contextual_pair(folder / "blind")
+    with temporary_home() as home:
+        home.environment["LOCALSPEC_PAIR"] = f"{pair.target},{pair.draft}"
+        home.environment["LOCALSPEC_EXACT"] = "true"  # so that equal questions have equal answers
+        daemon = RunningDaemon(home)
+        added = home.run("add", "blind", "--target", blind.target, "--draft", str(blind.draft))
+        assert added.returncode == 0, added.stderr
+        yield home
+        daemon.stop()
+
+
+def file_part(data: bytes, name: str = "a.pdf") -> dict[str, Any]:
+    url = f"data:application/pdf;base64,{encode(data)}"
+    return {"type": "file", "file": {"filename": name, "file_data": url}}
+
+
+def picture_part(data: bytes) -> dict[str, Any]:
+    url = f"data:image/webp;base64,{encode(data)}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def ask(home: Home, *parts: dict[str, Any], **fields: Any) -> Answer:
+    content = [*parts, {"type": "text", "text": "What?"}]
+    body = {"messages": [{"role": "user", "content": content}], **GREEDY, **fields}
+    return home.request("POST", "/v1/chat/completions", body)
+
+
+def prompt(home: Home, *parts: dict[str, Any], **fields: Any) -> str:
+    """Return the text of the prompt that such a question has."""
+    content = [*parts, {"type": "text", "text": "What?"}]
+    body = {"messages": [{"role": "user", "content": content}], **fields}
+    answer = home.request("POST", "/apply-template", body)
+    assert answer.status == 200, answer.body
+    return str(answer.json["prompt"])
+
+
+def test_a_document_is_text_and_pictures(seeing: Home) -> None:
+    expected = "a.pdf, page 1 of 2:\nHello\n\na.pdf, page 2 of 2:\nLook\n<__media__>What?"
+    assert expected in prompt(seeing, file_part(REPORT))
+    assert "note" not in ask(seeing, file_part(REPORT)).json["localspec"]
+
+
+def test_a_pair_without_a_projector_gets_the_text(seeing: Home) -> None:
+    expected = "a.pdf, page 1 of 2:\nHello\n\na.pdf, page 2 of 2:\nLook\n\nWhat?"
+    assert expected in prompt(seeing, file_part(REPORT), model="blind")
+    answer = ask(seeing, file_part(REPORT), model="blind")
+    assert answer.status == 200, answer.body
+    note = "so drawings and pictures on 1 page of 'a.pdf' were left out."
+    assert answer.json["localspec"]["note"].endswith(note)
+    text_only = ask(seeing, file_part(pdf(show("Hello"))), model="blind")
+    assert "note" not in text_only.json["localspec"]
+
+
+def test_a_pair_without_a_projector_refuses_scans_and_pictures(seeing: Home) -> None:
+    scan = ask(seeing, file_part(pdf(SQUARE)), model="blind")
+    assert scan.status == 400
+    assert "'a.pdf' has no text" in scan.error["message"]
+    refused = ask(seeing, picture_part(picture("WEBP")), model="blind")
+    assert refused.status == 400
+    assert "reads text and no pictures" in refused.error["message"]
+
+
+def test_a_converted_picture_is_read_like_the_original(seeing: Home) -> None:
+    webp = picture_part(picture("WEBP", lossless=True))
+    answers = [ask(seeing, part) for part in (webp, picture_part(png(3)), picture_part(png(4)))]
+    assert answers[0].text == answers[1].text != answers[2].text
+
+
+def test_a_page_is_read_once(seeing: Home) -> None:
+    question = {"type": "text", "text": "And?"}
+    for parts, is_new in (([], True), ([question], False)):
+        timings = ask(seeing, file_part(ONCE), *parts, exact=False).json["timings"]
+        assert (timings["prompt_n"] > PICTURE_TOKENS) == is_new
+
+
+def test_a_text_file_is_text(seeing: Home) -> None:
+    assert "x.py:\nprint(1)\n\nWhat?" in prompt(seeing, file_part(b"print(1)\n", "x.py"))
+
+
+def test_all_protocols_give_the_same_answer(seeing: Home) -> None:
+    expected = ask(seeing, file_part(REPORT)).text
+    file = {"filename": "a.pdf", "file_data": encode(REPORT)}
+    content = [{"type": "input_file", **file}, {"type": "input_text", "text": "What?"}]
+    body = {
+        "input": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_output_tokens": GREEDY["max_tokens"],
+        "speculative": GREEDY["speculative"],
+    }
+    responses = seeing.request("POST", "/v1/responses", body).json
+    assert responses["output"][-1]["content"][0]["text"] == expected
+    source = {"type": "base64", "media_type": "application/pdf", "data": encode(REPORT)}
+    document = {"type": "document", "title": "a.pdf", "source": source}
+    messages = [{"role": "user", "content": [document, {"type": "text", "text": "What?"}]}]
+    message = seeing.request("POST", "/v1/messages", {"messages": messages, **GREEDY}).json
+    assert message["content"][-1]["text"] == expected
+    webp = picture("WEBP", lossless=True)
+    body = {
+        "messages": [{"role": "user", "content": "What?", "images": [encode(webp)]}],
+        "options": {"temperature": 0, "num_predict": GREEDY["max_tokens"]},
+        "stream": False,
+    }
+    chat = seeing.request("POST", "/api/chat", body).json
+    assert chat["message"]["content"] == ask(seeing, picture_part(png(3))).text
+
+
+def test_tokens_of_a_document_are_counted(seeing: Home) -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": encode(REPORT)}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "a1",
+        "content": [{"type": "document", "title": "a.pdf", "source": source}],
+    }
+    call = {"type": "tool_use", "id": "a1", "name": "read", "input": {}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Read it."},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    path = "/v1/messages/count_tokens"
+    counted = seeing.request("POST", path, {"messages": messages}).json["input_tokens"]
+    result["content"] = [{"type": "text", "text": "a.pdf, page 1 of 2:\nHello\n"}]
+    text = seeing.request("POST", path, {"messages": messages}).json["input_tokens"]
+    assert counted > text + PICTURE_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "Hello"}, "T:\nHello"),
+        ({"type": "content", "content": "Hello"}, "Hello"),
+        ({"type": "content", "content": [{"type": "text", "text": "Hello"}]}, "Hello"),
+    ],
+)
+def test_documents_of_text_are_text(seeing: Home, source: dict[str, Any], text: str) -> None:
+    def answer(*blocks: dict[str, Any]) -> Any:
+        messages = [{"role": "user", "content": [*blocks, {"type": "text", "text": "What?"}]}]
+        return seeing.request("POST", "/v1/messages", {"messages": messages, **GREEDY}).json
+
+    block = {"type": "document", "title": "T", "context": "C", "source": source}
+    expected = [{"type": "text", "text": "C"}, {"type": "text", "text": text}]
+    if source["type"] == "text":
+        expected[1]["text"] += "\n"
+    assert answer(block)["content"] == answer(*expected)["content"]
+    cited = answer({**block, "citations": {"enabled": True}})
+    assert cited["localspec"]["ignored"] == ["messages[0].content[0].citations"]
+
+
+def test_the_history_keeps_a_documents_text(seeing: Home) -> None:
+    answer = ask(seeing, file_part(REPORT), localspec={"conversation": "new"})
+    name = answer.json["localspec"]["conversation"]
+    [question, _] = seeing.request("GET", f"/localspec/conversations/{name}").json["messages"]
+    assert question["content"].startswith("a.pdf, page 1 of 2:\nHello\n")
+    assert question["content"].endswith("Look\n[picture]What?")
+
+
+def test_ask_reads_documents_and_pictures(seeing: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(REPORT)
+    (tmp_path / "a.webp").write_bytes(picture("WEBP", lossless=True))
+    options = ("--temperature", "0", "-n", "16", "--no-log", "--draft", "0", "--plain")
+    for name, part in (("a.pdf", file_part(REPORT)), ("a.webp", picture_part(png(3)))):
+        run = seeing.run("ask", *options, "-f", str(tmp_path / name), "What?")
+        assert run.returncode == 0, run.stderr
+        assert run.stdout.strip() == ask(seeing, part).text.strip()
+
+
+def test_too_many_pictures_of_pages_are_refused(seeing: Home) -> None:
+    answer = ask(seeing, file_part(pdf(*[SQUARE] * 65)))
+    assert answer.status == 400
+    assert "at most 64 pictures, pages of documents among them" in answer.error["message"]
+
+
+def test_bystanders_answer_the_same_beside_bad_files(seeing: Home) -> None:
+    bystander = {"type": "text", "text": "Count from one to ten."}
+    expected = ask(seeing, bystander, max_tokens=64).text
+    deaths = seeing.status()["counts"]["worker_deaths"]
+    bad = [exploding_pdf(), exploding_pdf(20), REPORT[:300], b"%PDF-"]
+    with ThreadPoolExecutor(7) as pool:
+        hostile = [pool.submit(ask, seeing, file_part(data)) for data in bad]
+        answers = [pool.submit(ask, seeing, bystander, max_tokens=64) for _ in range(3)]
+        assert [answer.result().text for answer in answers] == [expected] * 3
+        assert {answer.result().status for answer in hostile} == {400}
+    assert seeing.status()["counts"]["worker_deaths"] == deaths
+
+
+def test_without_the_extra_the_error_says_how_to_install_it(home: Home, tmp_path: Path) -> None:
+    home.environment |= without_pictures_extra(tmp_path)
+    daemon = RunningDaemon(home)
+    for part, kind in (
+        (file_part(REPORT), "a PDF document"),
+        (picture_part(picture("WEBP")), "a WebP picture"),
+        (picture_part(picture("AVIF")), "an AVIF picture"),
+        (picture_part(picture("TIFF")), "a TIFF picture"),
+    ):
+        refused = ask(home, part)
+        assert refused.status == 400
+        assert f"is {kind}" in refused.error["message"]
+        assert install_extra_command("pictures") in refused.error["message"]
+    assert ask(home, file_part(b"text", "a.txt")).status == 200
+    daemon.stop()
