@@ -62,6 +62,7 @@ REFUSED = {
     "localspec tune --new --files ~/src/project --minutes 240": (2, "There is no file or folder"),
     "localspec tune --revert": (1, "has no tuned draft"),
     'localspec ask -f shot.png "What does it say?"': (2, "shot.png cannot be read"),
+    'localspec ask -f paper.pdf "What is new in it?"': (2, "paper.pdf cannot be read"),
     "localspec chat": (2, "A chat needs a terminal"),
     "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.documents import SQUARE, pdf, show
 from tests.support.upstreams import ScriptedServer, encode_chat, scripted_server
 
 QUESTION = "What does shutil.copytree do?"
@@ -226,6 +228,20 @@ def test_bench_refuses_remote_pairs(local: Home) -> None:
             assert run.returncode
             assert "'big' is served by" in run.stderr
         assert not remote.requests
+
+
+def test_another_server_gets_the_text_of_a_document(local: Home) -> None:
+    data = base64.b64encode(pdf(f"{show('Hello')} {SQUARE}")).decode()
+    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": data}}
+    content = [file, {"type": "text", "text": "What?"}]
+    body = {"model": "big", "messages": [{"role": "user", "content": content}]}
+    with scripted_server() as remote:
+        add_server(local, remote)
+        answer = local.request("POST", "/v1/chat/completions", body)
+        assert answer.status == 200, answer.body
+        [message] = remote.requests[-1].body["messages"]
+    assert message["content"] == "a.pdf, page 1 of 1:\nHello\n\nWhat?"
+    assert "drawings and pictures on 1 page" in answer.json["localspec"]["note"]
 
 
 def test_a_fallback_continues_the_conversation_while_the_server_is_down(
