@@ -8,7 +8,6 @@ Inference Acceleration of Large Language Models via Training-Time Test".
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -265,20 +264,17 @@ def train_layer(
     """
     layer.weights = place_weights(layer.weights)
     weights = list(layer.weights.values())
-    device = weights[0].device
     optimizer = torch.optim.AdamW(weights, lr=STEP, betas=DECAYS, weight_decay=WEIGHT_DECAY)
     generator = random.Random(0)
     torch.manual_seed(0)
     order: list[Window] = []
-    half = is_bfloat16_faster(device)
 
     def compute_loss() -> Tensor:
         if not order:
             order.extend(generator.sample(windows, len(windows)))
         chosen = [order.pop() for _ in range(min(BATCH_WINDOWS, len(order)))]
         batch = _Batch.of(chosen, target, layer)
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            return _loss(layer, batch)
+        return _loss(layer, batch)
 
     n_steps = max(MAX_EPOCHS * -(-len(windows) // BATCH_WINDOWS), MIN_STEPS)
     run_steps(optimizer, weights, n_steps, seconds, threads, compute_loss, report)
@@ -344,18 +340,3 @@ def _loss(layer: EagleLayer, batch: _Batch) -> Tensor:
         loss = -(shares * logarithms.gather(1, batch.labels[counts])).sum(-1)
         total = total + DRAFT_WEIGHT**draft * loss.sum() / counts.sum().clamp(min=1)
     return total
-
-
-def is_bfloat16_faster(device: torch.device) -> bool:
-    """Return whether a device multiplies matrices faster in bfloat16 than in float32. On the CPU, try it."""
-    if device.type != "cpu":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    seconds = []
-    for kind in (torch.bfloat16, torch.float32):
-        matrix = torch.ones(512, 512, dtype=kind)
-        matrix @ matrix
-        start = time.perf_counter()
-        for _ in range(4):
-            matrix @ matrix
-        seconds.append(time.perf_counter() - start)
-    return seconds[0] < seconds[1] / 1.5

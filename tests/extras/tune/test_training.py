@@ -402,9 +402,9 @@ def test_a_new_draft_predicts_its_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: TargetArchitecture
 ) -> None:
     """Most of its drafts in a row are accepted, in answers that begin where no lesson did."""
-    from localspec.extras.tune import eagle
+    from localspec.extras.tune import steps
 
-    monkeypatch.setattr(eagle, "is_bfloat16_faster", lambda _device: False)
+    monkeypatch.setattr(steps, "is_bfloat16_faster", lambda _device: False)
     with running(train_new_draft(tmp_path, architecture)) as engine:
         assert engine.pair.drafter is not None
         answers = {
