@@ -39,17 +39,17 @@ WINDOW_TOKENS, WINDOW_ROWS = (
 MAX_CONTEXT = 4096  # tokens of one text
 
 
-def place_layers(wanted: int, *models: str) -> int:
-    """Return how many layers of models go to a GPU: as many as wanted if it can hold all of them, else none.
+def place_layers(gpu_layers: int, *models: str) -> int:
+    """Return how many layers of models go to a GPU: `gpu_layers` if it can hold all of them, else none.
 
     What other programs have loaded there, such as the daemon's pair, is not moved.
 
-    wanted: as `gpu_layers` in the configuration.
+    gpu_layers: as in the configuration.
     """
-    if not wanted:
+    if not gpu_layers:
         return 0
     n_bytes = sum(Path(file).stat().st_size for model in models for file in model_files(model))
-    return wanted if n_bytes * (1 + GPU_MARGIN) + GPU_RESERVE <= free_gpu_bytes() else 0
+    return gpu_layers if n_bytes * (1 + GPU_MARGIN) + GPU_RESERVE <= free_gpu_bytes() else 0
 
 
 class Reader(Protocol):

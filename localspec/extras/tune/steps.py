@@ -11,7 +11,7 @@ from torch import Tensor
 WARM_UP_STEPS = 30
 MAX_GRADIENT_NORM = 1.0
 BYTES_PER_WEIGHT = 16  # the weight, its gradient, and two moments of Adam
-GPU_RESERVE = 4 << 30  # bytes for what a step computes
+STEP_BYTES = 4 << 30  # memory of a GPU for what a step computes
 
 
 def free_torch_bytes() -> int:
@@ -21,7 +21,7 @@ def free_torch_bytes() -> int:
 
 def place_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights that can be trained, on a GPU if its free memory holds the training."""
-    needed = BYTES_PER_WEIGHT * sum(weight.numel() for weight in weights.values()) + GPU_RESERVE
+    needed = BYTES_PER_WEIGHT * sum(weight.numel() for weight in weights.values()) + STEP_BYTES
     device = "cuda" if free_torch_bytes() >= needed else "cpu"
     torch.set_float32_matmul_precision("high")  # a GPU may leave out the last digits of a product
     return {name: weight.detach().to(device).requires_grad_() for name, weight in weights.items()}

@@ -166,12 +166,12 @@ def _check_memory(target: Any) -> None:
 
     from localspec.extras.tune.eagle import EagleShape
     from localspec.extras.tune.states import MAX_VOCABULARY
-    from localspec.extras.tune.steps import BYTES_PER_WEIGHT, free_torch_bytes
+    from localspec.extras.tune.steps import BYTES_PER_WEIGHT, STEP_BYTES, free_torch_bytes
 
     width = int(target.read_value(f"{target.architecture}.embedding_length"))
     n_weights = EagleShape(width, (0, 0, 0)).count_weights(min(MAX_VOCABULARY, target.n_vocab))
     needed = BYTES_PER_WEIGHT * n_weights
-    available = max(available_bytes(Host.current()), free_torch_bytes())
+    available = max(available_bytes(Host.current()), free_torch_bytes() - STEP_BYTES)
     if needed > available:
         raise LocalspecError(
             f"Training a new draft for this target needs {needed >> 20} MiB of memory, and "
