@@ -42,7 +42,7 @@ class Page(msgspec.Struct):
 
 
 class Conversion(msgspec.Struct):
-    """What a file became, or why it cannot be converted, as a clause."""
+    """Say what a file became, or why it cannot be converted, as a clause."""
 
     pages: list[Page] = msgspec.field(default_factory=list)
     problem: str = ""

@@ -116,7 +116,8 @@ async def apply_template(request: Request) -> Response:
     daemon = state_of(request)
     pair = await daemon.resolve_pair(body.model, request.receive)
     convert_function_messages(body)
-    await _expand_files(request, body, pair)
+    if has_files(body.messages):
+        await _expand_files(request, body, pair)
     call_form = EXPLAINED
     if uses_tools(body):
         call_form = await call_format(daemon, pair)
@@ -326,8 +327,6 @@ async def _expand_files(
     request: Request, body: ChatRequest | TemplateRequest, pair: PairFiles
 ) -> str:
     """Replace the files in the messages by what the pair reads of them, and return a note, or ""."""
-    if not has_files(body.messages):
-        return ""
     daemon = state_of(request)
     loaded = await daemon.supervisor.ready(pair)
     expansion = expand_files(
