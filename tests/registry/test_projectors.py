@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localspec.errors import BadGguf, NotMatched
-from localspec.registry.catalogue import Catalogue, CataloguePair
+from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.disk.projectors import find_projector
 from localspec.registry.file_names import is_projector, rank_projectors
 from localspec.registry.header import fit
@@ -207,6 +208,32 @@ def test_a_repeated_pull_keeps_the_projector(
     assert isinstance(again.pair, CataloguePair)
     assert again.pair.projector is not None
     assert again.pair.projector.file == "mmproj-F16.gguf"
+
+
+@pytest.mark.parametrize("role", ["draft", "sidecar", "none"])
+def test_a_pair_of_the_catalogue_keeps_its_draft_beside_a_projector(
+    repository: TestHub, puller: Puller, role: str
+) -> None:
+    target, other = (HubFile(repo=REPO, file=f"{name}.gguf") for name in ("Tiny-VL-Q8_0", "other"))
+    entry = CataloguePair(summary="", target=target)
+    if role != "none":
+        entry = msgspec.structs.replace(entry, **{role: other})
+    request = PullTarget(name="w", asked="", pair=entry)
+    pair = decide(puller, request, Catalogue({"w": entry}, {})).pair
+    projector = HubFile(repo=REPO, file="mmproj-F16.gguf")
+    assert pair == msgspec.structs.replace(entry, projector=projector)
+    without = msgspec.structs.replace(request, no_projector=True)
+    pair = decide(puller, without, Catalogue({"w": entry}, {})).pair
+    left_out = "mmproj-Tiny-VL-Q8_0.gguf"
+    assert pair == msgspec.structs.replace(entry, other_projector=left_out)
+
+
+def test_a_pair_of_the_catalogue_whose_files_cannot_be_listed_is_pulled(
+    repository: TestHub, puller: Puller
+) -> None:
+    entry = CataloguePair(summary="", target=HubFile(repo="maker/none", file="none.gguf"))
+    request = PullTarget(name="w", asked="", pair=entry)
+    assert decide(puller, request, Catalogue({"w": entry}, {})).pair == entry
 
 
 # ------------------------------------------------------------------------ own files

@@ -344,8 +344,7 @@ def decide(
         BadGguf, UnsafeModel: the target is unusable.
         NotMatched, CannotRollBack: the named draft is unusable.
     """
-    is_changed = request.draft or request.no_draft or request.no_projector
-    if request.pair and (request.decided or not is_changed):
+    if request.pair and request.decided:
         return Decision(request.pair)
     return _Decider(planner, request, catalogue, cancel).run()
 
@@ -370,15 +369,17 @@ class _Decider:
         """Make the decision."""
         request, sentence = self._request, ""
         if request.pair:
-            pair, listed = request.pair, tuple[ListedFile, ...]()
+            pair, listed = request.pair, self._list_beside(request.pair)
         else:
             assert request.target
-            listed = self._list_files(request.target)
+            listed = self._list_files(request.target.repo, request.target.revision)
             pair = self._choose_target(request.target, listed)
         if request.no_draft:
             pair = _with_draft(pair)
         elif request.draft:
             pair = _with_draft(pair, draft=self._choose_draft(request.draft, pair))
+        elif request.pair:
+            pass  # the catalogue says what drafts
         elif self._earlier and self._earlier.draft:
             pair = _with_draft(
                 pair, draft=as_weights(self._earlier.draft, self._planner.store.part_path)
@@ -391,16 +392,27 @@ class _Decider:
 
     # ------------------------------------------------------------------ which file
 
-    def _list_files(self, reference: Reference) -> tuple[ListedFile, ...]:
+    def _list_beside(self, pair: CataloguePair) -> tuple[ListedFile, ...]:
+        """Return the files that lie beside a catalogue's target; () if its projector is known."""
+        try:
+            return (
+                () if pair.projector else self._list_files(pair.target.repo, pair.target.revision)
+            )
+        except PullCancelled:
+            raise
+        except LocalspecError:  # the pull itself says what is wrong
+            return ()
+
+    def _list_files(self, repo: str, revision: str) -> tuple[ListedFile, ...]:
         """Return the files on the hub; without a network, those that its local cache has."""
         try:
             return call_with_retries(
-                lambda: self._planner.hub.list_files(reference.repo, reference.revision),
+                lambda: self._planner.hub.list_files(repo, revision),
                 self._planner.first_contact,
                 self._cancel,
             )
         except (Offline, Unreachable):
-            cached = list_in_cache(reference.repo, reference.revision)
+            cached = list_in_cache(repo, revision)
             if not cached:
                 raise
             return cached
@@ -492,7 +504,7 @@ class _Decider:
 
         A repository without a model, or of the target itself, means the best sidecar there.
         """
-        listed = self._list_files(reference)
+        listed = self._list_files(reference.repo, reference.revision)
         is_of_target = derive_model_name(pair.target.repo) == derive_model_name(reference.repo)
         if not reference.file and (is_of_target or not list_choices(listed)):
             for file, _ in self._rank_sidecars(pair.target, listed):
