@@ -46,7 +46,7 @@ from localspec.protocol.tuned import NEW_DRAFT, TunedDraft, tuned_folder
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
 from tests.extras.tune.test_training import write_sidecar
 from tests.support.daemons import Home, temporary_home, wait_for
-from tests.support.pairs import N_VOCAB, expected
+from tests.support.pairs import N_VOCAB, cycle_pair, expected
 
 QUESTION = "What does shutil.copytree do?"
 FILES = builtin_files()
@@ -136,6 +136,41 @@ def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(home: Ho
     wait_for(lambda: not home.status()["running"], "the answer's end")
     assert ask(home)[1] == answer
     assert loaded_draft(home) == BASE
+
+
+def test_after_a_deletion_drafts_of_its_text_are_accepted_as_before(
+    home: Home, tmp_path: Path
+) -> None:
+    """This is a membership test: nothing in the drafts tells that the text was ever learned."""
+    files = cycle_pair(tmp_path / "mine", acceptance=0.3)
+    assert (
+        home.run("add", "mine", "--target", files.target, "--draft", str(files.draft)).returncode
+        == 0
+    )
+    draft = PairsClient(str(home.socket)).pair("mine")["draft"]["path"]
+    by_heart = cycle_pair(tmp_path / "by-heart", acceptance=1.0).draft
+    options = {"temperature": 0, "speculative": {"kind": "draft", "depth": 4}}
+
+    def count_accepted() -> int:
+        request = {"model": "mine", "prompt": [5], "n_predict": 60, **options}
+        answer = home.request("POST", "/completion", request).json
+        assert answer["timings"]["draft_n"] > 0
+        return int(answer["timings"]["draft_n_accepted"])
+
+    name = home.chat(QUESTION, model="mine", localspec={"conversation": "new"}).json["localspec"]
+    before = count_accepted()
+    folder = put_tuned_draft(
+        home,
+        name["conversation"],
+        content=Path(str(by_heart)).read_bytes(),
+        target=files.target,
+        base=draft,
+    )
+    home.run("unload")
+    assert count_accepted() > 2 * before
+    assert home.run("history", "rm", name["conversation"]).returncode == 0
+    assert not folder.exists()
+    assert count_accepted() == before
 
 
 def test_a_new_tuned_draft_replaces_the_one_before(home: Home, tmp_path: Path) -> None:
