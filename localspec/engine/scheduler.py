@@ -234,7 +234,7 @@ class Scheduler:
             room=pair.n_ctx - tokenized.n_tokens,
             drafting=Drafting.create(
                 resources,
-                pair.learned.calibrations,
+                pair.learned.calibrations.select(request.priority),
                 pair.settings.depth,
                 pair.no_rollback,
                 pair.why_no_drafts(speculative.kind),

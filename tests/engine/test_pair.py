@@ -176,9 +176,11 @@ def test_learned_values_are_restored_by_the_next_load(
         engine.ask([BOS, 7], 200, speculative=drafting(4))
         engine.ask([BOS, 7], 5, exact=True)
         width = engine.pair.exact.width
-        learned = engine.pair.learned.calibrations["draft"]
+        learned = engine.pair.learned.calibrations.answers["draft"]
     reloaded = load(cycle_files, state_dir=str(tmp_path))
-    assert reloaded.pair.learned.calibrations["draft"].count.sum() == learned.count.sum() > 0
+    assert (
+        reloaded.pair.learned.calibrations.answers["draft"].count.sum() == learned.count.sum() > 0
+    )
     assert reloaded.pair.exact.width == width
     # Costs are stored separately for other files or settings.
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):

@@ -430,7 +430,7 @@ def assemble_pair(
         with hold_sample_text(context, batch) if draft.borrows else nullcontext(0) as n_before:
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
     learned = make_learned(costs, drafting, earlier.stored)
-    exact.draft_with(drafting.drafter, learned.calibrations)
+    exact.draft_with(drafting.drafter, learned.calibrations.answers)
     usable = no_rollback is None
     verdict = compare_draft(context, batch, drafting, learned, job.turn) if usable else None
     pair = LoadedPair(
@@ -640,7 +640,7 @@ def compare_draft(
     if drafter is None:
         reason = drafting.no_draft
         return Verdict(0.0, f"A draft cannot be used: {reason}.") if reason != NO_DRAFT else None
-    calibration = learned.calibrations[drafter.kind]
+    calibration = learned.calibrations.answers[drafter.kind]
     token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
     if drafter.context.borrows or not calibration.is_unused:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import math
@@ -304,6 +305,7 @@ class StoredProfile:
     noise: float
     overhead_ms: float = 0.3
     calibrations: Mapping[str, Any] = field(default_factory=dict)
+    editor_calibrations: Mapping[str, Any] = field(default_factory=dict)
     exact_width: int | None = None
     attention: tuple[float, float] | None = None
 
@@ -311,7 +313,8 @@ class StoredProfile:
     def of(cls, content: Mapping[str, Any]) -> StoredProfile:
         """Return the valid parts of a file's content."""
         noise, overhead = content.get("noise"), content.get("overhead_ms")
-        learned, width = content.get("calibration"), content.get("exact_width")
+        answers, editors = content.get("calibration"), content.get("editor_calibration")
+        width = content.get("exact_width")
         is_valid = isinstance(noise, int | float) and 0 <= noise <= 1
         known_noise = float(noise) if is_valid and noise is not None else 1.0
         return cls(
@@ -319,7 +322,8 @@ class StoredProfile:
             _parse_pass_times(content, "draft", known_noise),
             known_noise,
             overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
-            learned if isinstance(learned, dict) else {},
+            answers if isinstance(answers, dict) else {},
+            editors if isinstance(editors, dict) else {},
             width if isinstance(width, int) else None,
             parse_pair_of_ms(content.get("attention_ms")),
         )
@@ -338,16 +342,21 @@ class StoredProfile:
         measured = measure()
         return measured if measured.noise <= self.noise else known
 
-    def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
-        """Return what was learned of each kind of drafts, by its name."""
-        return {
-            drafter.kind: Calibration.from_dict(
-                self.calibrations.get(drafter.kind, drafter.learned),
-                drafter.initial_acceptance,
-                drafter.certain,
-            )
-            for drafter in kinds
-        }
+    def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> Calibrations:
+        """Return what was learned of each kind of drafts."""
+
+        def load(stored: Mapping[str, Any]) -> dict[str, Calibration]:
+            return {
+                drafter.kind: Calibration.from_dict(
+                    stored.get(drafter.kind, drafter.learned),
+                    drafter.initial_acceptance,
+                    drafter.certain,
+                )
+                for drafter in kinds
+            }
+
+        editors = load(self.editor_calibrations) if self.editor_calibrations else {}
+        return Calibrations(load(self.calibrations), editors)
 
 
 def _parse_pass_times(content: Mapping[str, Any], model: str, noise: float) -> PassTimes | None:
@@ -358,6 +367,26 @@ def _parse_pass_times(content: Mapping[str, Any], model: str, noise: float) -> P
 
 
 @dataclass
+class Calibrations:
+    """What was learned of each kind of drafts, by its name.
+
+    Editors' completions have their own, because drafts of one model may be accepted half as often there as in
+    answers. They begin with what answers have shown.
+    """
+
+    answers: dict[str, Calibration]
+    editors: dict[str, Calibration] = field(default_factory=dict)
+
+    def select(self, priority: str) -> Mapping[str, Calibration]:
+        """Return those for requests of a `priority`, as in `Generate`."""
+        if priority != "editor":
+            return self.answers
+        if not self.editors:
+            self.editors = copy.deepcopy(self.answers)
+        return self.editors
+
+
+@dataclass
 class LearnedProfile:
     """What the rounds correct while a pair is loaded.
 
@@ -365,14 +394,17 @@ class LearnedProfile:
     """
 
     costs: CostProfile
-    calibrations: dict[str, Calibration]
+    calibrations: Calibrations
     noise: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **self.costs.as_dict(),
             "noise": round(self.noise, 4),
-            "calibration": {kind: c.as_dict() for kind, c in self.calibrations.items()},
+            "calibration": {kind: c.as_dict() for kind, c in self.calibrations.answers.items()},
+            "editor_calibration": {
+                kind: c.as_dict() for kind, c in self.calibrations.editors.items()
+            },
         }
 
 

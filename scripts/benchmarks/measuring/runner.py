@@ -15,7 +15,7 @@ from benchmarks.measuring.driven import Answer, Driven
 from benchmarks.measuring.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
 from benchmarks.measuring.workloads import Text
 from localspec.engine.pair.load import load_pair
-from localspec.engine.pair.profile import LearnedProfile
+from localspec.engine.pair.profile import Calibrations, LearnedProfile
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.sequence import TokenizedRequest
@@ -84,7 +84,7 @@ class Runner(Driven):
         table = CostTable(costs.target.as_dict())
         return LearnedProfile(
             CostProfile(table, costs.draft, costs.overhead_ms),
-            {kind: Calibration() for kind in self._auto.calibrations},
+            Calibrations({kind: Calibration() for kind in self._auto.calibrations.answers}),
         )
 
     def _use(self, learned: LearnedProfile) -> None:

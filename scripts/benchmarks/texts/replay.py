@@ -140,7 +140,7 @@ class Replay(Driven):
     @property
     def calibration(self) -> Calibration:
         """What it has learned of looked-up drafts."""
-        return self.pair.learned.calibrations["ngram"]
+        return self.pair.learned.calibrations.answers["ngram"]
 
     def write(self, answered: Answered, plain: bool = False) -> Written:
         """One answer, after its prompt. plain: without drafts."""

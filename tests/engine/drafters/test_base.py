@@ -81,10 +81,12 @@ def test_calibration_of_a_new_kind_is_stored_for_the_next_load(
 ) -> None:
     engine = load(contextual_files, state_dir=str(tmp_path))
     engine.ask(PROMPT, 60, SAME, drafting(4, "auto"))
-    learned = engine.pair.learned.calibrations["repeat"]
+    learned = engine.pair.learned.calibrations.answers["repeat"]
     assert learned.count.sum() > 40
     engine.pair.save()
-    restored = load(contextual_files, state_dir=str(tmp_path)).pair.learned.calibrations["repeat"]
+    restored = load(contextual_files, state_dir=str(tmp_path)).pair.learned.calibrations.answers[
+        "repeat"
+    ]
     assert restored.count.tolist() == learned.count.tolist()
 
 

@@ -256,7 +256,7 @@ def test_default_settings_use_the_sidecar(cyclic: Running) -> None:
     cyclic.forget()
     answer = cyclic.ask([5], 200, speculative=SpeculationSettings())
     assert answer.tokens == expected(5, 200)
-    assert ask_for(cyclic).kind in cyclic.pair.learned.calibrations
+    assert ask_for(cyclic).kind in cyclic.pair.learned.calibrations.answers
 
 
 def test_other_kinds_are_refused_with_a_reason(cyclic: Running, cycle: Running) -> None:

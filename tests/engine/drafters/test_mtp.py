@@ -119,7 +119,7 @@ def test_default_settings_use_heads_where_they_pay(cyclic: Running) -> None:
     cyclic.forget()
     answer = cyclic.ask([5], 200, speculative=SpeculationSettings())
     assert answer.tokens == expected(5, 200)
-    assert "mtp" in cyclic.pair.learned.calibrations
+    assert "mtp" in cyclic.pair.learned.calibrations.answers
 
 
 def test_exact_mode_has_the_same_drafts(cyclic: Running) -> None:
