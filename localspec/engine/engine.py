@@ -15,10 +15,13 @@ from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
+from localspec.engine.speculation.drafters.draft_model import ModelDrafter
+from localspec.engine.speculation.hindsight import Hindsight
 from localspec.engine.speculation.verification import DoubtfulToken
 from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Reading, Started, TokenLogprob
 
+MAX_IDLE_PASS_S = 60.0  # a pass in idle time is ended by a new request, if that comes before
 # How long the loop sleeps when every running request waits for its grammar.
 GUIDE_POLL_S = 0.005
 
@@ -40,6 +43,7 @@ class Engine:
         self._scheduler = Scheduler(pair)
         self._endings = Endings(self._scheduler, emit)
         self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog, clock)
+        self._hindsight = Hindsight()
         self.interruption = Interruption()  # called by other threads
         self.rounds = 0
         self.round_s = 0.0  # total time of all rounds; pair.busy_s() is the part spent in llama.cpp
@@ -90,6 +94,7 @@ class Engine:
         Requests of it that still wait will not be saved either.
         """
         self._scheduler.forget(conversation)
+        self._hindsight.forget()
         self.pair.forget(conversation)
 
     def forget_saved(self, conversation: str | None, done: Callable[[], None]) -> None:
@@ -151,6 +156,26 @@ class Engine:
         rows = len(sequence.step.read)
         lane.observe_scores(rows, lane.spent_s + self._clock() - start)
         return scores
+
+    # ------------------------------------------------------------------------ idle time
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether there is something to learn while nobody waits."""
+        return self._hindsight.is_due
+
+    def use_idle_time(self) -> None:
+        """Make one pass to learn from an answer, which a new request ends.
+
+        Raises:
+            DecodeFatal: As of `step`.
+        """
+        try:
+            self._hindsight.learn(self.interruption.begin_pass((), MAX_IDLE_PASS_S))
+        except DecodeFatal:
+            raise
+        except Exception as error:  # a bug of ours, too: answers do not depend on it
+            traceback.print_exception(error)
 
     # ------------------------------------------------------------------------ one step
 
@@ -345,9 +370,17 @@ class Engine:
     def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
         start = self._clock()
         if sequence.finished:
+            self._note_answer(lane, sequence)
             self._endings.finish(lane, sequence)
         elif self._controller.probe(sequence.step, sequence.remaining):
             sequence.tally.round_ms += (self._clock() - start) * 1e3
+
+    def _note_answer(self, lane: Lane, sequence: Sequence) -> None:
+        """Note an answer of the shared lane, to learn from it in idle time."""
+        drafting = sequence.drafting
+        if lane is self.pair.shared and not drafting.policy.fixed:
+            n_drafted = sequence.tally.kinds[ModelDrafter.kind]
+            self._hindsight.note(drafting.drafters, sequence.tokens, sequence.generated, n_drafted)
 
 
 # ------------------------------------------------------------------------ endings

@@ -84,6 +84,8 @@ class Serving(Protocol):
     def active(self) -> bool: ...
     @property
     def has_waiting_editor(self) -> bool: ...
+    @property
+    def has_idle_work(self) -> bool: ...
     def submit(self, tokenized: Any, /) -> None: ...
     def cancel(self, request: int, /) -> bool: ...
     def forget(self, conversation: str | None, /) -> None: ...
@@ -92,6 +94,7 @@ class Serving(Protocol):
     def end_thoughts(self, request: int, /) -> bool: ...
     def save(self) -> None: ...
     def step(self) -> None: ...
+    def use_idle_time(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -138,8 +141,9 @@ class Worker:
                 self._turns.leave_queue()
             if engine is not None:
                 engine.interruption.clear()
+            has_work = busy or (engine is not None and engine.has_idle_work)
             try:
-                item = self._inbox.get(block=not busy)
+                item = self._inbox.get(block=not has_work)
             except queue.Empty:
                 item = None
             llama.record_heartbeat()
@@ -152,7 +156,10 @@ class Worker:
                 continue  # the inbox is emptied before the next step
             assert engine is not None
             with self._turns.hold(engine.has_waiting_editor):
-                engine.step()
+                if busy:
+                    engine.step()
+                else:
+                    engine.use_idle_time()
             if not engine.active or time.monotonic() - self._sent >= FLUSH_INTERVAL_S:
                 self._flush()
             self._save_learned(engine)

@@ -518,7 +518,7 @@ def test_looking_for_drafts_costs_little_where_none_are_found(
 
     def offer(drafter: ModelDrafter, request: DraftRequest) -> None:
         looks[0] += 1
-        drafter._model._clock.spend(share * TARGET_MS[1])  # type: ignore[attr-defined]
+        drafter.model._clock.spend(share * TARGET_MS[1])  # type: ignore[attr-defined]
 
     monkeypatch.setattr(ModelDrafter, "offer", offer)
     monkeypatch.setattr(ModelDrafter, "costly", False)

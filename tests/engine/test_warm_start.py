@@ -26,7 +26,7 @@ AUTO = SpeculationSettings()
 
 
 def get_calibration(engine: Running) -> Calibration:
-    return engine.pair.learned.calibrations["draft"]
+    return engine.pair.learned.calibrations.answers["draft"]
 
 
 def expected_rate(calibration: Calibration) -> float:
@@ -66,7 +66,7 @@ def test_better_heads_and_sidecars_have_a_higher_expected_rate(
         learned = load(write_files(tmp_path / str(rate), kind, rate)).pair.learned
         is_mtp = kind in get_args(Architecture) or kind.endswith("apart")
         drafter = "mtp" if is_mtp else "eagle3" if kind == "eagle3" else "dflash"
-        rates[rate] = expected_rate(learned.calibrations[drafter])
+        rates[rate] = expected_rate(learned.calibrations.answers[drafter])
     assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 
 
@@ -96,7 +96,7 @@ def test_useless_draft_model_is_not_used_in_the_first_answer(
     """The draft model does not read the prompt either; a hopeful calibration is the control."""
     prompt = [5, *expected(5, 63)]
     warm, hopeful = load(pairs[0.0]), load(pairs[0.0])
-    hopeful.pair.learned.calibrations["draft"] = Calibration()
+    hopeful.pair.learned.calibrations.answers["draft"] = Calibration()
     for engine in (warm, hopeful):
         # At these costs a hopeful draft model is tried.
         table = CostTable({1: 20.0, 2: 28.0, 16: 140.0})

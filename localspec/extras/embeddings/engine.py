@@ -426,6 +426,13 @@ class Encoder:
     def has_waiting_editor(self) -> bool:
         return False
 
+    @property
+    def has_idle_work(self) -> bool:
+        return False
+
+    def use_idle_time(self) -> None:
+        """Do nothing: an encoder has nothing to learn."""
+
     def forget(self, conversation: str | None) -> None:
         """Do nothing: an encoder caches no text."""
 

@@ -38,7 +38,7 @@ class BlockDrafter(ModelDrafter):
 
     def offer(self, request: DraftRequest) -> Candidate | None:
         candidate = super().offer(request)
-        model = self._model
+        model = self.model
         if candidate is None or not isinstance(model, BlockDraft):
             return None
         candidate.limit = min(candidate.limit, model.max_drafts)

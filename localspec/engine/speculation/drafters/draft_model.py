@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from localspec.compatibility import Compatibility
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Vocab, is_picture
+from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Stop, Vocab, is_picture
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
 from localspec.engine.speculation.cost import (
     GUESSED_ROUNDS,
@@ -59,17 +59,17 @@ class ModelDrafter(Drafter):
     def __init__(self, resources: Resources, belief: Belief) -> None:
         super().__init__(resources, belief)
         assert resources.model is not None
-        self._model, self._slots = resources.model, resources.slots
+        self.model, self._slots = resources.model, resources.slots
         self._purse = resources.budget.model
         self._tokens_since_probe = 0  # tokens written since drafts were last tried or probed
 
     def offer(self, request: DraftRequest) -> Candidate | None:
-        if request.hurried and self._model.count_unread(request.slot) > MAX_HURRIED_TOKENS:
+        if request.hurried and self.model.count_unread(request.slot) > MAX_HURRIED_TOKENS:
             return None
         # Rounds that share the cost of a first prefill.
         spread = max(min(request.left, 96) / 4, 1.0)
-        entry_ms = self._model.prefill_ms(request.slot) / spread
-        model = self._model
+        entry_ms = self.model.prefill_ms(request.slot) / spread
+        model = self.model
         return Candidate(
             self.belief,
             request.limit,
@@ -80,7 +80,7 @@ class ModelDrafter(Drafter):
         )
 
     def propose(self, requests: list[DraftRequest]) -> None:
-        self._model.propose(requests)
+        self.model.propose(requests)
 
     def observe(self, request: DraftRequest, kept_tokens: list[int], used: bool) -> None:
         super().observe(request, kept_tokens, used)
@@ -98,10 +98,10 @@ class ModelDrafter(Drafter):
     def probe(self, slot: Slot, remaining: int) -> bool:
         if self._tokens_since_probe < PROBE_INTERVAL_TOKENS or remaining < MIN_PROBE_REMAINING:
             return False
-        if not self._purse.pay_probe(self._model.probe_ms, self.belief.calibration.probes):
+        if not self._purse.pay_probe(self.model.probe_ms, self.belief.calibration.probes):
             return False
         self._tokens_since_probe = 0
-        self._model.probe(slot, self.belief)
+        self.model.probe(slot, self.belief)
         return True
 
     def close(self, slot: Slot) -> None:
@@ -377,6 +377,25 @@ class DraftModel:
         return [
             self._compare(logits, token) for logits, token in zip(predictions, chosen, strict=True)
         ]
+
+    def review(
+        self, tokens: Sequence[int], count: int, stop: Stop | None
+    ) -> list[tuple[int, bool]]:
+        """Compare its predictions of the last `count` of `tokens` with them, as `compare_predictions` does.
+
+        As many tokens before them are read as a pass holds.
+
+        Raises:
+            Aborted: `stop` has ended the pass.
+            NoKvSlot, NotFinite: as of `propose`.
+        """
+        limit = min(self._batch.capacity, self.context.n_ctx)
+        count = min(count, self.context.n_outputs, limit, len(tokens) - 1)
+        self.context.stop = stop
+        try:
+            return self.compare_predictions(tokens[-limit - 1 : -1], tokens[-count:])
+        finally:
+            self.context.stop = None
 
     def _compare(self, logits: Logits, token: int) -> tuple[int, bool]:
         best, bucket = self._judge(logits)

@@ -1,0 +1,151 @@
+"""What is learned in idle time from answers that the draft model did not draft."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.drafters.draft_model import ModelDrafter
+from localspec.engine.speculation.hindsight import COMPARED_TOKENS, MAX_PASSES, MAX_WAITING
+from localspec.protocol.frames import Shutdown, SpeculationSettings
+from tests.engine.test_warm_start import expected_rate
+from tests.engine.test_worker import Child
+from tests.support.pairs import cycle_pair, expected
+from tests.support.running import PLAIN, Running, drafting, running
+
+AUTO = SpeculationSettings()
+
+
+@pytest.fixture
+def hesitant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """Yield a pair with a good draft of which little is expected, and which is not used."""
+    monkeypatch.setattr(ModelDrafter, "offer", lambda *_: None)
+    monkeypatch.setattr(ModelDrafter, "probe", lambda *_: False)
+    with running(cycle_pair(tmp_path, 0.95), n_ctx=512) as engine:
+        engine.pair.learned.calibrations.answers["draft"] = Calibration(0.05)
+        yield engine
+
+
+def calibration_of(engine: Running, priority: str = "chat") -> Calibration:
+    return engine.pair.learned.calibrations.select(priority)["draft"]
+
+
+def use_idle_time(engine: Running) -> int:
+    """Let the engine do all that it does in idle time. Return the number of passes."""
+    count = 0
+    while engine.engine.has_idle_work:
+        engine.engine.interruption.clear()
+        engine.engine.use_idle_time()
+        count += 1
+    return count
+
+
+def test_a_draft_that_is_better_than_expected_is_noticed_without_being_used(
+    hesitant: Running,
+) -> None:
+    before = expected_rate(calibration_of(hesitant))
+    for first in range(3):
+        assert hesitant.ask([first], 100, speculative=AUTO).tokens == expected(first, 100)
+        assert use_idle_time(hesitant) == MAX_PASSES
+    assert calibration_of(hesitant).count.sum() == 3 * MAX_PASSES * COMPARED_TOKENS
+    assert before < 0.3 < 0.6 < expected_rate(calibration_of(hesitant))
+    assert all(slot.n_past_draft == 0 for slot in hesitant.pair.shared.slots)
+    # What the passes have read is gone: answers with drafts are those without.
+    drafted = hesitant.ask([7], 40, speculative=drafting(4))
+    assert drafted.tokens == expected(7, 40)
+
+
+@pytest.mark.parametrize("speculative", [PLAIN, drafting(4), drafting(kind="ngram", depth=2)])
+def test_nothing_is_learned_from_requests_that_leave_no_choice(
+    hesitant: Running, speculative: SpeculationSettings
+) -> None:
+    hesitant.ask([3], 60, speculative=speculative)
+    assert not hesitant.engine.has_idle_work
+
+
+def test_short_answers_and_forgotten_ones_are_not_read(hesitant: Running) -> None:
+    hesitant.ask([3], COMPARED_TOKENS - 1, speculative=AUTO)
+    assert not hesitant.engine.has_idle_work
+    hesitant.ask([3], 60, speculative=AUTO)
+    hesitant.engine.forget("another conversation")
+    assert not hesitant.engine.has_idle_work
+
+
+def test_a_new_request_ends_the_pass_which_is_made_another_time(hesitant: Running) -> None:
+    hesitant.ask([3], COMPARED_TOKENS, speculative=AUTO)
+    hesitant.engine.interruption.request_came()
+    hesitant.engine.use_idle_time()
+    assert hesitant.engine.has_idle_work
+    assert calibration_of(hesitant).is_unused
+    # The draft's own passes are not stopped by what has stopped this one.
+    assert hesitant.ask([5], 30, speculative=drafting(4)).tokens == expected(5, 30)
+    assert use_idle_time(hesitant) == 1
+    assert calibration_of(hesitant).count.sum() >= COMPARED_TOKENS
+
+
+def test_only_the_newest_answers_wait(hesitant: Running) -> None:
+    for first in range(2 * MAX_WAITING):
+        hesitant.ask([first], 2 * COMPARED_TOKENS, speculative=AUTO)
+    assert use_idle_time(hesitant) == MAX_WAITING
+
+
+def test_a_failure_in_idle_time_does_no_harm(
+    hesitant: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hesitant.ask([3], COMPARED_TOKENS, speculative=AUTO)
+    drafter: Any = hesitant.pair.drafter
+    monkeypatch.setattr(drafter, "compare_predictions", lambda *_: 1 / 0)
+    assert use_idle_time(hesitant) == 1
+    assert hesitant.ask([5], 30).tokens == expected(5, 30)
+
+
+def test_completions_in_editors_teach_nothing_about_answers(
+    load: Callable[..., Running], tmp_path: Path
+) -> None:
+    files, state = cycle_pair(tmp_path / "pair", 0.4), str(tmp_path / "state")
+    with running(files, state_dir=state) as engine:
+        engine.ask([7], 100, speculative=drafting(2), priority="editor")
+        counts = {name: calibration_of(engine, name).count.sum() for name in ("chat", "editor")}
+    again = load(files, state_dir=state)
+    assert counts["editor"] > counts["chat"] == calibration_of(again).count.sum()
+    assert calibration_of(again, "editor").count.sum() == counts["editor"]
+
+
+IDLE_WORKER = """
+import socket, sys
+from localspec.engine.interruption import Interruption
+from localspec.engine.worker import Worker
+
+class Idle:
+    interruption, active, has_waiting_editor, left = Interruption(), False, False, 5
+
+    @property
+    def has_idle_work(self):
+        return self.left > 0
+
+    def use_idle_time(self):
+        self.left -= 1
+        print(self.left, flush=True)
+
+    def close(self):
+        print("closed", flush=True)
+
+worker = Worker(socket.socket(fileno=int(sys.argv[2])))
+worker._engine = Idle()
+worker.run()
+"""
+
+
+def test_the_worker_uses_idle_time_and_then_waits() -> None:
+    with closing(Child((sys.executable, "-c", IDLE_WORKER))) as child:
+        assert child.process.stdout is not None
+        assert [int(child.process.stdout.readline()) for _ in range(5)] == [4, 3, 2, 1, 0]
+        child.send(Shutdown())
+        assert child.process.wait(60) == 0
+        assert child.process.stdout.read() == b"closed\n"
