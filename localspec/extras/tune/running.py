@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 from localspec.children import engine_environment
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoDaemon, NotFound
-from localspec.extras.tune.texts import TrainingText, TuneClient, infill_request
+from localspec.extras.tune.texts import TrainingText, TuneClient, check_kept, infill_request
 from localspec.files import write_atomically
 from localspec.machine import Host, available_bytes, is_on_battery, memory_bytes
 from localspec.protocol.tuned import RECORD_FILE
@@ -252,29 +253,50 @@ def reaches(gains: dict[str, dict[str, float]], least: float, least_of_kind: flo
     )
 
 
-def adopt(folder: Path, trained: Path, record: dict[str, Any], client: TuneClient) -> None:
+def adopt(
+    folder: Path,
+    trained: Path,
+    record: dict[str, Any],
+    client: TuneClient,
+    learned: Sequence[TrainingText],
+) -> None:
     """Put the trained draft and its record in their place, where the daemon finds them.
 
     Raises:
-        NotFound: a conversation that it learned from was removed meanwhile. Nothing is kept.
+        NotFound: something that it learned from was removed meanwhile. Nothing is kept of it.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft, file = folder / record["file"], folder / RECORD_FILE
-    trained.replace(draft)
-    write_atomically(file, json.dumps(record, indent=2).encode())
-    for earlier in folder.glob("*.gguf"):
-        if earlier != draft:
-            earlier.unlink(missing_ok=True)
-    # From here on the daemon retires the draft with a conversation. Those removed before are noticed here.
     try:
-        for conversation in record["conversations"]:
-            client.conversation(conversation)
+        check_kept(client, learned)
+        _put_in_place(folder, trained, record, client, learned)
     except NotFound:
-        file.unlink(missing_ok=True)
-        draft.unlink(missing_ok=True)
         raise NotFound(
-            "A conversation that the draft learned from was removed meanwhile, so the draft was deleted."
+            "A conversation that the draft learned from was removed meanwhile, or a question of it was taken "
+            "back, so the draft was deleted."
         ) from None
+
+
+def _put_in_place(
+    folder: Path,
+    trained: Path,
+    record: dict[str, Any],
+    client: TuneClient,
+    learned: Sequence[TrainingText],
+) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = folder / record["file"]
+    try:
+        trained.replace(draft)
+        write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2).encode())
+        # From here on the daemon retires the draft with what it learned from. What was removed before, but
+        # after the first check, is noticed here. However this ends, no draft stays that was not checked.
+        check_kept(client, learned)
+        for earlier in folder.glob("*.gguf"):
+            if earlier != draft:
+                earlier.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):  # the daemon has deleted it
+            shutil.rmtree(folder)
+        raise
 
 
 def make_record(

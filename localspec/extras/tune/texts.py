@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localspec.client.conversations import ConversationsClient
-from localspec.errors import LocalspecError, TemplateFailed
+from localspec.errors import LocalspecError, NotFound, TemplateFailed
 
 MAX_CONVERSATIONS = 10_000
 HELD_OUT_SHARE = 0.25  # the newest texts, by which the new draft is judged
@@ -95,8 +95,8 @@ def _chat_text(
     client: TuneClient, pair: str, conversation: str, messages: Sequence[dict[str, Any]]
 ) -> TrainingText | None:
     """Return the last of some messages as an answer to the others; None if they cannot be rendered."""
-    *questions, answer = messages
-    plain = [{"role": message["role"], "content": message["content"]} for message in questions]
+    *plain, _ = _plain(messages)
+    answer = messages[-1]
     try:
         prompt = client.render_chat(pair, plain)
     except TemplateFailed:
@@ -109,6 +109,30 @@ def _chat_text(
         conversation=conversation,
         messages=tuple(plain),
     )
+
+
+def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return messages with nothing but their roles and contents."""
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def check_kept(client: TuneClient, texts: Iterable[TrainingText]) -> None:
+    """Check that the history still holds answers, and the questions before them, as they were collected.
+
+    Raises:
+        NotFound: something of them was removed.
+    """
+    by_conversation: dict[str, list[TrainingText]] = {}
+    for text in texts:
+        if text.conversation:
+            by_conversation.setdefault(text.conversation, []).append(text)
+    for conversation, answers in by_conversation.items():
+        messages = _plain(client.conversation(conversation)["messages"])
+        for text in answers:
+            end = len(text.messages)
+            kept = messages[:end] == list(text.messages) and len(messages) > end
+            if not kept or messages[end] != {"role": "assistant", "content": text.answer}:
+                raise NotFound(f"A question of conversation {conversation} was removed.")
 
 
 class Place(NamedTuple):

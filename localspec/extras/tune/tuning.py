@@ -115,7 +115,7 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
         speeds = running.measure_speed(client, pairs, running.choose_speed_texts(held_out), report)
         record = running.make_record(plan.base, plan.target, result, learned, speeds)
         running.check_better(record)
-        running.adopt(plan.folder, trained, record, client)
+        running.adopt(plan.folder, trained, record, client, learned)
     running.unload(plan.name)
     return record
 

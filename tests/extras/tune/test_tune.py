@@ -29,7 +29,7 @@ from benchmarks.synthetic import TINY_TARGET, target_cycle
 from benchmarks.synthetic_targets import TargetArchitecture, write_layer_reader, write_target
 from localspec.client.pairs import PairsClient
 from localspec.daemon.pairs.names import builtin_files
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, NotFound, Unavailable
 from localspec.extras.tune import running, tuning
 from localspec.extras.tune import texts as collecting
 from localspec.extras.tune.commands import command
@@ -180,7 +180,7 @@ def test_a_new_tuned_draft_replaces_the_one_before(home: Home, tmp_path: Path) -
         trained = tmp_path / "trained.gguf"
         trained.write_bytes(b"draft")
         record = {"file": f"draft-{number}.gguf", "conversations": [name]}
-        running.adopt(tmp_path / "tuned", trained, record, client)
+        running.adopt(tmp_path / "tuned", trained, record, client, [])
     assert sorted(path.name for path in (tmp_path / "tuned").iterdir()) == [
         "draft-2.gguf",
         "record.json",
@@ -559,19 +559,85 @@ def test_training_stops_while_the_daemon_answers(monkeypatch: pytest.MonkeyPatch
     runner.join()
 
 
-def test_a_draft_is_not_kept_if_a_conversation_is_gone(home: Home, tmp_path: Path) -> None:
-    name, _ = ask(home)
-    client = TuneClient(str(home.root / "run" / "localspec.sock"))
+def ask_twice(home: Home) -> tuple[TuneClient, str]:
+    """Return a client, and the id of the first of two responses of the built-in pair in one conversation."""
+    request = {"model": "builtin", "input": QUESTION, "temperature": 0}
+    first = home.request("POST", "/v1/responses", request).json["id"]
+    second = home.request("POST", "/v1/responses", request | {"previous_response_id": first})
+    assert second.status == 200
+    return TuneClient(str(home.socket)), first
+
+
+def adopt(folder: Path, client: TuneClient, learned: list[TrainingText]) -> None:
+    """Adopt a draft beside the folder."""
+    trained = folder.with_name("trained.gguf")
+    trained.write_bytes(b"draft")
+    conversations = sorted({text.conversation for text in learned})
+    record = {"file": "draft-2.gguf", "conversations": conversations}
+    running.adopt(folder, trained, record, client, learned)
+
+
+REMOVALS: list[Callable[[Home, str], object]] = [
+    lambda home, _: home.request("DELETE", "/localspec/conversations/last"),
+    lambda home, _: home.request("POST", "/localspec/conversations/last/undo", {}),
+    lambda home, response: home.request("DELETE", f"/v1/responses/{response}"),
+]
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_draft_is_not_kept_if_something_that_it_learned_from_is_gone(
+    home: Home, tmp_path: Path, remove: Callable[[Home, str], object], is_late: bool
+) -> None:
+    """Neither if it goes before the draft is put in place, nor between that and the record."""
+    client, response = ask_twice(home)
     folder = tmp_path / "tuned"
-    for conversations, kept in (([name], True), ([name, "00000000"], False)):
-        trained = tmp_path / "trained.gguf"
-        trained.write_bytes(b"draft")
-        with nullcontext() if kept else pytest.raises(LocalspecError, match="removed meanwhile"):
-            running.adopt(
-                folder, trained, {"file": "draft-1.gguf", "conversations": conversations}, client
-            )
-        assert (folder / "draft-1.gguf").exists() is kept
-        assert (folder / "record.json").exists() is kept
+    learned = collecting.collect_history(client, "builtin")
+    assert len(learned) == 2
+    adopt(folder, client, learned)
+    assert (folder / "draft-2.gguf").exists()
+
+    class Removing(TuneClient):
+        def conversation(self, name: str, *, wait: bool = False) -> dict[str, Any]:
+            found = client.conversation(name, wait=wait)
+            remove(home, response)
+            return found
+
+    if not is_late:
+        remove(home, response)
+    with pytest.raises(NotFound, match="removed meanwhile"):
+        adopt(folder, Removing(str(home.socket)) if is_late else client, learned)
+    # The one before was never in the daemon's folder, so nobody has retired it.
+    assert (folder / "record.json").exists() is not is_late
+
+
+def test_what_was_not_learned_from_may_go(home: Home, tmp_path: Path) -> None:
+    client, _ = ask_twice(home)
+    learned = collecting.collect_history(client, "builtin")[:1]
+    client.undo("last")
+    adopt(tmp_path / "tuned", client, learned)
+    assert (tmp_path / "tuned" / "record.json").exists()
+
+
+@pytest.mark.parametrize("error", [Unavailable("shutting down"), KeyboardInterrupt()])
+def test_a_draft_is_not_kept_if_nobody_can_tell_whether_all_is_still_there(
+    home: Home, tmp_path: Path, error: BaseException
+) -> None:
+    client, _ = ask_twice(home)
+    learned = collecting.collect_history(client, "builtin")
+    looks = 0
+
+    class Failing(TuneClient):
+        def conversation(self, name: str, *, wait: bool = False) -> dict[str, Any]:
+            nonlocal looks
+            looks += 1
+            if looks > 1:
+                raise error
+            return client.conversation(name, wait=wait)
+
+    with pytest.raises(type(error)):
+        adopt(tmp_path / "tuned", Failing(str(home.socket)), learned)
+    assert not (tmp_path / "tuned").exists()
 
 
 # ------------------------------------------------------------------------ what is compared
