@@ -329,8 +329,8 @@ class Daemon:
             asyncio.run_coroutine_threadsafe(self.configure(), loop)
 
         stop_watching = start(state, reconfigure)
-        if (nightly := extras.load("tune", "nightly")) is not None:
-            nightly.start(state, stop_watching)
+        nightly = extras.load("tune", "nightly")
+        tuner = nightly.start(state, stop_watching) if nightly else None
         threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=sockets)
@@ -338,6 +338,8 @@ class Daemon:
             if owns_socket:
                 path.unlink(missing_ok=True)
             stop_watching.set()
+            if tuner:  # its run, a process, must not outlive the daemon
+                await asyncio.to_thread(tuner.join)
             state.pair_checks.close()
             if state.registry.running_pulls:
                 await asyncio.to_thread(state.registry.close)

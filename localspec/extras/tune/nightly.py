@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -14,15 +14,18 @@ from localspec.machine import Host, is_on_battery
 from localspec.protocol.tuned import RECORD_FILE
 
 CHECK_INTERVAL_S = 600.0
+POLL_INTERVAL_S = 1.0
 NIGHT_HOURS = range(1, 6)  # local time
 MINUTES = 120  # that a run may take
 
 _log = logging.getLogger("localspec.tune")
 
 
-def start(state: DaemonState, stop: threading.Event) -> None:
-    """Look in a thread, until `stop` is set, whether it is time for a run."""
-    threading.Thread(target=_watch, args=(state, stop), name="tune", daemon=True).start()
+def start(state: DaemonState, stop: threading.Event) -> threading.Thread:
+    """Return a thread that looks, until `stop` is set, whether it is time for a run, and then ends that."""
+    thread = threading.Thread(target=_watch, args=(state, stop), name="tune", daemon=True)
+    thread.start()
+    return thread
 
 
 def _watch(state: DaemonState, stop: threading.Event) -> None:
@@ -46,19 +49,19 @@ def _watch(state: DaemonState, stop: threading.Event) -> None:
 def _run(stop: threading.Event, *options: str) -> None:
     """Run `localspec tune`, until the daemon ends, and log what it says."""
     command = [sys.executable, "-P", "-m", "localspec", "tune", *options]
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-    except OSError as error:
-        _log.warning("cannot run localspec tune by night: %s", error)
-        return
-    _log.info("localspec tune %s by night", options[0])
-    while process.poll() is None:
-        if stop.wait(1.0):
-            process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            output, _ = process.communicate(timeout=1.0)
-            _log.info(
-                "localspec tune ended with code %d: %s", process.returncode, output.decode().strip()
+    with tempfile.TemporaryFile() as output:  # a pipe could fill up
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
+        except OSError as error:
+            _log.warning("cannot run localspec tune by night: %s", error)
+            return
+        _log.info("localspec tune %s by night", options[0])
+        while process.poll() is None:
+            if stop.wait(POLL_INTERVAL_S):
+                process.kill()  # it leaves what the next run goes on with
+                process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+    _log.info("localspec tune ended with code %d: %s", process.returncode, text)

@@ -65,7 +65,9 @@ class Training:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=engine_environment() | (_KEEP_MEMORY if job.get("method") != "none" else {}),
-            start_new_session=True,  # Ctrl-C reaches this process, which ends the other
+            # Ctrl-C reaches this process, which ends the other. That is in the same session, so that the
+            # system wakes and ends it if it is stopped when this process is killed.
+            process_group=0,
         )
         self._ended = threading.Event()
         self._job = json.dumps(job).encode()

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ SAVE_INTERVAL_S = 300.0  # of a draft in the making
 DEPTH = 4  # of the rounds that are replayed to compare drafts
 VALIDATION_SHARE = 0.1  # of the lessons, by which the numpy way decides when to stop
 TEACHING_SHARE = 0.4  # of the time, for the target's reading
+_PR_SET_PDEATHSIG = 1  # of prctl, as in linux/prctl.h
 
 
 class Job(msgspec.Struct):
@@ -331,8 +333,20 @@ def _measure(job: Job, draft: str, lessons: Sequence[Any], stage: str) -> dict[s
     return by_kind
 
 
+def _end_with_parent() -> None:
+    """Have the system kill this process when its parent dies, so that it never stays stopped without it.
+
+    A process group without a parent in its session is woken by every system, but in a container the parent's
+    own parent may be of that session. Linux alone has this. The parent's death counts as that of the thread
+    that started this process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Run one job."""
+    _end_with_parent()
     # Threads that spin while they wait for each other would keep others from the processors.
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", GGML_NO_BACKTRACE="1")
     os.nice(19)

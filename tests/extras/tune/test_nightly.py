@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import NoDaemon
 from localspec.extras.tune import nightly, running
 from localspec.machine import CommandResult, Host, is_on_battery
-from tests.support.daemons import temporary_home, wait_for
+from tests.support.daemons import RunningDaemon, alive, temporary_home, wait_for
 
 
 def write_supply(folder: Path, **values: str) -> None:
@@ -129,22 +129,49 @@ def test_a_night_has_one_run_when_nobody_asks(
         stop.set()
 
 
-def test_a_run_by_night_ends_with_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
+def test_what_a_run_by_night_says_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "a sentence of many words. "
+    program = f"print({text!r} * 10_000); raise SystemExit(3)"  # more than a pipe holds
     popen = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> Any:
         assert command[3:] == ["localspec", "tune", "--by-night"]
-        started.append(popen(["sleep", "60"], **options))
-        return started[-1]
+        return popen([sys.executable, "-c", program], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    stop = threading.Event()
-    threading.Timer(0.1, stop.set).start()
-    begun = time.monotonic()
-    nightly._run(stop, "--by-night")
-    assert time.monotonic() - begun < 50
-    assert started[0].returncode < 0
+    monkeypatch.setattr(nightly, "POLL_INTERVAL_S", 0.01)
+    with caplog.at_level("INFO", "localspec.tune"):
+        nightly._run(threading.Event(), "--by-night")
+    assert f"ended with code 3: {(text * 10_000).strip()}" in caplog.text
+
+
+NIGHT = """
+import sys, types
+from localspec.daemon.__main__ import main
+from localspec.extras.tune import nightly
+
+nightly.CHECK_INTERVAL_S = 0.01
+nightly.NIGHT_HOURS = range(24)
+nightly.is_on_battery = lambda _: False
+nightly.sys = types.SimpleNamespace(executable={program!r})
+sys.exit(main())
+"""
+
+
+def test_a_run_by_night_ends_with_the_daemon(tmp_path: Path) -> None:
+    program, started = tmp_path / "tune", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{started}\nexec sleep 600\n")
+    program.chmod(0o700)
+    with temporary_home() as home:
+        home.run("tune", "--auto")
+        daemon = RunningDaemon(home, NIGHT.format(program=str(program)))
+        wait_for(lambda: started.exists() and started.read_text().strip(), "the run")
+        pid = int(started.read_text())
+        assert alive(pid)
+        assert daemon.stop() == 0
+        assert not alive(pid)
 
 
 def test_it_is_switched_on_and_off() -> None:

@@ -45,7 +45,7 @@ from localspec.files import hold_folder
 from localspec.protocol.tuned import NEW_DRAFT, TunedDraft, tuned_folder
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
 from tests.extras.tune.test_training import write_sidecar
-from tests.support.daemons import Home, temporary_home, wait_for
+from tests.support.daemons import Home, alive, temporary_home, wait_for
 from tests.support.pairs import N_VOCAB, cycle_pair, expected
 
 QUESTION = "What does shutil.copytree do?"
@@ -549,14 +549,66 @@ def test_training_stops_while_the_daemon_answers(monkeypatch: pytest.MonkeyPatch
     runner = threading.Thread(target=run)
     runner.start()
 
-    def state() -> str:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-    wait_for(lambda: state() == "T", "the process is stopped")
+    wait_for(lambda: process_state(pid) == "T", "the process is stopped")
     busy[0] = False
-    wait_for(lambda: state() != "T", "the process goes on")
+    wait_for(lambda: process_state(pid) != "T", "the process goes on")
     os.kill(pid, signal.SIGKILL)
     runner.join()
+
+
+# A run that pauses from the moment at which a file is there.
+PAUSING = """
+import sys
+from pathlib import Path
+from localspec.extras.tune import running
+
+folder, target, draft, pauses = sys.argv[1:]
+running.POLL_INTERVAL_S = 0.01
+running.find_pause_reason = lambda *_: "paused" if pauses and Path(folder, "reads").exists() else ""
+text = {"kind": "ask", "prompt": "What is os.walk?", "answer": "A walk. " * 400}
+job = {"target": target, "draft": draft, "output": f"{folder}/new.gguf", "texts": [text] * 3000,
+       "held_out": [text], "seconds": 1e6, "threads": 1, "method": "rows", "scratch": folder}
+training = running.Training(job, lambda *_: Path(folder, "reads").touch())
+Path(folder, "pid").write_text(f"{training._process.pid} ")
+training.run()
+"""
+# Its parent, which is of the same session, gets the processes that it leaves behind.
+ADOPTING = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)
+run = subprocess.Popen(sys.argv[1:])
+print(run.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("pauses", ["", "pauses"])
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_training_ends_with_the_run_that_started_it(
+    tmp_path: Path, number: signal.Signals, pauses: str, is_adopted: bool
+) -> None:
+    """However that is killed, and also while the training is stopped."""
+    run = [sys.executable, "-c", PAUSING, str(tmp_path), TARGET, BASE, pauses]
+    if is_adopted:
+        run = [sys.executable, "-c", ADOPTING, *run]
+    with subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        killed = int(started.stdout.readline()) if is_adopted else started.pid
+        wait_for((tmp_path / "reads").exists, "the training")
+        pid = int(wait_for(lambda: (tmp_path / "pid").read_text().strip(), "its process"))
+        if pauses:
+            wait_for(lambda: process_state(pid) == "T", "the pause")
+        os.kill(killed, number)
+        wait_for(lambda: not alive(pid), "its end")
+        started.stdin.close()
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def ask_twice(home: Home) -> tuple[TuneClient, str]:
