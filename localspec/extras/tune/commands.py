@@ -213,7 +213,7 @@ def _show_status(view: dict[str, Any], *, as_json: bool) -> int:
     learnable = ", ".join(f"{kind} {count}" for kind, count in counts.most_common()) or "none"
     rows.append(("answers", learnable))
     if len(texts) < 2 * collecting.MIN_TEXTS:
-        rows.append(("", f"{2 * collecting.MIN_TEXTS} answers are needed, or --files FOLDER"))
+        rows.append(("", f"about {2 * collecting.MIN_TEXTS} answers are needed, or --files FOLDER"))
     render.fields(rows)
     return 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ FILE_KIND = "complete"  # the kind of work of completions in files, as editors a
 COMPLETION_TOKENS = 96
 PLACES_PER_FILE = 4
 MIN_TEXTS = 20  # to learn from
-MIN_JUDGED_TEXTS = 16  # of a kind, so that four are left to judge by
+MIN_HELD_OUT_TEXTS = 4  # of a kind, to judge by
 _LINES_BEFORE, _LINES_AFTER, _PART_LINES = 40, 20, 60
 _MIN_LINES, _MAX_FILE_BYTES = 30, 1 << 20
 _ENDED_WELL = ("stop", "length")
@@ -230,24 +232,33 @@ def infill_request(pair: str, prefix: str, suffix: str) -> dict[str, Any]:
 def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
     """Return the texts to learn from and the newest ones, by which the draft is judged, of each kind.
 
-    A kind of which there is too little to judge by is only learned from.
-    Texts of one conversation or file stay on one side, since later ones repeat the earlier ones.
+    A kind of which there is too little to judge by is only learned from. No text judges whose conversation or
+    file is learned from, in whatever kind of work, since later texts of one repeat the earlier ones.
 
     Raises:
         LocalspecError: there are too few.
     """
     learned: list[TrainingText] = []
-    held_out: list[TrainingText] = []
+    newest: list[TrainingText] = []
     for kind in sorted({text.kind for text in texts}):
         of_kind = [text for text in texts if text.kind == kind]
-        judged = len(of_kind) >= MIN_JUDGED_TEXTS
-        cut = int(len(of_kind) * (1 - HELD_OUT_SHARE)) if judged else len(of_kind)
-        earlier = {text.source for text in of_kind[:cut] if text.source}
+        n_held_out = math.ceil(len(of_kind) * HELD_OUT_SHARE)
+        cut = len(of_kind) - (n_held_out if n_held_out >= MIN_HELD_OUT_TEXTS else 0)
         learned += of_kind[:cut]
-        held_out += [text for text in of_kind[cut:] if text.source not in earlier]
+        newest += of_kind[cut:]
+    held_out = select_unlearned(newest, {text.source for text in learned})
     if len(learned) < MIN_TEXTS or not held_out:
         raise LocalspecError(
-            f"There are too few answers to learn from: {len(texts)}, and {2 * MIN_TEXTS} are needed. "
-            "Ask more, or let the target complete files: localspec tune --files FOLDER"
+            f"There are too few answers to learn from and to judge by: {len(texts)}. About "
+            f"{2 * MIN_TEXTS} are needed, and the newest quarter of each kind of work only judges, for which "
+            "it must be of other conversations or files than the rest. Ask more, in new conversations, or "
+            "let the target complete files: localspec tune --files FOLDER"
         )
     return learned, held_out
+
+
+def select_unlearned(texts: Sequence[TrainingText], learned: set[str]) -> list[TrainingText]:
+    """Return those of texts whose source is not learned from, without kinds that are too rare to judge by."""
+    others = [text for text in texts if not text.source or text.source not in learned]
+    counts = Counter(text.kind for text in others)
+    return [text for text in others if counts[text.kind] >= MIN_HELD_OUT_TEXTS]

@@ -803,16 +803,16 @@ def test_a_measurement_leaves_nothing_of_what_it_asks(
     assert saved()
 
 
+# Each conversation goes on at random moments, with answers of any kind; "" is none.
 texts = st.lists(
     st.builds(
         TrainingText,
-        kind=st.sampled_from(["ask", "code"]),
+        kind=st.sampled_from(["ask", "chat", "code"]),
         answer=st.just("a"),
-        conversation=st.sampled_from(["", "c1", "c2", "c3"]),
-        file=st.sampled_from(["", "a", "b"]),
+        conversation=st.sampled_from(["", *(f"c{number}" for number in range(40))]),
     ),
-    min_size=60,
-    max_size=90,
+    min_size=20,
+    max_size=120,
 )
 
 
@@ -829,12 +829,35 @@ def test_the_newest_texts_are_held_out_and_no_conversation_is_on_both_sides(
     except LocalspecError:
         return
     assert len(learned) >= MIN_TEXTS
-    for kind in ("ask", "code"):
+    known = {text.source for text in learned} - {""}
+    assert not known & {text.source for text in held_out}
+    for kind in ("ask", "chat", "code"):
+        of_kind = [text for text in numbered if text.kind == kind]
         newest = max((text.created for text in learned if text.kind == kind), default=-1.0)
         judged = [text for text in held_out if text.kind == kind]
-        assert all(text.created > newest for text in judged)
-        known = {text.source for text in learned if text.kind == kind} - {""}
-        assert not known & {text.source for text in judged}
+        assert not judged or len(judged) >= 4
+        others = [t for t in of_kind if t.created > newest and t.source not in known]
+        assert judged == others or (not judged and len(others) < 4)
+        assert sum(text in learned for text in of_kind) == (
+            len(of_kind) if len(of_kind) <= 12 else len(of_kind) * 3 // 4
+        )
+
+
+def test_answers_of_one_conversation_cannot_judge_what_is_learned_from_it() -> None:
+    def of(conversations: int, answers: int) -> list[TrainingText]:
+        return [
+            TrainingText("chat", str(number), conversation=f"c{number * conversations // answers}")
+            for number in range(answers)
+        ]
+
+    for too_few in (
+        of(1, 100),
+        of(26, 26),
+        [*of(1, 99), TrainingText("chat", "", conversation="z")],
+    ):
+        with pytest.raises(LocalspecError, match="must be of other conversations"):
+            split_by_time(too_few)
+    assert [len(part) for part in split_by_time(of(27, 27))] == [20, 7]
 
 
 def test_only_texts_that_the_target_ended_are_learned_from() -> None:
