@@ -20,6 +20,8 @@ from localspec.extras.tune.steps import place_weights, run_steps
 ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 # Metadata of variants that this decoder does not compute.
 _UNKNOWN_KEYS = ("rope.scaling.type", "expert_count", "attention.sliding_window", "logit_scale")
+# What each angle of RoPE is divided by, in the files of Llama 3.1 and later. It is no weight.
+ROPE_DIVISORS = "rope_freqs.weight"
 BATCH_TOKENS = 4096
 MAX_EPOCHS, MIN_STEPS = 24, 300
 STEP, DECAYS = 1e-3, (0.9, 0.98)
@@ -40,20 +42,28 @@ class Decoder:
             UnknownDecoder: it is a model of another kind.
         """
         name = file.architecture
+        unknown = UnknownDecoder(f"All weights of a draft of this kind ({name}) cannot be trained.")
         if name not in ARCHITECTURES or any(
             file.read_value(f"{name}.{key}") for key in _UNKNOWN_KEYS
         ):
-            raise UnknownDecoder(f"All weights of a draft of this kind ({name}) cannot be trained.")
+            raise unknown
         self._file, self._neighbours = file, ARCHITECTURES[name]
         self.weights = {
             tensor: torch.tensor(file.read_tensor(tensor), requires_grad=True)
             for tensor in file.names
+            if tensor != ROPE_DIVISORS
         }
+        self._divisors = (
+            torch.tensor(file.read_tensor(ROPE_DIVISORS)) if ROPE_DIVISORS in file.names else None
+        )
         self._n_layer = int(file.read_value(f"{name}.block_count"))
         self._n_head = int(file.read_value(f"{name}.attention.head_count"))
         self._n_head_kv = int(file.read_value(f"{name}.attention.head_count_kv", self._n_head))
         self._epsilon = float(file.read_value(f"{name}.attention.layer_norm_rms_epsilon"))
         self._rope_base = float(file.read_value(f"{name}.rope.freq_base", 10000.0))
+        head_width = len(self.weights["blk.0.attn_k.weight"]) // self._n_head_kv
+        if file.read_value(f"{name}.rope.dimension_count", head_width) != head_width:
+            raise unknown  # a part of each head is not turned
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return the states (rows, length, width) of the last layer for tokens (rows, length)."""
@@ -93,7 +103,9 @@ class Decoder:
             return values.transpose(1, 2)
 
         query, key = (
-            rotate(heads(name), self._rope_base, neighbours=self._neighbours)
+            rotate(
+                heads(name), self._rope_base, neighbours=self._neighbours, divisors=self._divisors
+            )
             for name in ("attn_q", "attn_k")
         )
         shared = self._n_head // self._n_head_kv
@@ -102,15 +114,20 @@ class Decoder:
         return self._linear(mixed.transpose(1, 2).reshape(rows, length, -1), f"{block}.attn_output")
 
 
-def rotate(values: Tensor, base: float, *, neighbours: bool) -> Tensor:
+def rotate(
+    values: Tensor, base: float, *, neighbours: bool, divisors: Tensor | None = None
+) -> Tensor:
     """Turn each pair of dimensions by an angle that grows with the position (RoPE, Su et al. 2021).
 
     values: (…, length, width). neighbours: a pair lies side by side, otherwise half the width apart.
+    divisors: (width / 2,) of the angles.
     """
     length, width = values.shape[-2:]
     exponents = torch.arange(0, width, 2, device=values.device) / width
     positions = torch.arange(length, device=values.device)
     angles = positions[:, None] * base**-exponents
+    if divisors is not None:
+        angles = angles / divisors.to(values.device)
     cos, sin = angles.cos(), angles.sin()
     if neighbours:
         first, second = values[..., 0::2], values[..., 1::2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from benchmarks.synthetic_targets import (
 from localspec.children import engine_environment
 from localspec.engine.llama import initialise, quantization
 from localspec.errors import LoadFailed, LocalspecError
-from localspec.extras.tune import correction, training
+from localspec.extras.tune import correction, model_file, training
 from localspec.extras.tune.lessons import (
     Lesson,
     count_hits,
@@ -557,19 +558,76 @@ def test_texts_that_are_too_short_are_an_error(tmp_path: Path) -> None:
             reader.windows(taught)
 
 
+def write_with_divisors(path: Path) -> None:
+    """Write the built-in draft with divisors of its angles as Llama 3.1 has them, but of a short context."""
+    file = ModelFile(BUILTIN / "draft.gguf")
+    width = int(file.read_value("llama.rope.dimension_count"))
+    base = float(file.read_value("llama.rope.freq_base", 10000.0))
+    wavelengths = 2 * np.pi * base ** (np.arange(0, width, 2) / width)
+    share = np.clip((256 / wavelengths - 1) / 3, 0, 1)
+    divisors = (1 / ((1 - share) / 32 + share)).astype(np.float32)
+    assert divisors.min() < 2 < divisors.max()
+    start = bytearray(file._bytes[: file._header.table_offset])
+    rows = [
+        model_file._Row(name, tensor.shape, tensor.kind, file._read_bytes(tensor))
+        for name, tensor in file._tensors.items()
+    ]
+    rows.append(
+        model_file._Row(
+            "rope_freqs.weight", divisors.shape, model_file._F32, divisors.view(np.uint8)
+        )
+    )
+    struct.pack_into("<Q", start, model_file._COUNT_OFFSET, len(rows))
+    model_file._write(path, start, rows, file._alignment)
+
+
 @needs_torch
-def test_the_decoder_computes_what_llama_cpp_computes() -> None:
+@pytest.mark.parametrize("has_divisors", [False, True])
+def test_the_decoder_computes_what_llama_cpp_computes(tmp_path: Path, has_divisors: bool) -> None:
     from localspec.extras.tune import network
 
     initialise()
     path = BUILTIN / "draft.gguf"
-    tokens = list(range(100, 160))
+    if has_divisors:
+        path = tmp_path / "draft.gguf"
+        write_with_divisors(path)
+    tokens = [100 + number * 7 % 300 for number in range(400)]
     decoder = network.Decoder(ModelFile(path))
     ours = decoder.logits(decoder(network.torch.tensor([tokens])))[0].detach().numpy()  # type: ignore[attr-defined]
     reader = TextReader(path, 1)
     theirs = np.concatenate(list(reader.read(tokens, 0)))
     reader.close()
     assert np.abs(ours - theirs).mean() < 0.03 * theirs.std()
+
+
+@needs_torch
+def test_divisors_of_angles_are_not_trained(tmp_path: Path) -> None:
+    from localspec.extras.tune import network
+
+    initialise()
+    write_with_divisors(tmp_path / "draft.gguf")
+    file = ModelFile(tmp_path / "draft.gguf")
+    decoder = network.Decoder(file)
+    network.train_decoder(decoder, cycle_lessons(2), 0.5, 1, lambda _done: None)
+    file.write_copy(tmp_path / "new.gguf", decoder.values())
+    new = ModelFile(tmp_path / "new.gguf")
+    for name in file.names:
+        is_same = np.array_equal(new.read_tensor(name), file.read_tensor(name))
+        assert is_same is (name == "rope_freqs.weight"), name
+
+
+@needs_torch
+def test_a_draft_that_turns_a_part_of_each_head_is_of_another_kind(tmp_path: Path) -> None:
+    from localspec.extras.tune import network
+
+    initialise()
+    path = tmp_path / "draft.gguf"
+    path.write_bytes((BUILTIN / "draft.gguf").read_bytes())
+    field = gguf.GGUFReader(path, "r+").get_field("llama.rope.dimension_count")
+    assert field is not None
+    field.parts[field.data[0]][0] //= 2
+    with pytest.raises(network.UnknownDecoder):
+        network.Decoder(ModelFile(path))
 
 
 # ------------------------------------------------------------------------ the process
