@@ -324,6 +324,7 @@ class PairView(Struct):
     - `calls`: how tool calls are written; "" without a chat template.
     - `tuned`: the draft that `localspec tune` made, and that is used in place of the pair's own.
     - `projector`: the file by which the target reads pictures.
+    - `rpc`: the machines that hold layers of the target, as models.toml names them.
     """
 
     name: str
@@ -349,6 +350,7 @@ class PairView(Struct):
     calls: str = ""
     tuned: TunedDraft | None = None
     projector: ProjectorView | None = None
+    rpc: tuple[str, ...] = ()
 
     @property
     def capabilities(self) -> list[Capability]:

@@ -289,7 +289,7 @@ def pair_details(
     if _has_own_template(registry, record.name):
         view.roles = record.roles
     if preset := registry.catalogue.presets.get(record.name):
-        view.notes += tuple(_preset_notes(preset))
+        _add_preset(view, preset)
     return view
 
 
@@ -304,6 +304,11 @@ def _has_own_template(registry: Registry, name: str) -> bool:
     """Return whether models.toml names a chat template for the pair, which replaces its file's."""
     preset = registry.catalogue.presets.get(name)
     return preset is not None and bool(preset.chat_template)
+
+
+def _add_preset(view: PairView, preset: Preset) -> None:
+    view.notes += tuple(_preset_notes(preset))
+    view.rpc = preset.rpc
 
 
 def _preset_notes(preset: Preset) -> Iterator[str]:

@@ -158,6 +158,11 @@ def _check_kind(view: dict[str, Any], *, makes_draft: bool) -> None:
             f"The pair {view['name']} has no draft that could be tuned. To find one: "
             f"localspec drafts. To make one: localspec tune {view['name']} --new"
         )
+    if view.get("rpc"):
+        raise LocalspecError(
+            f"Layers of the target of {view['name']} are on other machines (`rpc` in models.toml), and "
+            "drafts are trained and compared on this one alone."
+        )
 
 
 def _revert(view: dict[str, Any], folder: Path) -> int:

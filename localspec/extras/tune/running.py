@@ -202,15 +202,8 @@ def _answer_again(client: TuneClient, pair: str, text: TrainingText) -> dict[str
     """Return the timings of the answer that a pair gives to the same question, greedily."""
     if text.prefix:  # editors' requests are kept nowhere
         answer = client.infill(infill_request(pair, text.prefix, text.suffix))
-    else:
-        request = {
-            "model": pair,
-            "messages": list(text.messages),
-            "temperature": 0,
-            "max_tokens": SPEED_TOKENS,
-            "localspec": {"private": True},
-        }
-        answer = client.chat(request)
+    else:  # not as a chat: a chat template of models.toml is not that of a pair named by its files
+        answer = client.answer_prompt(pair, text.prompt, SPEED_TOKENS)
     timings: dict[str, Any] = answer["timings"]
     return timings
 

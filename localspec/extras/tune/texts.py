@@ -59,12 +59,30 @@ class TrainingText:
 
 
 class TuneClient(ConversationsClient):
-    """A client that also renders chats."""
+    """A client that also renders chats, and answers what is rendered."""
 
     def render_chat(self, pair: str, messages: Sequence[dict[str, str]]) -> str:
         """Return the prompt of a chat up to the beginning of the answer."""
         body = {"model": pair, "messages": list(messages)}
         return str(self._json("POST", "/apply-template", body)["prompt"])
+
+    def answer_prompt(self, pair: str, prompt: str, n_predict: int) -> dict[str, Any]:
+        """Return a greedy answer to a rendered prompt, of which nothing is kept."""
+        body = {
+            "model": pair,
+            "prompt": self._tokenize_prompt(pair, prompt),
+            "n_predict": n_predict,
+            "temperature": 0,
+            "localspec": {"private": True},
+        }
+        return self._json("POST", "/completion", body)
+
+    def _tokenize_prompt(self, pair: str, prompt: str) -> list[int]:
+        """Return the tokens of a rendered prompt, with one BOS token if its template writes another."""
+        body = {"model": pair, "content": prompt}
+        tokens: list[int] = self._json("POST", "/tokenize", body | {"add_special": True})["tokens"]
+        written: list[int] = self._json("POST", "/tokenize", body)["tokens"]
+        return written if tokens[:2] == written[:1] * 2 else tokens
 
 
 def collect_history(client: TuneClient, pair: str) -> list[TrainingText]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -723,9 +724,8 @@ class ScriptedDaemon:
     def __init__(self, speed: Callable[[int, str], float]) -> None:
         self.speed, self.asked = speed, Counter[str]()
 
-    def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        name = request["model"]
-        assert request["localspec"] == {"private": True}
+    def answer_prompt(self, name: str, prompt: str, n_predict: int) -> dict[str, Any]:
+        assert (prompt, n_predict) == ("rendered", running.SPEED_TOKENS)
         self.asked[name] += 1
         tokens = 50 + self.asked[name]
         return {
@@ -740,7 +740,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, daemon: ScriptedDaemon) -> tuple[f
     monkeypatch.setattr(
         running, "PairsClient", lambda _path: SimpleNamespace(unload=lambda _name: None)
     )
-    text = TrainingText("ask", "", messages=({"role": "user", "content": "?"},))
+    text = TrainingText("ask", "", prompt="rendered")
     before, after = running.measure_speed(
         cast(TuneClient, daemon), ["a", "b"], [text], lambda *_: None
     )
@@ -789,8 +789,9 @@ def test_a_measurement_leaves_nothing_of_what_it_asks(
     monkeypatch.setattr(running, "SPEED_SECONDS", 1e-9)
     names = [f"{TARGET},{shutil.copyfile(BASE, tmp_path / name)}" for name in ("a", "b")]
     question = "Explain each of these names:" + " copytree, rmtree, walk, scandir" * 40
-    text = TrainingText("ask", "", messages=({"role": "user", "content": question},))
     client = TuneClient(str(home.socket))
+    prompt = client.render_chat("builtin", [{"role": "user", "content": question}])
+    text = TrainingText("ask", "", prompt=prompt)
 
     def saved() -> set[Path]:
         return {path for path in (home.root / "cache").rglob("*") if path.is_file()}
@@ -801,6 +802,44 @@ def test_a_measurement_leaves_nothing_of_what_it_asks(
     home.chat(question, model=names[0], temperature=0)
     home.run("unload")
     assert saved()
+
+
+def write_preset(home: Home, pair: str, line: str) -> None:
+    """Say something about a pair in models.toml."""
+    (home.root / "config").mkdir(exist_ok=True)
+    (home.root / "config" / "models.toml").write_text(f"[pairs.{pair}]\n{line}\n")
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_prompt_is_answered_again_as_the_chat_was(
+    home: Home, tmp_path: Path, adds_bos: bool
+) -> None:
+    """By the pair's files, too, of which models.toml says nothing, and with one BOS token."""
+    files = []
+    for file in (TARGET, BASE):
+        files.append(str(shutil.copy(file, tmp_path)))
+        field = gguf.GGUFReader(files[-1], "r+").get_field("tokenizer.ggml.add_bos_token")
+        assert field is not None
+        field.parts[field.data[0]][0] = adds_bos
+    added = home.run("add", "mine", "--target", files[0], "--draft", files[1])
+    assert added.returncode == 0, added.stderr
+    write_preset(home, "mine", 'chat_template = "t.jinja"')
+    (home.root / "config" / "t.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    client = TuneClient(str(home.socket))
+    messages = [{"role": "user", "content": QUESTION}]
+    options = {"model": "mine", "messages": messages, "temperature": 0, "max_tokens": 30}
+    chat = client.chat(options | {"localspec": {"private": True}})
+    prompt = client.render_chat("mine", messages)
+    assert prompt.endswith(f">{QUESTION}")
+    answer = client.answer_prompt(",".join(files), prompt, 30)
+    assert answer["content"] == chat["choices"][0]["message"]["content"]
+    assert answer["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
+
+
+def test_a_pair_with_layers_elsewhere_is_not_tuned(home: Home) -> None:
+    write_preset(home, "builtin", 'rpc = ["tower:50052"]')
+    assert "are on other machines" in home.run("tune").stderr
+    assert "answers" in home.run("tune", "--status").stdout
 
 
 # Each conversation goes on at random moments, with answers of any kind; "" is none.
