@@ -294,7 +294,12 @@ def pair_details(
 
 
 def _find_tuned(registry: Registry, view: PairView) -> TunedDraft | None:
-    """Return the record of the tuned draft that is used in place of a pair's own, if there is one."""
+    """Return the record of the tuned draft that is used in place of a pair's own, if there is one.
+
+    A name of files means exactly these.
+    """
+    if is_file_name(view.name):
+        return None
     own = view.draft.path if view.draft else ""
     tuned = find_tuned_draft(registry.paths.tuned, view.target.path, own)
     return tuned[1] if tuned else None

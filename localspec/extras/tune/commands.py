@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -106,9 +107,7 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
     if options["check"]:
         return _check(pairs_client, inputs.resolve_pair(pair) if pair else "")
     name = inputs.resolve_pair(pair) or pairs_client.pairs().get("configured", "")
-    view = pairs_client.pair(name)
-    if view["kind"] == "upstream":
-        raise LocalspecError(f"{name} is another server's pair, which drafts by itself.")
+    view = _find_pair(pairs_client, name)
     folder = _folder(view)
     if options["revert"]:
         return _revert(view, folder)
@@ -145,6 +144,25 @@ def _existing(name: str) -> Path:
     return path.absolute()
 
 
+def _find_pair(client: PairsClient, name: str) -> dict[str, Any]:
+    """Return a pair that may have a tuned draft, a `PairView`. Raises LocalspecError."""
+    view = client.pair(name)
+    if view["kind"] == "upstream":
+        raise LocalspecError(f"{name} is another server's pair, which drafts by itself.")
+    if view["name"] not in _names(client):
+        draft = f" --draft {shlex.quote(view['draft']['path'])}" if view["draft"] else ""
+        raise LocalspecError(
+            "Files that are named by their paths are used as they are. To tune a draft for them, add them "
+            f"first: localspec add NAME --target {shlex.quote(view['target']['path'])}{draft}"
+        )
+    return view
+
+
+def _names(client: PairsClient) -> list[str]:
+    """Return the names of all pairs on this machine."""
+    return [pair["name"] for pair in client.pairs()["pairs"]]
+
+
 def _folder(view: dict[str, Any]) -> Path:
     """Return the folder of the pair's tuned draft."""
     own = view["draft"]["path"] if view["draft"] else ""
@@ -176,8 +194,8 @@ def _revert(view: dict[str, Any], folder: Path) -> int:
 
 def _check(client: PairsClient, only: str) -> int:
     """Compare the tuned drafts of all pairs, or of one, with the pairs' own."""
-    names = [only] if only else [pair["name"] for pair in client.pairs()["pairs"]]
-    tuned = [view for view in map(client.pair, names) if view.get("tuned")]
+    views = [_find_pair(client, only)] if only else map(client.pair, _names(client))
+    tuned = [view for view in views if view.get("tuned")]
     if not tuned:
         render.line("No pair has a tuned draft." if not only else f"{only} has no tuned draft.")
     for view in tuned:

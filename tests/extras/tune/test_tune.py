@@ -836,6 +836,23 @@ def test_a_prompt_is_answered_again_as_the_chat_was(
     assert answer["tokens_evaluated"] == chat["usage"]["prompt_tokens"]
 
 
+def test_files_named_by_their_paths_are_to_be_added_first(home: Home, tmp_path: Path) -> None:
+    """They use no tuned draft, not even that of a pair of the same files, and show none."""
+    files = cycle_pair(tmp_path)
+    target, draft = files.target, str(files.draft)
+    assert home.run("add", "mine", "--target", target, "--draft", draft).returncode == 0
+    folder = put_tuned_draft(home, target=target, base=draft)
+    name = f"{target},{draft}"
+    for action in ((), ("--status",), ("--revert",), ("--check",)):
+        run = home.run("tune", name, *action)
+        assert run.returncode == 1
+        assert f"localspec add NAME --target {target} --draft {draft}" in run.stderr
+    assert folder.exists()
+    client = PairsClient(str(home.socket))
+    assert client.pair("mine")["tuned"]
+    assert not client.pair(name)["tuned"]
+
+
 def test_a_pair_with_layers_elsewhere_is_not_tuned(home: Home) -> None:
     write_preset(home, "builtin", 'rpc = ["tower:50052"]')
     assert "are on other machines" in home.run("tune").stderr
