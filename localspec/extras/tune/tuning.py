@@ -98,10 +98,11 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
         learned, held_out = collecting.split_by_time(texts)
         # First, since the last ones are read first.
         learned = collecting.read_files(dict.fromkeys(t.file for t in learned if t.file)) + learned
+        start, held_out = _resume(plan, learned, held_out, work)
         trained = work / _TRAINED
         job = plan.job(
             output=str(trained),
-            start=_resume(plan, learned, work),
+            start=start,
             texts=[text.as_job() for text in learned],
             held_out=[text.as_job() for text in held_out],
             seconds=seconds,
@@ -188,7 +189,9 @@ def _complete(client: TuneClient, plan: Plan, report: running.Report) -> list[Tr
 
 # ------------------------------------------------------------------------ resuming
 # A run that is killed leaves its folder, with the draft as it was last saved. The next run of the pair goes
-# on with it if it still learns from all that the other had learned from.
+# on with it if it still learns from all answers of the history that the other had learned from. Which files
+# are learned from depends on how far the target came with completing them, so these may be others. Those that
+# were learned from before do not judge.
 
 
 @contextlib.contextmanager
@@ -203,8 +206,10 @@ def _work_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
-    """Return the path of a half-trained draft to go on with; "": there is none.
+def _resume(
+    plan: Plan, learned: Sequence[TrainingText], held_out: list[TrainingText], work: Path
+) -> tuple[str, list[TrainingText]]:
+    """Return the path of a half-trained draft to go on with, "" if there is none, and what judges it.
 
     Delete what earlier runs left. Write down what this one learns from, as digests.
     """
@@ -214,21 +219,29 @@ def _resume(plan: Plan, learned: Sequence[TrainingText], work: Path) -> str:
         "base": [plan.base, info.st_size, info.st_mtime_ns],
         "method": plan.method,
     }
-    digests = {_digest(text) for text in learned}
+    answers = {_digest_answer(text) for text in learned if not text.file}
+    files = {_digest(text.file) for text in learned if text.file}
     start = ""
     for folder in work.parent.glob(f"{WORK_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError), hold_folder(folder) as is_abandoned:
-            if is_abandoned and not start:
+        with contextlib.suppress(OSError, ValueError, KeyError), hold_folder(folder) as is_free:
+            if is_free and not start:
                 earlier = json.loads((folder / _STATE).read_bytes())
-                known = set(earlier.pop("learned", [""]))
-                if known <= digests and earlier == settings:
+                known_answers, known_files = set(earlier.pop("answers")), set(earlier.pop("files"))
+                known = {text.file for text in held_out if _digest(text.file) in known_files}
+                judges = collecting.select_unlearned(held_out, known)
+                if known_answers <= answers and earlier == settings and judges:
                     (folder / _TRAINED).rename(work / "start.gguf")
-                    start = str(work / "start.gguf")
+                    start, held_out = str(work / "start.gguf"), judges
+                    files |= known_files
         remove_abandoned(folder)
-    write_atomically(work / _STATE, json.dumps(settings | {"learned": sorted(digests)}).encode())
-    return start
+    state = settings | {"answers": sorted(answers), "files": sorted(files)}
+    write_atomically(work / _STATE, json.dumps(state).encode())
+    return start, held_out
 
 
-def _digest(text: TrainingText) -> str:
-    content = json.dumps([text.prompt, text.prefix, text.suffix, text.answer])
+def _digest_answer(text: TrainingText) -> str:
+    return _digest(json.dumps([text.prompt, text.answer]))
+
+
+def _digest(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()

@@ -449,38 +449,100 @@ def test_a_run_without_room_on_the_disk_is_refused(
     assert not list((home.root / "data" / "tuned").iterdir())
 
 
-def test_a_killed_run_is_gone_on_with_if_all_that_it_learned_from_is_still_there(
-    tmp_path: Path,
+@pytest.fixture
+def plan(tmp_path: Path) -> tuning.Plan:
+    """Return a plan for a pair whose own draft is a file in the folder."""
+    (tmp_path / "base.gguf").write_bytes(b"base")
+    draft = {"path": str(tmp_path / "base.gguf")}
+    view = {"name": "mine", "target": {"path": "target"}, "draft": draft}
+    return tuning.Plan(view, tmp_path / "none", 1.0)
+
+
+def split(texts: list[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+    """Return the older half of some texts, to learn from, and the others."""
+    return texts[: len(texts) // 2], texts[len(texts) // 2 :]
+
+
+def resume(
+    plan: tuning.Plan, killed: list[TrainingText], texts: list[TrainingText], **changed: Any
+) -> tuple[bool, list[TrainingText]]:
+    """Return whether a run goes on with one that was killed, and what it judges by.
+
+    killed, texts: what both have collected. changed: of the view of the later run.
+    """
+    root = Path(plan.base).parent
+    begun, work = root / "training-begun", root / "training-new"
+
+    def begin(plan: tuning.Plan, texts: list[TrainingText], folder: Path) -> tuple[str, list[Any]]:
+        folder.mkdir()
+        with hold_folder(folder):
+            return tuning._resume(plan, *split(texts), folder)
+
+    assert begin(plan, killed, begun) == ("", split(killed)[1])
+    (begun / "draft.gguf").write_bytes(b"half trained")
+    start, judges = begin(replace(plan, view={**plan.view, **changed}), texts, work)
+    assert not begun.exists()
+    assert not start or Path(start).read_bytes() == b"half trained"
+    shutil.rmtree(work)
+    return bool(start), judges
+
+
+def answers(*numbers: int) -> list[TrainingText]:
+    return [
+        TrainingText("ask", "a", prompt=str(number), conversation=f"c{number}")
+        for number in numbers
+    ]
+
+
+def completions(*numbers: int) -> list[TrainingText]:
+    return [TrainingText("complete", "a", prefix="p", file=f"f{number}") for number in numbers]
+
+
+def test_a_killed_run_is_gone_on_with_if_all_answers_that_it_learned_from_are_still_there(
+    plan: tuning.Plan, tmp_path: Path
 ) -> None:
-    base = tmp_path / "base.gguf"
-    base.write_bytes(b"base")
-    view = {"name": "mine", "target": {"path": "target"}, "draft": {"path": str(base)}}
-    plan = tuning.Plan(view, tmp_path / "none", 1.0)
-    texts = [TrainingText("ask", "a", prompt=str(number)) for number in range(5)]
-
-    def resume(learned: list[TrainingText], plan: tuning.Plan = plan) -> str:
-        """Return what a run goes on with after one that was killed."""
-        killed, work = (tmp_path / f"training-{name}" for name in ("killed", "new"))
-        killed.mkdir()
-        with hold_folder(killed):
-            assert tuning._resume(replace(plan, view=view), texts[:3], killed) == ""
-        work.mkdir()
-        (killed / "draft.gguf").write_bytes(b"half trained")
-        with hold_folder(work):
-            start = tuning._resume(plan, learned, work)
-        assert not killed.exists()
-        assert not start or Path(start).read_bytes() == b"half trained"
-        shutil.rmtree(work)
-        return start
-
-    assert resume(texts[:3])
-    assert resume(texts)
-    assert not resume(texts[1:])
-    assert not resume(texts, replace(plan, view={**view, "target": {"path": "other"}}))
+    texts = answers(*range(10))
+    assert resume(plan, texts, texts) == (True, texts[5:])
+    assert resume(plan, texts, [*texts, *answers(10, 11)]) == (True, answers(*range(6, 12)))
+    assert not resume(plan, texts, [*texts[1:], *texts[1:3]])[0]  # the first one was learned from
+    assert resume(plan, texts, [*texts[:5], *answers(*range(20, 25))])[0]
+    assert not resume(plan, texts, texts, target={"path": "other"})[0]
     with hold_folder_of(tmp_path / "training-running") as folder:
         (folder / "draft.gguf").touch()
-        resume(texts)
+        resume(plan, texts, texts)
         assert (folder / "draft.gguf").exists()
+
+
+@given(st.permutations(range(60)), st.integers(20, 60), st.integers(20, 60))
+def test_a_killed_run_is_gone_on_with_however_many_files_were_completed(
+    numbers: list[int], before: int, now: int
+) -> None:
+    """Other files are learned from, and those that were learned from before do not judge."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base.gguf"
+        base.write_bytes(b"base")
+        view = {"name": "mine", "target": {"path": "target"}, "draft": {"path": str(base)}}
+        plan = tuning.Plan(view, Path(folder) / "none", 1.0)
+        killed, texts = (completions(*numbers[:count]) for count in (before, now))
+        went_on, judges = resume(plan, killed, texts)
+    learned = {text.file for text in split(killed)[0]}
+    left = [text for text in split(texts)[1] if text.file not in learned]
+    assert went_on is (len(left) >= 4)
+    assert judges == (left if went_on else split(texts)[1])
+
+
+def test_a_run_that_went_on_knows_what_was_learned_before(
+    plan: tuning.Plan, tmp_path: Path
+) -> None:
+    first, second, third = tmp_path / "training-1", tmp_path / "training-2", tmp_path / "training-3"
+    judges = completions(*range(20, 30))
+    for folder, numbers in ((first, [1, 20]), (second, [2, 21]), (third, [3, 22])):
+        folder.mkdir()
+        with hold_folder(folder):
+            start, left = tuning._resume(plan, completions(*numbers), judges, folder)
+        assert bool(start) is (folder != first)
+        (folder / "draft.gguf").write_bytes(b"half trained")
+    assert left == completions(*range(22, 30))
 
 
 @contextmanager
