@@ -3,6 +3,7 @@
 data/tuned/KEY/NAME.gguf      the draft
 data/tuned/KEY/record.json    what it was made from; it is written last, and makes the daemon use the draft
 data/tuned/training-NAME      a draft in the making
+data/tuned/attempt-KEY        an empty file, as old as the last attempt that made no draft
 
 KEY is made of the paths of the target and of the pair's own draft.
 """
@@ -54,7 +55,7 @@ def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft
         OSError: a file cannot be deleted.
     """
     removed = []
-    for folder in sorted(root.glob("*")):
+    for folder in sorted(path for path in root.glob("*") if path.is_dir()):
         if folder.name.startswith(WORK_PREFIX):
             remove_abandoned(folder)
             continue

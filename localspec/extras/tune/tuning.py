@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -86,9 +87,7 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
     """
     check_torch(plan.method)
     client, texts = TuneClient(), [*history]
-    created = (plan.view.get("tuned") or {}).get("created", 0.0)
-    if sum(text.created > created for text in texts) < plan.new_answers:
-        raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
+    _check_new_answers(plan, history)
     with _work_folder() as work:
         room = _check_room(plan, work)
         seconds = plan.seconds
@@ -110,15 +109,55 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
             max_state_bytes=room,
             scratch=str(work),
         )
-        result = running.Training(job, report).run()
-        running.unload(plan.name)
-        pairs = [_copy_present(plan, work), f"{plan.target},{trained}"]
-        speeds = running.measure_speed(client, pairs, running.choose_speed_texts(held_out), report)
-        record = running.make_record(plan.base, plan.target, result, learned, speeds)
-        running.check_better(record)
-        running.adopt(plan.folder, trained, record, client, learned)
+        with _noted_attempt(plan):
+            record = _train(plan, job, learned, held_out, report)
+            running.adopt(plan.folder, trained, record, client, learned)
     running.unload(plan.name)
     return record
+
+
+def _train(
+    plan: Plan,
+    job: dict[str, Any],
+    learned: Sequence[TrainingText],
+    held_out: Sequence[TrainingText],
+    report: running.Report,
+) -> dict[str, Any]:
+    """Train a draft, compare it with the pair's own, and return its record. Raises as `tune`."""
+    result = running.Training(job, report).run()
+    running.unload(plan.name)
+    pairs = [_copy_present(plan, Path(job["scratch"])), f"{plan.target},{job['output']}"]
+    texts = running.choose_speed_texts(held_out)
+    speeds = running.measure_speed(TuneClient(), pairs, texts, report)
+    record = running.make_record(plan.base, plan.target, result, learned, speeds)
+    running.check_better(record)
+    return record
+
+
+def _check_new_answers(plan: Plan, history: Sequence[TrainingText]) -> None:
+    """Check that a run by night has something new to learn from. Raises LocalspecError."""
+    last = (plan.view.get("tuned") or {}).get("created", 0.0)
+    with contextlib.suppress(FileNotFoundError):
+        last = max(last, _attempt_file(plan).stat().st_mtime)
+    if sum(text.created > last for text in history) < plan.new_answers:
+        raise LocalspecError(f"Fewer than {plan.new_answers} answers are new.")
+
+
+def _attempt_file(plan: Plan) -> Path:
+    """Return an empty file whose time is that of the last run of the pair that failed."""
+    return plan.folder.with_name(f"attempt-{plan.folder.name}")
+
+
+@contextlib.contextmanager
+def _noted_attempt(plan: Plan) -> Iterator[None]:
+    """Write down when a run began that ends with an error. One that is killed may be gone on with."""
+    begun = time.time()
+    try:
+        yield
+    except LocalspecError:
+        _attempt_file(plan).touch()
+        os.utime(_attempt_file(plan), (begun, begun))
+        raise
 
 
 def _copy_present(plan: Plan, work: Path) -> str:

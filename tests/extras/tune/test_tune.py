@@ -295,6 +295,14 @@ def test_a_broken_record_is_no_tuned_draft(tmp_path: Path, content: str) -> None
     assert not folder.exists()
 
 
+def test_files_beside_the_drafts_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").touch()
+    (tmp_path / "attempt-0123").touch()
+    (tmp_path / "0123").mkdir()
+    assert remove_tuned_drafts(tmp_path, None) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".DS_Store", "attempt-0123"]
+
+
 def test_what_a_killed_training_left_goes_with_any_conversation(tmp_path: Path) -> None:
     abandoned, running_ = tmp_path / "training-a", tmp_path / "training-b"
     for folder in (abandoned, running_):
@@ -437,6 +445,33 @@ def test_by_night_only_new_answers_are_a_reason(
     with pytest.raises(LocalspecError, match="Fewer than 40 answers are new"):
         command.main(["--by-night"], standalone_mode=False)
     assert len(scripted) == 1
+
+
+def test_by_night_the_same_answers_are_not_tried_twice(
+    home: Home, scripted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither if the draft did not pay, nor if the training failed."""
+    texts = [TrainingText("ask", str(number), time.time() - 1e6) for number in range(60)]
+    monkeypatch.setattr(collecting, "collect_history", lambda *_: texts)
+    monkeypatch.setattr(running.Training, "gain", 1.0)
+    with pytest.raises(running.NotBetter):
+        command.main(["--by-night"], standalone_mode=False)
+    with pytest.raises(LocalspecError, match="Fewer than 40 answers are new"):
+        command.main(["--by-night"], standalone_mode=False)
+    with pytest.raises(running.NotBetter):  # a person may try again
+        command.main([], standalone_mode=False)
+    texts += [TrainingText("ask", str(number), time.time() + 1e6) for number in range(40)]
+    begun = time.time()
+    monkeypatch.setattr(running, "measure_speed", fail)
+    with pytest.raises(LocalspecError, match="scripted"):
+        command.main(["--by-night"], standalone_mode=False)
+    assert len(scripted) == 3
+    (attempt,) = (home.root / "data" / "tuned").iterdir()
+    assert begun - 1 < attempt.stat().st_mtime < time.time() + 1
+
+
+def fail(*_: object) -> None:
+    raise LocalspecError("scripted")
 
 
 def test_a_run_without_room_on_the_disk_is_refused(
