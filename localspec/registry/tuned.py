@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,27 @@ def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft
         if record is None or conversation is None or conversation in record.conversations:
             shutil.rmtree(folder)
             removed += [record] if record else []
+    return removed
+
+
+def collect_tuned_drafts(
+    root: Path, pairs: Iterable[tuple[str, str]], *, dry_run: bool = False
+) -> list[tuple[str, int]]:
+    """Delete the tuned drafts of all but some pairs, and return the names and sizes in bytes of their files.
+
+    pairs: of each, the paths of the target and of its own draft, "" if it has none.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    used = {tuned_folder(root, target, base).name for target, base in pairs}
+    removed = []
+    for folder in sorted(path for path in root.glob("*") if path.is_dir()):
+        if folder.name not in used and not folder.name.startswith(WORK_PREFIX):
+            for file in sorted(folder.iterdir()):
+                removed.append((f"{folder.name}/{file.name}", file.lstat().st_size))
+            if not dry_run:
+                shutil.rmtree(folder)
     return removed
 
 

@@ -6,6 +6,7 @@ and starts quickly.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localspec.daemon.pairs import names
-from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, is_file_name
+from localspec.daemon.pairs.names import (
+    BUILTIN,
+    NoSuchPair,
+    NotPulled,
+    builtin_files,
+    is_file_name,
+)
 from localspec.daemon.worker.eviction import free_memory
 from localspec.daemon.worker.residents import RetentionPolicy
 from localspec.errors import (
@@ -31,6 +38,7 @@ from localspec.protocol.answers import Hashing
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import AddRequest, CollectedView, RemovedView
 from localspec.protocol.settings import Pooling
+from localspec.registry.tuned import collect_tuned_drafts
 
 if TYPE_CHECKING:
     from localspec.machine import Host
@@ -517,13 +525,31 @@ class Registry:
         """Remove a pair and return what that freed. Raises Conflict if the pair is in use."""
         from localspec.registry.store import integrity
 
-        return integrity.remove_pair(self.store, own_name, in_use=self.in_use)
+        removed = integrity.remove_pair(self.store, own_name, in_use=self.in_use)
+        removed.freed += sum(size for _, size in self._collect_tuned_drafts())
+        return removed
 
     def collect_garbage(self, *, dry_run: bool = False) -> CollectedView:
         """Delete the files that no pair needs. Raises Conflict while a pull is running."""
         from localspec.registry.store import integrity
 
-        return integrity.collect_garbage(self.store, dry_run=dry_run)
+        collected = integrity.collect_garbage(self.store, dry_run=dry_run)
+        tuned = self._collect_tuned_drafts(dry_run=dry_run)
+        collected.freed += sum(size for _, size in tuned)
+        collected.files += tuple(name for name, _ in tuned)
+        return collected
+
+    def _collect_tuned_drafts(self, *, dry_run: bool = False) -> list[tuple[str, int]]:
+        """Delete the tuned drafts of no pair, and return the names and sizes in bytes of their files."""
+        listing = self.store.listing()
+        if listing.problems:  # a record that cannot be read may be that of its pair
+            return []
+        files = [self.store.model_paths(record) for record in listing.records]
+        with contextlib.suppress(ModelNotFound):
+            builtin = builtin_files()
+            files.append((Path(builtin.target), Path(builtin.draft) if builtin.draft else None))
+        pairs = [(str(target), str(draft) if draft else "") for target, draft in files]
+        return collect_tuned_drafts(self.paths.tuned, pairs, dry_run=dry_run)
 
     @staticmethod
     def refuse_reserved(name: str) -> None:

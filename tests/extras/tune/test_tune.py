@@ -314,6 +314,38 @@ def test_what_a_killed_training_left_goes_with_any_conversation(tmp_path: Path) 
         assert running_.exists()
 
 
+def test_a_tuned_draft_goes_with_its_pair(home: Home, tmp_path: Path) -> None:
+    files = cycle_pair(tmp_path)
+    added = home.run("add", "mine", "--target", files.target, "--draft", str(files.draft))
+    assert added.returncode == 0, added.stderr
+    assert home.run("add", "other", "--target", files.target, "--no-draft").returncode == 0
+    mine = put_tuned_draft(home, target=files.target, base=str(files.draft))
+    builtin = put_tuned_draft(home)
+    other = put_tuned_draft(home, target=files.target, base="", content=b"draft")
+    assert home.run("gc").stdout == "Nothing to delete.\n"
+    assert home.run("rm", "mine").returncode == 0
+    assert set(mine.parent.iterdir()) == {builtin, other}
+    assert home.run("rm", "other").returncode == 0
+    # That of an earlier file of a pair, such as the one before an update, is left for gc.
+    left = put_tuned_draft(home, target=files.target, base=str(files.draft))
+    assert f"{left.name}/record.json" in home.run("gc", "--dry-run").stdout
+    assert left.exists()
+    assert f"{left.name}/record.json" in home.run("gc").stdout
+    assert list(mine.parent.iterdir()) == [builtin]
+
+
+def test_no_tuned_draft_goes_while_a_record_cannot_be_read(home: Home, tmp_path: Path) -> None:
+    files = cycle_pair(tmp_path)
+    for name in ("mine", "other"):
+        added = home.run("add", name, "--target", files.target, "--draft", str(files.draft))
+        assert added.returncode == 0, added.stderr
+    folder = put_tuned_draft(home, target=files.target, base=str(files.draft))
+    record = next((home.root / "data" / "models").rglob("other.*"))
+    record.write_text("no record")
+    assert home.run("rm", "mine").returncode == 0
+    assert folder.exists()
+
+
 def test_revert_and_forget(home: Home) -> None:
     assert "has no tuned draft" in home.run("tune", "--revert").stderr
     folder = put_tuned_draft(home)
