@@ -26,9 +26,6 @@ from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 TUNED_KINDS = ("model", "mtp-embedded", "mtp-sidecar", "eagle3", "dflash", "dspark")
 # Answers since the last tuned draft, without which none is made by night.
 NEW_ANSWERS = 40
-_DELETED = (
-    "The tuned draft of {} was accepted less often than the pair's own since, so it is deleted."
-)
 
 
 @click.command(
@@ -193,28 +190,33 @@ def _revert(view: dict[str, Any], folder: Path) -> int:
 
 
 def _check(client: PairsClient, only: str) -> int:
-    """Compare the tuned drafts of all pairs, or of one, with the pairs' own."""
+    """Compare the tuned drafts of all pairs, or of one, with the pairs' own. Return the exit code."""
     views = [_find_pair(client, only)] if only else map(client.pair, _names(client))
     tuned = [view for view in views if view.get("tuned")]
     if not tuned:
         render.line("No pair has a tuned draft." if not only else f"{only} has no tuned draft.")
+    failed = False
     for view in tuned:
-        with Progress(f"check {view['name']}") as progress:
-            history = collecting.collect_history(collecting.TuneClient(), view["name"])
-            plan = tuning.Plan(view, _folder(view), 0.0)
-            gains = tuning.check_present(plan, history, _make_report(progress))
-            progress.clear()
-        if gains is None:
-            render.line(
-                f"{view['name']}: fewer than {tuning.MIN_CHECKED_TEXTS} answers since, too few to compare."
-            )
-        elif plan.folder.exists():
-            render.line(
-                f"{view['name']}: the tuned draft is accepted as often or more, and is kept."
-            )
-        else:
-            render.line(_DELETED.format(view["name"]))
-    return 0
+        try:
+            render.line(f"{view['name']}: {_check_pair(view)}")
+        except (LocalspecError, OSError) as error:  # the others are checked all the same
+            render.error(f"{view['name']}: {error}")
+            failed = True
+    return int(failed)
+
+
+def _check_pair(view: dict[str, Any]) -> str:
+    """Compare the tuned draft of a pair with its own, and return what came of it."""
+    with Progress(f"check {view['name']}") as progress:
+        history = collecting.collect_history(collecting.TuneClient(), view["name"])
+        plan = tuning.Plan(view, _folder(view), 0.0)
+        problem = tuning.check_present(plan, history, _make_report(progress))
+        progress.clear()
+    if problem is None:
+        return f"fewer than {tuning.MIN_CHECKED_TEXTS} answers since, too few to compare."
+    if problem:
+        return f"the tuned draft {problem}, so it is deleted."
+    return "the tuned draft is accepted as often or more, and is kept."
 
 
 def _make_report(progress: Progress) -> running.Report:
@@ -246,9 +248,13 @@ def _tune(plan: tuning.Plan, *, as_json: bool) -> int:
     with Progress(f"tune {plan.name}") as progress:
         report = _make_report(progress)
         history = collecting.collect_history(collecting.TuneClient(), plan.name)
-        if tuning.check_present(plan, history, report) and not plan.folder.exists():
+        try:
+            if problem := tuning.check_present(plan, history, report):
+                progress.clear()
+                render.note(f"The tuned draft of {plan.name} {problem}, so it is deleted.")
+        except LocalspecError as error:  # a new draft is compared with the pair's own
             progress.clear()
-            render.note(_DELETED.format(plan.name))
+            render.note(f"The tuned draft of {plan.name} was not checked. {error}")
         try:
             record = tuning.tune(plan, history, report)
         except running.NotBetter as error:

@@ -17,7 +17,7 @@ from typing import Any
 from localspec import config
 from localspec.cli.settings import usable_cores
 from localspec.cli.terminal.pairs import format_size
-from localspec.errors import LocalspecError
+from localspec.errors import BadGguf, LocalspecError
 from localspec.extras.tune import running
 from localspec.extras.tune import texts as collecting
 from localspec.extras.tune.requirements import check_torch
@@ -25,6 +25,7 @@ from localspec.extras.tune.texts import TrainingText, TuneClient
 from localspec.files import hold_folder, remove_abandoned, write_atomically
 from localspec.paths import default_paths, make_private_directory
 from localspec.protocol.tuned import WORK_PREFIX
+from localspec.registry.header.gguf import FileSource, read_header
 
 _COMPLETING_SHARE = 0.3  # of the time, in which the target completes files
 MIN_CHECKED_TEXTS = 16  # answers since a draft was made, by which it is checked
@@ -173,30 +174,48 @@ def _copy_present(plan: Plan, work: Path) -> str:
 
 def check_present(
     plan: Plan, history: Sequence[TrainingText], report: running.Report
-) -> dict[str, Any] | None:
+) -> str | None:
     """Compare the pair's tuned draft with its own on the answers since, and delete it if it is worse.
 
-    Return the tokens per pass by kind of work, or None if there are too few answers to tell. history: as of
-    `tune`.
+    Return why it was deleted; "": it was not; None: there is none, or there are too few answers to tell.
+    history: as of `tune`.
+
+    Raises:
+        LocalspecError: they could not be compared.
     """
     tuned = plan.view.get("tuned")
     if not tuned:
         return None
-    texts = [text for text in history if text.created > tuned["created"]]
-    if len(texts) < MIN_CHECKED_TEXTS:
-        return None
+    problem = ""
+    try:
+        read_header(FileSource(plan.folder / tuned["file"]))
+    except BadGguf:
+        problem = "is damaged"
+    else:
+        texts = [text for text in history if text.created > tuned["created"]]
+        if len(texts) < MIN_CHECKED_TEXTS:
+            return None
+        if not _is_as_good(plan, plan.folder / tuned["file"], texts, report):
+            problem = "was accepted less often than the pair's own since"
+    if problem:
+        shutil.rmtree(plan.folder)
+        running.unload(plan.name)
+    return problem
+
+
+def _is_as_good(
+    plan: Plan, draft: Path, texts: Sequence[TrainingText], report: running.Report
+) -> bool:
+    """Return whether a tuned draft is accepted as often as the pair's own, on some texts."""
     with _work_folder() as work:
         job = plan.job(
-            output=str(plan.folder / tuned["file"]),
+            output=str(draft),
             held_out=[text.as_job() for text in texts],
             method="none",
             scratch=str(work),
         )
-        gains: dict[str, Any] = running.Training(job, report).run()["tokens_per_pass"]
-    if not running.reaches(gains, 1.0, running.MIN_PER_PASS_OF_KIND):
-        shutil.rmtree(plan.folder)
-        running.unload(plan.name)
-    return gains
+        gains = running.Training(job, report).run()["tokens_per_pass"]
+    return running.reaches(gains, 1.0, running.MIN_PER_PASS_OF_KIND)
 
 
 def _check_room(plan: Plan, work: Path) -> int:

@@ -71,7 +71,8 @@ def put_tuned_draft(
 ) -> Path:
     """Give a pair a tuned draft, a copy of its own, that learned from these conversations."""
     folder = tuned_folder(home.root / "data" / "tuned", target, base)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     result = {
         "method": method,
         "tokens": 7,
@@ -404,14 +405,14 @@ def scripted(home: Home, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]
 
         def run(self) -> dict[str, Any]:
             if jobs[-1]["method"] != "none":
-                Path(jobs[-1]["output"]).write_bytes(b"trained")
+                Path(jobs[-1]["output"]).write_bytes(Path(BASE).read_bytes())
             figures = {"ask": {"before": 2.0, "after": 2.0 * self.gain}}
             return {"method": "output rows", "tokens": 9, "tokens_per_pass": figures}
 
     monkeypatch.setattr(running, "Training", Scripted)
     monkeypatch.setattr(running, "measure_speed", lambda *_: speeds)
     texts = [
-        TrainingText("ask", f"answer {number}", time.time() + number, prompt=f"question {number}")
+        TrainingText("ask", f"answer {number}", time.time() + 1e3 * number, prompt=f"q {number}")
         for number in range(60)
     ]
     monkeypatch.setattr(collecting, "collect_history", lambda *_: texts)
@@ -459,6 +460,49 @@ def test_a_tuned_draft_is_checked_and_deleted_if_it_is_worse(
         assert folder.exists() is kept
         assert ("is kept" in capsys.readouterr().out) is kept
     assert len(scripted) == 3
+
+
+@pytest.mark.parametrize("content", [b"no model", Path(BASE).read_bytes()[:100_000]])
+def test_a_damaged_tuned_draft_is_deleted(
+    home: Home, scripted: list[dict[str, Any]], content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = put_tuned_draft(home, content=content)
+    tune(home, "--check")
+    assert "builtin: the tuned draft is damaged, so it is deleted." in capsys.readouterr().out
+    assert not folder.exists()
+    assert not scripted
+    damaged = next(put_tuned_draft(home, content=content).glob("*.gguf"))
+    tune(home)
+    assert "The tuned draft of builtin is damaged" in capsys.readouterr().err
+    assert damaged.read_bytes() != content  # the new one
+
+
+def test_a_check_that_fails_does_not_keep_others_from_theirs(
+    home: Home,
+    scripted: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    draft = shutil.copy(BASE, tmp_path / "draft.gguf")
+    home.run("add", "aaa", "--target", TARGET, "--draft", str(draft))
+    folders = [put_tuned_draft(home, base=str(draft)), put_tuned_draft(home)]
+    run = running.Training.run
+
+    def run_or_fail(training: Any) -> dict[str, Any]:
+        if scripted[-1]["method"] == "none" and scripted[-1]["draft"] == str(draft):
+            raise LocalspecError("scripted")
+        return run(training)
+
+    monkeypatch.setattr(running.Training, "run", run_or_fail)
+    assert command.main(["--check"], standalone_mode=False) == 1
+    output = capsys.readouterr()
+    assert "aaa: scripted" in output.err
+    assert "builtin: the tuned draft is accepted as often or more, and is kept." in output.out
+    assert len(scripted) == 2
+    tune(home, "aaa")  # makes a new one
+    assert "was not checked. scripted" in capsys.readouterr().err
+    assert all(folder.exists() for folder in folders)
 
 
 def test_statistics_name_the_tuned_draft(home: Home) -> None:
