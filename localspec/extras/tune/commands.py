@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from localspec.cli import inputs, settings, suggest
 from localspec.cli.app import NumberOption
@@ -26,6 +28,9 @@ from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 TUNED_KINDS = ("model", "mtp-embedded", "mtp-sidecar", "eagle3", "dflash", "dspark")
 # Answers since the last tuned draft, without which none is made by night.
 NEW_ANSWERS = 40
+# Parameters of what is done in place of a training, and those of a training.
+_ACTIONS = ("auto", "status", "check", "revert", "forget")
+_TRAINING_OPTIONS = ("files", "minutes", "method", "new")
 
 
 @click.command(
@@ -85,21 +90,13 @@ NEW_ANSWERS = 40
 @click.option("--forget", is_flag=True, help="Delete the tuned drafts of all pairs.")
 @click.option("--by-night", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
-def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
-    actions = [name for name in ("status", "check", "revert", "forget") if options[name]]
-    actions += ["auto"] if options["auto"] is not None else []
-    if len(actions) > 1 or (actions and files):
-        raise UsageError(
-            "--auto, --status, --check, --revert, --forget and --files cannot be used together."
-        )
-    if options["new"] and options["method"] != "auto":
-        raise UsageError("--method is for training the pair's own draft further, not for --new.")
+@click.pass_context
+def command(ctx: click.Context, /, pair: str, files: tuple[str, ...], **options: Any) -> int:
+    _check_together(ctx, pair)
     if options["auto"] is not None:
         return _set_auto(on=options["auto"])
     if options["forget"]:
-        shutil.rmtree(default_paths().tuned, ignore_errors=True)
-        render.line("All tuned drafts are deleted.")
-        return 0
+        return _forget()
     pairs_client = PairsClient()
     if options["check"]:
         return _check(pairs_client, inputs.resolve_pair(pair) if pair else "")
@@ -124,6 +121,25 @@ def command(pair: str, files: tuple[str, ...], **options: Any) -> int:
     return _tune(plan, as_json=options["as_json"])
 
 
+def _check_together(ctx: click.Context, pair: str) -> None:
+    """Refuse what would have no effect on what the other options ask for. Raises UsageError."""
+    options = {
+        parameter.name: parameter.opts[0]
+        for parameter in ctx.command.params
+        if ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    }
+    if ctx.params["auto"] is False:
+        options["auto"] = "--no-auto"
+    actions = [options[name] for name in _ACTIONS if name in options]
+    training = [options[name] for name in _TRAINING_OPTIONS if name in options]
+    if len(actions) > 1 or (actions and training):
+        raise UsageError(f"{' and '.join([*actions, *training])} cannot be used together.")
+    if pair and ("forget" in options or "auto" in options):
+        raise UsageError(f"{actions[0]} is not for a single pair; leave out {pair}.")
+    if {"new", "method"} <= options.keys() and ctx.params["method"] != "auto":
+        raise UsageError("--method is for training the pair's own draft further, not for --new.")
+
+
 def _set_auto(*, on: bool) -> int:
     settings.change("tune_by_night", "true" if on else "false")
     render.line(
@@ -131,6 +147,13 @@ def _set_auto(*, on: bool) -> int:
         if on
         else "Drafts are not tuned by night."
     )
+    return 0
+
+
+def _forget() -> int:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(default_paths().tuned)
+    render.line("All tuned drafts are deleted.")
     return 0
 
 

@@ -30,7 +30,7 @@ from benchmarks.synthetic import TINY_TARGET, target_cycle
 from benchmarks.synthetic_targets import TargetArchitecture, write_layer_reader, write_target
 from localspec.client.pairs import PairsClient
 from localspec.daemon.pairs.names import builtin_files
-from localspec.errors import LocalspecError, NotFound, Unavailable
+from localspec.errors import LocalspecError, NotFound, Unavailable, UsageError
 from localspec.extras.tune import running, tuning
 from localspec.extras.tune import texts as collecting
 from localspec.extras.tune.commands import command
@@ -357,6 +357,39 @@ def test_revert_and_forget(home: Home) -> None:
     put_tuned_draft(home)
     assert home.run("tune", "--forget").returncode == 0
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mine --forget",
+        "mine --auto",
+        "mine --no-auto",
+        "--status --minutes 20",
+        "--check --method auto",
+        "--revert --new",
+        "--forget --files .",
+        "--no-auto --minutes 5",
+        "--status --check",
+        "--new --method rows",
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        command.main(words.split(), standalone_mode=False)
+    named = [word for word in words.split() if word[0] == "-" or word == "mine"]
+    assert all(word in error.value.message for word in named)
+
+
+def test_forgetting_says_so_if_the_drafts_are_still_there(home: Home, tmp_path: Path) -> None:
+    folder = put_tuned_draft(home)
+    moved = folder.parent.rename(tmp_path / "moved")
+    folder.parent.symlink_to(moved)
+    run = home.run("tune", "--forget")
+    assert run.returncode == 1
+    assert "deleted" not in run.stdout
+    assert "symbolic link" in run.stderr
+    assert folder.exists()
 
 
 # ------------------------------------------------------------------------ a run
