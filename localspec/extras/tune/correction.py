@@ -59,14 +59,19 @@ class Positions:
 
 
 def collect_positions(
-    reader: Reader, lessons: Sequence[Lesson], matrix: Floats, tokens: Integers, changing: Booleans
+    reader: Reader,
+    lessons: Sequence[Lesson],
+    matrix: Floats,
+    tokens: Integers,
+    changing: Booleans,
+    go_on: Callable[[int], bool],
 ) -> Positions:
     """Return the positions of lessons whose next token is a row that may change, read with the draft.
 
     No further lesson is read after MAX_POSITIONS.
 
     matrix: (m, width) the output matrix. tokens: (m,) the sorted tokens of its rows. changing: (m,) which
-    rows may change.
+    rows may change. go_on: called with the number of lessons after each; False ends this.
 
     Raises:
         NotLinear: the logits are no states times the matrix.
@@ -75,7 +80,7 @@ def collect_positions(
     parts = [Positions(np.zeros((0, matrix.shape[1]), np.float32), none.astype(np.int64), none)]
     solve = _solver(matrix)
     count = 0
-    for lesson in lessons:
+    for number, lesson in enumerate(lessons, 1):
         start = 0
         for all_logits in reader.read(lesson.tokens, lesson.first):
             labels = lesson.labels[start : start + len(all_logits)]
@@ -87,7 +92,7 @@ def collect_positions(
                 raise NotLinear("Its logits are not its states times its output matrix.")
             parts.append(_positions(logits, states, labels, tokens, changing))
             count += len(parts[-1])
-        if count >= MAX_POSITIONS:
+        if not go_on(number) or count >= MAX_POSITIONS:
             break
     names = ("states", "labels", "rest")
     return Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
@@ -118,12 +123,13 @@ def fit_rows(
     rows: Floats,
     training: Positions,
     validation: Positions,
-    report: Callable[[int], None],
+    go_on: Callable[[float], bool],
 ) -> Floats:
     """Return the rows (m, width) that give the validation texts the highest probability.
 
     The cross entropy of the training texts is minimized by Adam, and the rows of the best epoch are returned:
-    those given if none was better. report: called after each epoch with its number.
+    those given if none was better. go_on: called before each batch with the epochs that are done; False ends
+    this.
     """
     size = len(training) // BATCHES_PER_EPOCH
     size = min(max(size, MIN_BATCH_POSITIONS), MAX_BATCH_POSITIONS)
@@ -132,10 +138,12 @@ def fit_rows(
     current = rows.copy()
     first, second = np.zeros_like(rows), np.zeros_like(rows)
     step_size = STEP * float(np.sqrt(np.mean(rows**2)))
-    steps = 0
+    steps, is_over = 0, False
     for epoch in range(1, MAX_EPOCHS + 1):
         order = generator.permutation(len(training))
         for start in range(0, len(order), size):
+            if is_over := not go_on(epoch - 1 + start / len(order)):
+                break
             _, gradient = _loss(current, training[order[start : start + size]])
             steps += 1
             first += (1 - DECAY_FIRST) * (gradient - first)
@@ -143,10 +151,9 @@ def fit_rows(
             scale = np.sqrt(1 - DECAY_SECOND**steps) / (1 - DECAY_FIRST**steps)
             current -= step_size / np.sqrt(epoch) * scale * first / (np.sqrt(second) + EPSILON)
         validation_loss = _mean_loss(current, validation)
-        report(epoch)
         if validation_loss < best_loss:
             best, best_loss, best_epoch = current.copy(), validation_loss, epoch
-        elif epoch - best_epoch >= PATIENCE_EPOCHS:
+        if is_over or epoch - best_epoch >= PATIENCE_EPOCHS:
             break
     return best
 

@@ -22,6 +22,7 @@ import msgspec
 
 from localspec.engine.priority import lower_priority
 from localspec.errors import LoadFailed, LocalspecError
+from localspec.extras.tune.job import Job, make_reporter, send
 from localspec.extras.tune.requirements import check_torch
 from localspec.machine import Host, available_bytes
 from localspec.protocol.tuned import NEW_DRAFT
@@ -30,56 +31,8 @@ SAVE_INTERVAL_S = 300.0  # of a draft in the making
 DEPTH = 4  # of the rounds that are replayed to compare drafts
 VALIDATION_SHARE = 0.1  # of the lessons, by which the numpy way decides when to stop
 TEACHING_SHARE = 0.4  # of the time, for the target's reading
+COLLECTING_SHARE = 0.5  # of the rest, for the draft's reading where rows are fitted
 _PR_SET_PDEATHSIG = 1  # of prctl, as in linux/prctl.h
-
-
-class Job(msgspec.Struct):
-    """Describe one training.
-
-    - `target`, `draft`: paths of the two models. `draft` is "" if heads in the target's file draft, or
-      nothing does.
-    - `output`: the file to write.
-    - `texts`, `held_out`: as in `make_lesson`, the oldest first.
-    - `seconds`: time that reading and training may take.
-    - `method`: "rows", "weights", or "auto" for the latter if PyTorch is installed and `network` knows the
-      draft's architecture. "new" makes another draft, which reads the target's states. "none" only compares
-      the draft with the one in `output`.
-    - `gpu_layers`: how many layers of each model may be on a GPU, as in the configuration.
-    - `scratch`: a folder for files that are needed meanwhile, such as the target's states, which take at most
-      `max_state_bytes` there.
-    - `start`: a draft that was half trained before, whose weights are trained further.
-    """
-
-    target: str
-    draft: str
-    output: str
-    texts: list[dict[str, Any]]
-    held_out: list[dict[str, Any]]
-    seconds: float
-    threads: int
-    method: str = "auto"
-    start: str = ""
-    max_state_bytes: int = 0
-    scratch: str = ""
-    gpu_layers: int = 0
-
-
-def _send(**values: object) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(values) + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def _reporter(stage: str) -> Callable[[float], None]:
-    """Return a function that reports the share of a stage that is done, at most twice a second."""
-    last = 0.0
-
-    def report(done: float) -> None:
-        nonlocal last
-        if time.monotonic() - last > 0.5 or done >= 1:
-            last = time.monotonic()
-            _send(stage=stage, done=round(done, 3))
-
-    return report
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -97,7 +50,7 @@ def train(job: Job) -> dict[str, Any]:
         lessons = [make_lesson(text, vocab, n_ctx) for text in job.texts]
         held_out = [make_lesson(text, vocab, n_ctx) for text in job.held_out]
         lessons = [lesson for lesson in lessons if len(lesson.labels)]
-        report = _reporter("reading")
+        report = make_reporter("reading")
         n_working = 1 if teacher.is_on_gpu else job.threads
         deadline = time.process_time() + TEACHING_SHARE * job.seconds * n_working
 
@@ -226,7 +179,7 @@ def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
 
 def _save_and_report(save: Callable[[], None]) -> Callable[[float], None]:
     """Return a function that reports the share of the training that is done, and saves at times."""
-    report, saved = _reporter("training"), time.monotonic()
+    report, saved = make_reporter("training"), time.monotonic()
 
     def report_and_save(done: float) -> None:
         nonlocal saved
@@ -272,21 +225,34 @@ def _train_rows(job: Job, lessons: Sequence[Any]) -> None:
     matrix = file.read_tensor(file.output_name)
     changing = np.isin(tokens, np.concatenate([lesson.labels for lesson in lessons]))
     n_validation = max(int(VALIDATION_SHARE * len(lessons)), 1)
+    report = make_reporter("reading with the draft")
+    begun, seconds = time.thread_time(), (1 - TEACHING_SHARE) * job.seconds
+
+    def spent() -> float:
+        """Return the share of the time that is over. Pauses, and threads that help, do not count."""
+        return (time.thread_time() - begun) / seconds
+
+    def collect(first: int, end: int, share: float) -> correction.Positions:
+        def go_on(count: int) -> bool:
+            report((first + count) / len(lessons))
+            return spent() < share
+
+        part = lessons[first:end]
+        return correction.collect_positions(reader, part, matrix, tokens, changing, go_on)
+
     reader = _open_reader(job, job.draft)
     try:
-        training, validation = (
-            correction.collect_positions(reader, part, matrix, tokens, changing)
-            for part in (lessons[n_validation:], lessons[:n_validation])
-        )
+        validation = collect(0, n_validation, VALIDATION_SHARE * COLLECTING_SHARE)
+        training = collect(n_validation, len(lessons), COLLECTING_SHARE)
     finally:
         reader.close()
-    report = _reporter("training")
-    matrix[changing] = correction.fit_rows(
-        matrix[changing],
-        training,
-        validation,
-        lambda epoch: report(epoch / correction.MAX_EPOCHS),
-    )
+    report = make_reporter("training")
+
+    def go_on(epoch: float) -> bool:
+        report(epoch / correction.MAX_EPOCHS)
+        return spent() < 1
+
+    matrix[changing] = correction.fit_rows(matrix[changing], training, validation, go_on)
     # A draft whose output matrix is that of its embeddings gets one of its own.
     name = OUTPUT if file.output_name == EMBEDDINGS else file.output_name
     file.write_copy(Path(job.output), {name: matrix})
@@ -321,7 +287,7 @@ def _measure(job: Job, draft: str, lessons: Sequence[Any], stage: str) -> dict[s
     """Return by kind of work how many tokens a pass of the target yields with a draft."""
     from localspec.extras.tune.lessons import count_hits, mean_tokens_per_pass
 
-    report, by_kind = _reporter(stage), {}
+    report, by_kind = make_reporter(stage), {}
     reader = _open_reader(job, draft)
     try:
         for number, kind in enumerate(kinds := sorted({lesson.kind for lesson in lessons})):
@@ -359,12 +325,12 @@ def main() -> None:
     initialise()
     try:
         with _heads_apart(job) as job:
-            _send(result=train(job))
+            send(result=train(job))
     except (LocalspecError, OSError) as error:
-        _send(error=str(getattr(error, "message", error)))
+        send(error=str(getattr(error, "message", error)))
         sys.exit(1)
     except Exception as error:  # that of a library is better than none
-        _send(error=f"{type(error).__name__}: {error}")
+        send(error=f"{type(error).__name__}: {error}")
         sys.exit(1)
 
 

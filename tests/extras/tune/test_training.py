@@ -34,6 +34,7 @@ from localspec.children import engine_environment
 from localspec.engine.llama import initialise, quantization
 from localspec.errors import LoadFailed, LocalspecError
 from localspec.extras.tune import correction, model_file, training
+from localspec.extras.tune.job import Job
 from localspec.extras.tune.lessons import (
     Lesson,
     count_hits,
@@ -71,15 +72,15 @@ def hits_of(path: Path | str, lessons: list[Lesson]) -> float:
         reader.close()
 
 
-def job_of(folder: Path, **values: Any) -> training.Job:
-    return training.Job(
+def job_of(folder: Path, **values: Any) -> Job:
+    return Job(
         **{
             "target": str(folder / "target.gguf"),
             "draft": str(folder / "draft.gguf"),
             "output": str(folder / "new.gguf"),
             "texts": [],
             "held_out": [],
-            "seconds": 20.0,
+            "seconds": 1e6,
             "threads": 1,
             **values,
         }
@@ -120,7 +121,7 @@ def test_a_fit_finds_the_rows_that_wrote_the_texts() -> None:
     right = generator.normal(size=(20, 16)).astype(np.float32)
     wrong = right + generator.normal(size=right.shape).astype(np.float32)
     learned, unseen = (random_positions(generator, right, n) for n in (4000, 1000))
-    fitted = correction.fit_rows(wrong, learned, unseen[:500], lambda *_: None)
+    fitted = correction.fit_rows(wrong, learned, unseen[:500], lambda _: True)
     judged = unseen[500:]
     before, after = (
         np.mean((judged.states @ rows.T).argmax(1) == judged.labels) for rows in (wrong, fitted)
@@ -150,7 +151,45 @@ def test_a_fit_that_does_not_help_changes_nothing() -> None:
     right = generator.normal(size=(20, 16)).astype(np.float32)
     learned, unseen = (random_positions(generator, right, 500) for _ in range(2))
     learned.labels[:] = generator.integers(0, 20, 500)
-    assert correction.fit_rows(right, learned, unseen, lambda *_: None) is right
+    assert correction.fit_rows(right, learned, unseen, lambda _: True) is right
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 33, 70])
+def test_a_fit_ends_when_its_time_is_over(allowed: int) -> None:
+    """With the best rows until then, in the middle of an epoch, too."""
+    generator = np.random.default_rng(1)
+    right = generator.normal(size=(20, 16)).astype(np.float32)
+    wrong = right + generator.normal(size=right.shape).astype(np.float32)
+    learned, unseen = (random_positions(generator, right, n) for n in (4000, 1000))
+    calls: list[float] = []
+
+    def go_on(epoch: float) -> bool:
+        calls.append(epoch)
+        return len(calls) <= allowed
+
+    fitted = correction.fit_rows(wrong, learned, unseen, go_on)
+    assert len(calls) == allowed + 1
+    assert calls == pytest.approx([call / 32 for call in range(allowed + 1)])
+    before, after = (correction._mean_loss(rows, unseen) for rows in (wrong, fitted))
+    assert after < before if allowed else after == before
+
+
+def test_rows_are_fitted_within_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few texts as possible are read where there is no time: one to learn from, and one to compare."""
+    initialise()
+    pair = cycle_pair(tmp_path, 0.3)
+    assert pair.draft is not None
+    read: list[int] = []
+    texts = TextReader.read
+
+    def count(reader: TextReader, tokens: list[int], first: int) -> Any:
+        read.append(len(tokens))
+        return texts(reader, tokens, first)
+
+    monkeypatch.setattr(TextReader, "read", count)
+    training._train_rows(job_of(tmp_path, seconds=1e-9), cycle_lessons(40))
+    assert len(read) == 2
+    assert ModelFile(tmp_path / "new.gguf").names
 
 
 def replay(hits: list[bool], depth: int) -> int:
@@ -367,7 +406,9 @@ def test_a_draft_whose_logits_are_no_states_times_its_matrix_is_refused(tmp_path
     for states in (matrix, np.random.default_rng(0).permutation(matrix)):
         wrong = states is not matrix
         with pytest.raises(correction.NotLinear) if wrong else nullcontext():
-            correction.collect_positions(reader, cycle_lessons(1), states, tokens, tokens > 0)
+            correction.collect_positions(
+                reader, cycle_lessons(1), states, tokens, tokens > 0, lambda _: True
+            )
     reader.close()
 
 
@@ -660,7 +701,7 @@ def test_a_process_trains_and_compares(tmp_path: Path, method: str, draft: str) 
         "answer": "A walk. " * 8,
     }
     place = {"kind": "complete", "prefix": "def f(x):\n    re", "suffix": "\n", "answer": "turn x"}
-    job = training.Job(
+    job = Job(
         target=str(BUILTIN / "target.gguf"),
         draft=draft,
         output=str(tmp_path / "new.gguf"),
