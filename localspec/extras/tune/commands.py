@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def command(ctx: click.Context, /, pair: str, files: tuple[str, ...], **options:
         folder,
         options["minutes"] * 60,
         "new" if options["new"] else options["method"],
-        collecting.find_places([_existing(name) for name in files]),
+        _find_places(files),
         NEW_ANSWERS if options["by_night"] else 0,
     )
     return _tune(plan, as_json=options["as_json"])
@@ -155,6 +156,17 @@ def _forget() -> int:
         shutil.rmtree(default_paths().tuned)
     render.line("All tuned drafts are deleted.")
     return 0
+
+
+def _find_places(files: Sequence[str]) -> list[collecting.Place]:
+    """Return places in the files and folders of the command line. Raises UsageError if none is usable."""
+    places = collecting.find_places([_existing(name) for name in files])
+    if files and not places:
+        raise UsageError(
+            f"There is nothing to complete in {', '.join(files)}. Usable are files with "
+            f"{collecting.USABLE_FILES}; in folders, those whose name has an ending, but not hidden ones."
+        )
+    return places
 
 
 def _existing(name: str) -> Path:

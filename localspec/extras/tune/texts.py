@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ MIN_TEXTS = 20  # to learn from
 MIN_HELD_OUT_TEXTS = 4  # of a kind, to judge by
 _LINES_BEFORE, _LINES_AFTER, _PART_LINES = 40, 20, 60
 _MIN_LINES, _MAX_FILE_BYTES = 30, 1 << 20
+_FOREIGN_FOLDERS = ("node_modules", "__pycache__")
+# What a file must be for the target to complete places in it.
+USABLE_FILES = f"UTF-8 text of at least {_MIN_LINES} lines and at most {_MAX_FILE_BYTES >> 20} MiB"
 _ENDED_WELL = ("stop", "length")
 
 
@@ -166,14 +170,27 @@ class Place(NamedTuple):
 def find_places(paths: Iterable[Path]) -> list[Place]:
     """Return places in files, file after file, in an order that is random and always the same.
 
-    A folder stands for the files in it whose name ends like a program's or a text's.
+    A folder stands for the files in it whose name ends like a program's or a text's. A file and links to it
+    are one file.
     """
-    files = [
-        file for path in paths for file in (sorted(path.rglob("*.*")) if path.is_dir() else [path])
-    ]
+    named = (_find_files(path) if path.is_dir() else [path] for path in paths)
+    files = list(dict.fromkeys(file.resolve() for part in named for file in part))
     generator = random.Random(0)
     generator.shuffle(files)
     return [place for file in files for place in _places_of(file, generator)]
+
+
+def _find_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder, without hidden ones and those that other people have written."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _FOREIGN_FOLDERS
+            and not Path(root, name, "pyvenv.cfg").exists()
+        )
+        yield from (Path(root, name) for name in sorted(names) if name.find(".") > 0)
 
 
 def _read_lines(file: Path) -> list[str]:

@@ -1151,10 +1151,50 @@ def test_places_are_lines_of_text_files(tmp_path: Path) -> None:
     assert places == find_places([tmp_path])
     assert places
     for file, prefix, suffix in places:
-        assert file == str(tmp_path / "a.py")
+        assert file == str((tmp_path / "a.py").resolve())
         before, after = prefix.splitlines(), suffix.splitlines()
         assert lines[0].startswith(before[-1][:5]) or before[-1] in "".join(lines)
         assert all(f"{line}\n" in lines for line in [*before[:-1], *after])
+
+
+def test_only_what_its_owner_wrote_is_read_of_a_folder(tmp_path: Path) -> None:
+    """Neither hidden files nor packages of others; each file once, under whatever names."""
+    content = "".join(f"line {number} of a file\n" for number in range(60))
+    folder = tmp_path / ".project"  # what is named itself may be hidden
+    read = ["src/a.py", "b.csv"]
+    unread = [
+        ".git/hooks/pre-commit.sample",
+        ".env.local",
+        "node_modules/y/index.js",
+        "src/__pycache__/z.py",
+        "environment/lib/x.py",
+        "Makefile",
+    ]
+    for name in [*read, *unread]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    (folder / "environment" / "pyvenv.cfg").touch()
+    (folder / "link.py").symlink_to("src/a.py")
+
+    def found(*paths: Path) -> set[str]:
+        places = find_places(paths)
+        assert max(Counter(place.file for place in places).values()) <= 4
+        return {str(Path(place.file).relative_to(folder.resolve())) for place in places}
+
+    assert found(folder) == set(read)
+    assert found(folder, folder / "src" / "a.py", folder / "src" / ".." / "src") == set(read)
+    assert found(folder / ".git") == {unread[0]}
+    assert found(folder / "Makefile", folder / "environment") == {
+        "Makefile",
+        "environment/lib/x.py",
+    }
+
+
+def test_files_without_a_place_to_complete_are_a_usage_error(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("one line\n")
+    run = home.run("tune", "--files", str(tmp_path))
+    assert run.returncode == 2
+    assert "UTF-8 text of at least 30 lines and at most 1 MiB" in run.stderr
 
 
 @given(st.integers(0, 400))
