@@ -592,6 +592,34 @@ def test_continuing_requires_a_partial_answer(api: Home, conversation: str | Non
     assert list_messages(api) == before
 
 
+def text_parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_parts_of_a_message_are_stored_as_the_model_reads_them(api: Home) -> None:
+    refusal = {"type": "refusal", "refusal": "No."}
+    messages = [
+        {"role": "user", "content": text_parts("one", "", "two\n", "three")},
+        {"role": "assistant", "content": [*text_parts("Why?"), refusal]},
+        {"role": "user", "content": text_parts("echo")},
+    ]
+    body = {"messages": messages, "localspec": {"conversation": "new"}}
+    answer = api.request("POST", "/v1/chat/completions", body)
+    read = [message["content"] for message in json.loads(answer.text)["prompt"]["messages"]]
+    name = answer.json["localspec"]["conversation"]
+    assert [content for _, content in list_messages(api, name)[:3]] == read
+    assert read[:2] == ["one\n\ntwo\n\nthree", "Why?\nNo."]
+
+
+def test_the_beginning_of_an_answer_is_stored_as_the_model_reads_it(api: Home) -> None:
+    beginning = {"role": "assistant", "content": text_parts("So", "it is")}
+    messages = [{"role": "user", "content": "Well?"}, beginning]
+    body = {"messages": messages, "localspec": {"conversation": "new"}}
+    answer = api.request("POST", "/v1/chat/completions", body)
+    stored = list_messages(api, answer.json["localspec"]["conversation"])
+    assert stored[1] == ("assistant", f"So\n\nit is{answer.text}")
+
+
 def test_a_conversation_deleted_during_an_answer_stays_deleted(api: Home) -> None:
     name = ask_question(api, "raw forever more", max_tokens=3)["localspec"]["conversation"]
     body = {"messages": [], "continue_final_message": True, "localspec": {"conversation": name}}

@@ -126,6 +126,9 @@ def _budget(request: ChatRequest | TemplateRequest) -> int | None:
 # llama.cpp's seeds are 32 bits wide, and the highest one means "draw a random seed".
 _SEED_COUNT = (1 << 32) - 1
 
+# What is between the parts of a message that the answer continues, as in llama-server.
+PREFIX_SEPARATOR = "\n\n"
+
 
 _Request = TypeVar("_Request", bound=GenerationRequest)
 
@@ -275,9 +278,10 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     part = continued_part(request)
     prefix = ""
     if part == "content":
-        # Here llama-server joins the parts of a message with an empty line.
         path = f"messages[{len(messages) - 1}].content"
-        prefix = _text(request.messages[-1].content or "", path, "assistant", between="\n\n")
+        prefix = content_text(
+            request.messages[-1].content or "", path, "assistant", between=PREFIX_SEPARATOR
+        )
     elif part:
         prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(
@@ -461,7 +465,7 @@ def _speculative(request: GenerationRequest) -> frames.SpeculationSettings:
     options = request.speculative or SpeculativeOptions()
     prediction = None
     if request.prediction:
-        prediction = _text(request.prediction.content, "prediction.content")
+        prediction = content_text(request.prediction.content, "prediction.content")
     return frames.SpeculationSettings(
         enabled=options.enabled,
         depth=None if options.depth == "auto" else options.depth,
@@ -483,17 +487,14 @@ def _message(
         extra["tool_calls"] = [_template_call(call, index, inner) for call in message.tool_calls]
     # "developer" is OpenAI's newer name of this role; templates know only the older one.
     role = "system" if message.role == "developer" else message.role
-    content = message.content
+    content, path = message.content, f"messages[{index}].content"
     if content is not None:
-        content = _text(content, f"messages[{index}].content", message.role, pictures=pictures)
+        content = content_text(content, path, message.role, read_picture=pictures.read)
     elif message.lacks_content and not (message.tool_calls or message.reasoning_content):
-        raise InvalidRequest(
-            f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
-        )
+        raise InvalidRequest(f"'{path}' is missing.", param=path)
     elif not (message.tool_calls or message.reasoning_content or message.role == "tool"):
         raise InvalidRequest(
-            f"'messages[{index}].content' is null; it must be a string or a list of parts.",
-            param=f"messages[{index}].content",
+            f"'{path}' is null; it must be a string or a list of parts.", param=path
         )
     if content is None and not message.tool_calls:
         content = ""  # templates read the text without checking that there is one
@@ -519,18 +520,18 @@ def _template_call(call: dict[str, Any], index: int, inner: BodyComplexity) -> d
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
-def _text(
+def content_text(
     content: str | list[ContentPart],
     path: str,
     role: str = "",
     between: str = "\n",
-    pictures: PictureReader | None = None,
+    read_picture: Callable[[ContentPart, str], str] | None = None,
 ) -> str:
     """Return multi-part content as one text, one line per part as in llama-server.
 
     A refusal of the assistant, which is a part of its own in OpenAI's format, is text of its message.
-    pictures: collects pictures, whose mark stands in the text without new lines around it; None: there may be
-    none.
+    read_picture: returns what stands for a picture, from its part and its path. There are no new lines around
+    it. None: there may be no pictures.
 
     Raises:
         InvalidRequest: a part is neither text nor a picture that can be read.
@@ -539,14 +540,14 @@ def _text(
         return content
     text, is_after_picture = "", False
     for index, part in enumerate(content):
-        if pictures is not None and part.type == "image_url":
-            text += pictures.read(part, f"{path}[{index}]")
+        if read_picture is not None and part.type == "image_url":
+            text += read_picture(part, f"{path}[{index}]")
             is_after_picture = True
             continue
         part_text = part.refusal if part.type == "refusal" and role == "assistant" else None
         part_text = part.text if part.type == "text" else part_text
         if part_text is None:
-            other = "" if pictures is None else ', or of type "image_url" or "file"'
+            other = "" if read_picture is None else ', or of type "image_url" or "file"'
             raise InvalidRequest(
                 f"'{path}[{index}]' must be a part of type \"text\" with a 'text'{other}; this model accepts "
                 "nothing else.",

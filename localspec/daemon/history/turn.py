@@ -18,7 +18,11 @@ import msgspec
 
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.pictures import PLACEHOLDER
-from localspec.daemon.completion.request import continued_part
+from localspec.daemon.completion.request import (
+    PREFIX_SEPARATOR,
+    content_text,
+    continued_part,
+)
 from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore
 from localspec.errors import InvalidRequest
@@ -70,7 +74,9 @@ class ConversationTurn:
     def title(self) -> str:
         """The first line of the title that the client gave, or of the question if it gave none."""
         questions = (
-            _text(message) for message in reversed(self.new_messages) if message.role == "user"
+            stored_text(message)
+            for message in reversed(self.new_messages)
+            if message.role == "user"
         )
         line = _first_line(self.requested_title or "") or _first_words(next(questions, ""))
         return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
@@ -107,7 +113,7 @@ class ConversationTurn:
         answer = _stored_answer(choice, self.model, self.kind)
         if self.begun and messages:  # stored with its beginning, where the client sent that
             beginning = messages.pop()
-            answer.content = beginning.content + answer.content
+            answer.content = stored_text(self.new_messages[-1], PREFIX_SEPARATOR) + answer.content
             thoughts = (beginning.reasoning_content or "") + (answer.reasoning_content or "")
             answer.reasoning_content = thoughts or None
         if self.cut_answer:
@@ -307,7 +313,7 @@ def _normalize_role(message: ChatMessage) -> ChatMessage:
 def _stored_message(message: ChatMessage, created: float) -> StoredMessage:
     return StoredMessage(
         message.role,
-        _text(message),
+        stored_text(message),
         created,
         reasoning_content=message.reasoning_content,
         tool_calls=message.tool_calls,
@@ -341,9 +347,12 @@ def _is_complete(call: dict[str, object]) -> bool:
     return True
 
 
-def _text(message: ChatMessage) -> str:
-    if isinstance(message.content, list):
-        return "".join(
-            PLACEHOLDER if part.type == "image_url" else part.text or "" for part in message.content
-        )
-    return message.content or ""
+def stored_text(message: ChatMessage, between: str = "\n") -> str:
+    """Return what the model reads of a message, with a word in place of each picture."""
+    return content_text(
+        message.content or "",
+        "content",
+        message.role,
+        between,
+        read_picture=lambda _part, _path: PLACEHOLDER,
+    )
