@@ -394,6 +394,40 @@ def test_the_history_keeps_a_documents_text(seeing: Home) -> None:
     assert question["content"].endswith("Look\n[picture]What?")
 
 
+def title_of(home: Home, *content: dict[str, Any], **options: Any) -> str:
+    """Return the title of a new conversation that begins with such a question."""
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    answer = home.request(
+        "POST",
+        "/v1/chat/completions",
+        {**body, "localspec": {"conversation": "new", **options}},
+    )
+    assert answer.status == 200, answer.body
+    name = answer.json["localspec"]["conversation"]
+    return str(home.request("GET", f"/localspec/conversations/{name}").json["title"])
+
+
+def test_a_title_is_the_question_and_not_a_files_text(seeing: Home) -> None:
+    document, picture = file_part(REPORT, "report.pdf"), picture_part(png(3))
+    question = {"type": "text", "text": "\nWhat does it say?\nIn short."}
+    assert title_of(seeing, document, question) == "What does it say?"
+    assert title_of(seeing, document, question, title="Mine") == "Mine"
+    assert title_of(seeing, picture, question) == "What does it say?"
+    assert title_of(seeing, picture, document) == "report.pdf"
+    assert title_of(seeing, picture) == "[picture]"
+    assert title_of(seeing, {"type": "text", "text": " "}) == ""
+    assert title_of(seeing, file_part(b"x", "")) == "document"
+
+
+def test_the_title_of_a_response_is_the_question(seeing: Home) -> None:
+    file = {"type": "input_file", "filename": "report.pdf", "file_data": encode(REPORT)}
+    content = [file, {"type": "input_text", "text": "What does it say?"}]
+    body = {"input": [{"role": "user", "content": content}], "max_output_tokens": 1}
+    assert seeing.request("POST", "/v1/responses", body).status == 200
+    conversation = seeing.request("GET", "/localspec/conversations/last").json
+    assert conversation["title"] == "What does it say?"
+
+
 def test_ask_reads_documents_and_pictures(seeing: Home, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(REPORT)
     (tmp_path / "a.webp").write_bytes(picture("WEBP", lossless=True))

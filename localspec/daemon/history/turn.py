@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import reduce
@@ -27,7 +27,13 @@ from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import Conversation, StoredMessage
-from localspec.protocol.requests import AnswerKind, ChatMessage, ChatRequest, GenerationRequest
+from localspec.protocol.requests import (
+    AnswerKind,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    GenerationRequest,
+)
 
 NEW = "new"
 _MAX_TITLE_CHARS = 80
@@ -51,7 +57,7 @@ class ConversationTurn:
     stored_messages: list[ChatMessage] = field(default_factory=list)
     continues: bool = False  # the conversation exists already
     begun: bool = False  # the last message of the request is the beginning of the answer
-    requested_title: str | None = None  # the title that the client gave
+    title: str = ""  # of a new conversation
     cut_answer: StoredMessage | None = None  # the stored answer that was cut off and is continued
     continued: str | None = None  # the id of the response that is continued
     created: float = field(default_factory=time.time)
@@ -69,17 +75,6 @@ class ConversationTurn:
         messages = [*earlier, *self.new_messages]
         system = [message for message in messages if message.role == "system"]
         return system + [message for message in messages if message.role != "system"]
-
-    @property
-    def title(self) -> str:
-        """The first line of the title that the client gave, or of the question if it gave none."""
-        questions = (
-            stored_text(message)
-            for message in reversed(self.new_messages)
-            if message.role == "user"
-        )
-        line = _first_line(self.requested_title or "") or _first_words(next(questions, ""))
-        return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
 
     @contextlib.asynccontextmanager
     async def under_way(self, response: str | None = None) -> AsyncIterator[None]:
@@ -225,11 +220,9 @@ async def begin_turn(
     kind = kind_of(request)
     if name == NEW:
         name = secrets.token_hex(4)
-        title = request.localspec.title if request.localspec else None
+        title = make_title(messages, request.localspec.title if request.localspec else None)
         model = request.model or model
-        return ConversationTurn(
-            store, name, model, kind, messages, begun=begun, requested_title=title
-        )
+        return ConversationTurn(store, name, model, kind, messages, begun=begun, title=title)
     await store.wait_until_settled(name)
     stored = await store.run(lambda conversations: conversations.get(name))
     request.model = request.model or stored.model
@@ -250,6 +243,7 @@ def continue_turn(
     *,
     model: str,
     kind: AnswerKind,
+    title: str,
     begun: bool = False,
 ) -> ConversationTurn:
     """Return the turn of a response that continues `before`, or of a first response if that is None.
@@ -262,7 +256,7 @@ def continue_turn(
     turn = ConversationTurn(
         store, name, model, kind, asked, replay_messages(before), continues=before is not None
     )
-    return dataclasses.replace(turn, begun=begun, continued=continued)
+    return dataclasses.replace(turn, begun=begun, continued=continued, title=title)
 
 
 def replay_messages(before: StoredResponse | None) -> list[ChatMessage]:
@@ -284,6 +278,27 @@ def _find_cut_answer(conversation: Conversation) -> StoredMessage:
             param="messages",
         )
     return last
+
+
+def make_title(messages: Sequence[ChatMessage], requested: str | None = None) -> str:
+    """Return the first line of the title that the client gave, or of the last question if it gave none.
+
+    A file in the question counts by its name, and only if there are no words. So its text must not be in the
+    messages yet.
+    """
+    questions = (message.content or "" for message in reversed(messages) if message.role == "user")
+    line = _first_line(requested or "") or _question_line(next(questions, ""))
+    return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
+
+
+def _question_line(content: str | list[ContentPart]) -> str:
+    if isinstance(content, str):
+        return _first_words(content)
+    words = "\n".join(part.text or "" for part in content if part.type == "text")
+    files = (part.file or {} for part in content if part.type == "file")
+    names = [str(file.get("filename") or "document") for file in files]
+    names += [PLACEHOLDER for part in content if part.type == "image_url"]
+    return _first_words(words) or _first_line("\n".join(names))
 
 
 def _first_line(text: str) -> str:

@@ -14,7 +14,7 @@ from localspec.daemon.completion.request import continued_part
 from localspec.daemon.handlers import models
 from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
 from localspec.daemon.history.responses import StoredResponse
-from localspec.daemon.history.turn import ConversationTurn, continue_turn, kind_of
+from localspec.daemon.history.turn import ConversationTurn, continue_turn, kind_of, make_title
 from localspec.daemon.http.errors import add_shape
 from localspec.daemon.http.requests import (
     ignored_extension,
@@ -151,6 +151,7 @@ def _turn(
         previous,
         model=chat.model or daemon.config.pair,
         kind=kind_of(chat),
+        title=make_title(new_messages),
         begun=bool(continued_part(chat)),
     )
 

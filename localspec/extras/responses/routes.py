@@ -17,6 +17,7 @@ from localspec.daemon.history.turn import (
     ConversationTurn,
     continue_turn,
     kind_of,
+    make_title,
     replay_message,
     replay_messages,
 )
@@ -86,15 +87,10 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
         raise background_not_stored("'keep_responses' in the configuration turns off")
     previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
     body.model = body.model or (previous.model if previous else "")
-    turn, id_key = None, secrets.token_hex(12)
     chat = chat_request(body, parsed, replay_messages(previous))
-    if body.store:
-        model, kind = body.model or daemon.config.pair, kind_of(chat)
-        new_messages = parsed.messages
-        if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
-            new_messages = new_messages[len(previous.messages) :]
-        turn = continue_turn(daemon.conversations, new_messages, previous, model=model, kind=kind)
+    turn = await _begin_turn(daemon, body, chat, parsed.messages, previous)
     pair, requests, empty_answer = await prepare_chat(request, chat, turn)
+    id_key = secrets.token_hex(12)
     shape = ResponsesShape(
         empty_answer,
         new_response(body, id_key, pair.name, [*parsed.ignored, *ignored_fields(request)]),
@@ -138,6 +134,28 @@ async def _read_input(
             with _as_invalid_field(f"input[{index}].id"):
                 referenced[item.id] = await _stored_item(daemon, item.id)
     return previous, parse_input(body, referenced.__getitem__)
+
+
+async def _begin_turn(
+    daemon: DaemonState,
+    body: ResponsesRequest,
+    chat: ChatRequest,
+    new_messages: list[ChatMessage],
+    previous: StoredResponse | None,
+) -> ConversationTurn | None:
+    """Return the turn that `new_messages` and their answer make up; None if it is not stored."""
+    if not body.store:
+        return None
+    if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
+        new_messages = new_messages[len(previous.messages) :]
+    return continue_turn(
+        daemon.conversations,
+        new_messages,
+        previous,
+        model=body.model or daemon.config.pair,
+        kind=kind_of(chat),
+        title=make_title(new_messages),
+    )
 
 
 async def _find_repeated(
