@@ -394,6 +394,34 @@ def test_the_history_keeps_a_documents_text(seeing: Home) -> None:
     assert question["content"].endswith("Look\n[picture]What?")
 
 
+@pytest.mark.parametrize("kind", ["text", "picture", "converted", "document"])
+def test_an_agent_that_sends_everything_again_continues_its_conversation(
+    seeing: Home, kind: str
+) -> None:
+    part = {
+        "text": {"type": "input_text", "text": "Look."},
+        "picture": {"type": "input_image", "image_url": picture_part(png(3))["image_url"]["url"]},
+        "converted": {
+            "type": "input_image",
+            "image_url": picture_part(picture("WEBP"))["image_url"]["url"],
+        },
+        "document": {"type": "input_file", "filename": "a.pdf", "file_data": encode(REPORT)},
+    }[kind]
+    conversations = "/localspec/conversations"
+    before = len(seeing.request("GET", conversations).json["conversations"])
+    items: list[Any] = []
+    for text in (f"Is it {kind}?", "And now?", "And then?"):
+        content = [{"type": "input_text", "text": text}, *([] if items else [part])]
+        items.append({"role": "user", "content": content})
+        body = {"input": items, "max_output_tokens": 4, "temperature": 0}
+        answer = seeing.request("POST", "/v1/responses", body)
+        assert answer.status == 200, answer.body
+        items += answer.json["output"]
+    assert len(seeing.request("GET", conversations).json["conversations"]) == before + 1
+    messages = seeing.request("GET", f"{conversations}/last").json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+
+
 def title_of(home: Home, *content: dict[str, Any], **options: Any) -> str:
     """Return the title of a new conversation that begins with such a question."""
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}

@@ -117,7 +117,7 @@ async def apply_template(request: Request) -> Response:
     pair = await daemon.resolve_pair(body.model, request.receive)
     convert_function_messages(body)
     if has_files(body.messages):
-        await _expand_files(request, body, pair)
+        await expand_chat(request, body, pair)
     call_form = EXPLAINED
     if uses_tools(body):
         call_form = await call_format(daemon, pair)
@@ -292,10 +292,12 @@ async def prepare_chat(
     body: ChatRequest,
     turn: ConversationTurn | None,
     pair: PairFiles | None = None,
+    note: str = "",
 ) -> tuple[PairFiles, list[Generate], PendingAnswer]:
     """Prepare a chat of any protocol: return its pair, one engine request per choice, and the empty answer.
 
-    `turn` says where the chat is stored. `pair` is what `body.model` means, if that is known already.
+    `turn` says where the chat is stored. `pair` is what `body.model` means, if that is known already. `note`
+    is what `expand_chat` returned, if the files are expanded already.
 
     Raises:
         InvalidRequest: see `check_tools` and `chat_frames`.
@@ -303,10 +305,10 @@ async def prepare_chat(
     """
     daemon = state_of(request)
     tools.check_tools(body)
-    call_form, note = EXPLAINED, ""
+    call_form = EXPLAINED
     if has_files(body.messages):
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
-        note = await _expand_files(request, body, pair)
+        note = await expand_chat(request, body, pair)
     if uses_tools(body):
         # Each model has its own notation of calls, so the template is needed first.
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
@@ -323,7 +325,7 @@ async def prepare_chat(
     )
 
 
-async def _expand_files(
+async def expand_chat(
     request: Request, body: ChatRequest | TemplateRequest, pair: PairFiles
 ) -> str:
     """Replace the files in the messages by what the pair reads of them, and return a note, or ""."""

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion.answer import AnswerRun, progress_options, respond
-from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
+from localspec.daemon.completion.files import has_files
+from localspec.daemon.handlers.completions import expand_chat, prepare_chat, prompt_tokens
 from localspec.daemon.history.responses import StoredResponse
 from localspec.daemon.history.turn import (
     ConversationTurn,
@@ -20,6 +21,7 @@ from localspec.daemon.history.turn import (
     make_title,
     replay_message,
     replay_messages,
+    stored_text,
 )
 from localspec.daemon.http.requests import (
     ignored_extension,
@@ -88,8 +90,12 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
     previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
     body.model = body.model or (previous.model if previous else "")
     chat = chat_request(body, parsed, replay_messages(previous))
-    turn = await _begin_turn(daemon, body, chat, parsed.messages, previous)
-    pair, requests, empty_answer = await prepare_chat(request, chat, turn)
+    title, pair, note = make_title(parsed.messages), None, ""
+    if has_files(chat.messages):
+        pair = await daemon.resolve_pair(chat.model, request.receive)
+        note = await expand_chat(request, chat, pair)
+    turn = await _begin_turn(daemon, body, chat, parsed.messages, previous, title)
+    pair, requests, empty_answer = await prepare_chat(request, chat, turn, pair, note)
     id_key = secrets.token_hex(12)
     shape = ResponsesShape(
         empty_answer,
@@ -142,8 +148,12 @@ async def _begin_turn(
     chat: ChatRequest,
     new_messages: list[ChatMessage],
     previous: StoredResponse | None,
+    title: str,
 ) -> ConversationTurn | None:
-    """Return the turn that `new_messages` and their answer make up; None if it is not stored."""
+    """Return the turn that `new_messages` and their answer make up; None if it is not stored.
+
+    The files in the messages are expanded already, so that they equal those of a stored response.
+    """
     if not body.store:
         return None
     if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
@@ -154,7 +164,7 @@ async def _begin_turn(
         previous,
         model=body.model or daemon.config.pair,
         kind=kind_of(chat),
-        title=make_title(new_messages),
+        title=title,
     )
 
 
@@ -182,7 +192,7 @@ async def _find_repeated(
 def _comparable(message: ChatMessage) -> tuple[object, ...]:
     """Return what makes two messages the same. Reasoning is left out, because clients may omit it."""
     calls = [call.get("id") for call in message.tool_calls or []]
-    return message.role, message.content or "", calls, message.tool_call_id
+    return message.role, stored_text(message), calls, message.tool_call_id
 
 
 async def _stored_response(daemon: DaemonState, name: str) -> StoredResponse:
