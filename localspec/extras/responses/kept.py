@@ -153,7 +153,8 @@ class RunningResponses:
         if entry is None:
             return None
         shape, timeout, finished = entry
-        timeout.reschedule(asyncio.get_running_loop().time())
+        if not timeout.expired():  # another caller may have ended it already, and wait as well
+            timeout.reschedule(asyncio.get_running_loop().time())
         await finished.wait()
         ended = shape.ended(shape.answer.choices[0])
         return shape.now("cancelled") if ended.status == "cancelled" else None

@@ -8,6 +8,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +17,16 @@ import openai
 import pytest
 from openai.types.responses import Response as Published
 
+from localspec.daemon.completion.answer import PendingAnswer
 from localspec.daemon.http.recordings import MAX_RECORDINGS
+from localspec.errors import Cancelled
+from localspec.extras.responses.items import ToolSet
+from localspec.extras.responses.kept import RunningResponses
+from localspec.extras.responses.output import ItemStyle
+from localspec.extras.responses.request import new_response
+from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.wire import ResponsesRequest
+from localspec.protocol.frames import Generate, TextPrompt
 from tests.daemon.test_forgetting import find_words
 from tests.extras.responses.test_responses import BASE, EVENT
 from tests.support.daemons import (
@@ -341,6 +351,60 @@ def test_a_cancellation_at_the_end_has_one_outcome(home: Home, client: openai.Op
         assert ended.status == final["response"]["status"] == status, count
         assert (final["type"] == "response.completed") == (status == "completed")
         assert (ended.output_text == "a b c d e f") or status == "cancelled"
+
+
+def test_everyone_who_cancels_waits_for_the_same_end() -> None:
+    """Cancel at each step of an end that takes several, as that of an answer does."""
+    generate = Generate(0, TextPrompt("x"))
+    opening = new_response(ResponsesRequest(input="x"), "1", "m", [])
+    shape = ResponsesShape(
+        PendingAnswer("m", [generate], n=1),
+        opening,
+        ItemStyle("1", ToolSet()),
+        note=lambda: None,
+        news=str,
+    )
+    running, begun = RunningResponses(), asyncio.Event()
+
+    async def answer() -> None:
+        async with running.under_way(shape):
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(8):
+                    await asyncio.sleep(0)
+
+    async def cancel(steps: int) -> str | None:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        response = await running.cancel(opening.id)
+        return response.status if response else None
+
+    async def run() -> None:
+        task = asyncio.create_task(answer())
+        await begun.wait()
+        statuses = await asyncio.gather(*map(cancel, range(8)))
+        assert statuses == ["cancelled"] * 8
+        with pytest.raises(Cancelled):
+            await task
+        assert running.get(opening.id) is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_many_clients_end_a_response(home: Home, client: openai.OpenAI, method: str) -> None:
+    name = create(client, "forever").id
+    target = f"/v1/responses/{name}" + ("/cancel" if method == "POST" else "")
+    with ThreadPoolExecutor(8) as pool:
+        answers = [*pool.map(lambda _: home.request(method, target, b""), range(8))]
+    statuses = [answer.status for answer in answers]
+    if method == "POST":
+        assert {answer.json["status"] for answer in answers} == {"cancelled"}
+    else:  # the others find nothing to delete
+        assert sorted(statuses) == [200] + [404] * 7
+    assert is_idle(home)
 
 
 def test_a_queued_response_is_cancelled() -> None:
