@@ -326,8 +326,8 @@ class LocalspecOptions(Request):
       first line of the question is used.
     - `progress`: before the answer begins, a stream reports what it waits for, in chunks without
       choices. Errors of that time then come in the stream, too.
-    - `private`: no file stores the state that the engine computes for the prompt. Otherwise states
-      of long prompts are stored, so that they need not be prefilled again.
+    - `private`: no file stores the state that the engine computes for the prompt, and no log its
+      text. Otherwise states of long prompts are stored, so that they need not be prefilled again.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None

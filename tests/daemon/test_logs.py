@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import resource
 import stat
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon
+from tests.support.projectors import png
 
 Start = Callable[..., RunningDaemon]
 
@@ -55,6 +57,22 @@ def test_prompts_are_logged_when_that_is_asked_for(home: Home, start_daemon: Sta
     home.request("POST", "/infill", {"input_prefix": "oysters", "input_suffix": ""})
     assert "sesame" in everything_logged(home)
     assert "oysters" in everything_logged(home)
+
+
+def test_private_prompts_and_pictures_are_never_logged(home: Home, start_daemon: Start) -> None:
+    start_daemon(log_prompts="true")
+    picture = base64.b64encode(png(1)).decode()
+    url = {"url": f"data:image/png;base64,{picture}"}
+    parts = [{"type": "text", "text": "say sesame"}, {"type": "image_url", "image_url": url}]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert home.request("POST", "/v1/chat/completions", body).status == 200
+    assert home.chat("say oysters", localspec={"private": True}).text == "oysters"
+    assert home.run("ask", "--no-log", "say pearls").stdout.strip() == "pearls"
+    logged = everything_logged(home)
+    assert "sesame<__picture_" in logged
+    assert picture[:20] not in logged
+    assert "oysters" not in logged
+    assert "pearls" not in logged
 
 
 def test_the_log_is_rotated_and_for_its_owner_only(home: Home) -> None:

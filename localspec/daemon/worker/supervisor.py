@@ -67,6 +67,13 @@ def _with_notice(take: EventHandler, notice: str, stand_in: str) -> EventHandler
     return take_with_notice
 
 
+def _encode_without_pictures(prompt: frames.Prompt) -> str:
+    """Return a prompt as JSON. One picture would fill the log, so only its mark in the text is left."""
+    if isinstance(prompt, frames.ChatPrompt):
+        prompt = msgspec.structs.replace(prompt, pictures=[])
+    return msgspec.json.encode(prompt).decode()
+
+
 class UpstreamPairs(Protocol):
     """The pairs that other servers answer for."""
 
@@ -148,8 +155,8 @@ class Supervisor:
             QueueFull, Unavailable, PairSetAside, LoadFailed: The request did not start.
             WorkerDied, WorkerTimeout, InvalidRequest…: The worker ended or refused the request.
         """
-        if self.residents.config.log_prompts:
-            logs.log_prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
+        if self.residents.config.log_prompts and not request.private:
+            logs.log_prompt(request.conversation, _encode_without_pictures(request.prompt))
         job = job or Job.of(request)
         failed: list[FailedUpstream] = []
         try:
