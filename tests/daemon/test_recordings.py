@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from itertools import accumulate
 from unittest import mock
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from localspec.daemon.http import recordings
 from localspec.daemon.http.recordings import Recording, Recordings
 from localspec.daemon.http.sse import Emit, EventStream
-from localspec.errors import InvalidRequest, Unavailable
+from localspec.errors import Cancelled, InvalidRequest, Unavailable
 
 EVENTS = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b"") + b"\n\n"))
 LIMIT = 40
@@ -118,7 +119,7 @@ def test_the_oldest_that_has_ended_makes_room() -> None:
             "new",
         ]
         await kept.remove(("kind", "running"))
-        assert await read(running) == b"begun\n\n"
+        assert (await read(running)).startswith(b"begun\n\n")
 
     asyncio.run(run())
 
@@ -149,11 +150,25 @@ def test_a_recording_is_kept_for_a_time() -> None:
         asyncio.run(run())
 
 
-def test_a_recording_that_is_removed_before_it_began_ends() -> None:
+def test_a_recording_that_is_removed_ends_with_an_error() -> None:
+    async def run() -> None:
+        kept = Recordings()
+        recording = kept.start(("kind", "a"), stream(wait_forever))
+        assert await anext(recording.follow()) == b"begun\n\n"
+        await kept.remove(("kind", "a"))
+        _, error, rest = (await read(recording)).split(b"\n\n")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "cancelled"
+        assert rest == b""
+
+    asyncio.run(run())
+
+
+def test_a_recording_that_is_removed_before_it_began_is_an_error() -> None:
     async def run() -> None:
         kept = Recordings()
         recording = kept.start(("kind", "a"), stream(wait_forever))
         await kept.remove(("kind", "a"))
-        assert await read(recording) == b""
+        with pytest.raises(Cancelled):
+            await read(recording)
 
     asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -74,6 +75,13 @@ def join_text(data: bytes) -> str:
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
 
 
+def assert_cancelled(data: bytes) -> None:
+    """Check that a stream ends with an error, so that nobody takes the answer for a whole one."""
+    assert b"[DONE]" not in data
+    last = data.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "cancelled"
+
+
 def is_idle(home: Home) -> bool:
     return bool(home.status()["running"] == 0)
 
@@ -129,7 +137,7 @@ def test_stopping_frees_the_slot_and_forgets_the_stream(served: Home) -> None:
     response.readline()
     assert served.request("DELETE", target("stopped")).status == 204
     assert is_idle(served)
-    assert b"[DONE]" not in response.read()
+    assert_cancelled(response.read())
     connection.close()
     assert resume(served, "stopped").status == 404
     assert served.request("DELETE", target("stopped")).status == 204
@@ -151,7 +159,7 @@ def test_a_new_stream_replaces_the_conversations_last(served: Home) -> None:
     connection, response = begin(served, "replaced", "forever")
     response.readline()
     data = stream_whole(served, "replaced", "say two")
-    assert b"[DONE]" not in response.read()
+    assert_cancelled(response.read())
     connection.close()
     wait_for(lambda: is_idle(served), "the first one's end")
     assert resume(served, "replaced").body == data
@@ -258,6 +266,21 @@ def test_the_official_client_takes_a_resumable_stream(served: Home) -> None:
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == "one two"
     assert join_text(resume(served, "official").body) == text
+
+
+def test_a_stream_that_is_deleted_before_it_begins_is_an_error() -> None:
+    with temporary_home() as home:
+        home.use_fake("--load-delay", "20")
+        daemon = RunningDaemon(home)
+        with ThreadPoolExecutor(1) as pool:
+            begun = pool.submit(begin, home, "early", "say never")
+            wait_for(lambda: look_up(home, "early"), "the stream")
+            assert home.request("DELETE", target("early")).status == 204
+            connection, response = begun.result()
+        assert response.status == 499
+        assert json.loads(response.read())["error"]["code"] == "cancelled"
+        connection.close()
+        daemon.stop()
 
 
 def test_a_daemon_that_stops_ends_its_streams() -> None:

@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from localspec.daemon.http import errors
 from localspec.daemon.http.sse import Emit, EventStream
-from localspec.errors import InvalidRequest, LocalspecError, Unavailable
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 
 # All of these bound memory. The time and the bytes are llama-server's.
 MAX_RECORDINGS = 32
@@ -49,7 +49,11 @@ class Recording:
 
     async def write(self, message: Message) -> None:
         """Take what a response sends, as an ASGI server does."""
-        for event in message.get("body", b"").split(_EVENT_END)[:-1]:
+        self.append(message.get("body", b""))
+
+    def append(self, events: bytes) -> None:
+        """Add whole events to the stream."""
+        for event in events.split(_EVENT_END)[:-1]:
             self._data += event + _EVENT_END
             self._ends.append(self.total_bytes)
         while len(self._data) > MAX_BYTES:
@@ -146,12 +150,19 @@ class Recordings:
             self._remove(oldest)
         recording = self._recordings[key] = Recording()
         task = self._tasks[recording] = asyncio.create_task(stream.run(recording.write))
-        task.add_done_callback(partial(self._end, key, recording))
+        task.add_done_callback(partial(self._end, key, recording, stream))
         return recording
 
-    def _end(self, key: Key, recording: Recording, task: asyncio.Task[None]) -> None:
-        failure = None if task.cancelled() else task.exception()
+    def _end(
+        self, key: Key, recording: Recording, stream: EventStream, task: asyncio.Task[None]
+    ) -> None:
+        cancellation = Cancelled("The stream was cancelled before its end.")
+        failure = cancellation if task.cancelled() else task.exception()
         error = errors.as_localspec_error(failure) if isinstance(failure, Exception) else None
+        if error is not None and recording.total_bytes:
+            # Its readers would take a stream that just ends for a complete one.
+            recording.append(stream.failure(error))
+            error = None
         recording.finish(error)
         del self._tasks[recording]
         if self.get(key) is not recording:

@@ -85,6 +85,10 @@ class EventStream(Response):
             return b"event: " + value.name.encode() + b"\n" + self.event(value.value)
         return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
+    def failure(self, error: LocalspecError) -> bytes:
+        """Return the events for an error that ends the stream after its first event."""
+        return b"".join(map(self.event, self._failed(error)))
+
     async def run(self, send: Send) -> None:
         """Do the work and send its events, whether or not there is a client."""
         begun, last_sent = False, time.monotonic()
@@ -117,7 +121,7 @@ class EventStream(Response):
         except Exception as error:  # once the stream has begun, even a bug becomes an event
             if not begun:
                 raise
-            await emit(*self._failed(errors.as_localspec_error(error)))
+            await send_events(self.failure(errors.as_localspec_error(error)))
         if self._done:
             await emit(DONE)
         await send(_body_message(b"", more=False))
