@@ -39,6 +39,21 @@ def test_a_completion_says_that_it_was_in_a_loop(
     assert json.loads(last.removeprefix("data: "))["localspec"]["limit"] == limit
 
 
+@pytest.mark.parametrize(("fields", "limit"), [({"loop_guard": "all"}, "loop"), ({}, "tokens")])
+def test_a_message_says_that_it_was_in_a_loop(
+    looping: Home, fields: dict[str, str], limit: str
+) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    body = {"messages": messages, "max_tokens": 3500, "temperature": 0, **fields}
+    answer = looping.request("POST", "/v1/messages", body).json
+    assert answer["stop_reason"] == "max_tokens"
+    assert answer["localspec"]["limit"] == limit
+    assert answer["localspec"].get("loop") == ("text" if fields else None)
+    streamed = looping.request("POST", "/v1/messages", {**body, "stream": True})
+    *_, last, _ = streamed.body.decode().strip().split("\n\n")
+    assert json.loads(last.partition("data: ")[2])["localspec"]["limit"] == limit
+
+
 def test_a_wrong_scope_is_refused(looping: Home) -> None:
     answer = looping.request("POST", "/v1/completions", {"prompt": "a", "loop_guard": "some"})
     assert answer.status == 400

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from localspec.daemon.completion.answer import Choice, PendingAnswer
+from localspec.daemon.completion.openai import find_loop, length_limit
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
@@ -191,12 +192,15 @@ class MessagesShape:
         return Stopped(_reason(self._choice, done), done.stop_string)
 
     def _extra(self, done: frames.Done | None) -> MessagesExtra:
+        final_frames = [done] if done else []
         return MessagesExtra(
             self._ignored or UNSET,
             done.speculation if done else UNSET,
             self.answer.note(self._note()) or UNSET,
             self.answer.notice(self._news()) or UNSET,
             self._not_kept() or UNSET,
+            limit=length_limit(final_frames),
+            loop=find_loop(final_frames),
         )
 
 

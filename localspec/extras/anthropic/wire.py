@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from localspec.protocol.answers import Unheeded
+from localspec.protocol.answers import LengthLimit, Unheeded
 from localspec.protocol.frames import Speculation
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import INT32, Count, SamplingParameters, SpeculativeOptions, Stop
@@ -210,8 +210,8 @@ class MessagesExtra(Struct):
     """Extensions of localspec in an answer.
 
     - `ignored`: fields of the request without effect.
-    - `note`, `news`: as in OpenAI's answers.
-    - `not_kept`: why the answer could not be stored in its thread.
+    - `not_kept`: why the answer could not be stored in its thread. The other fields are as in a
+      chat.
     """
 
     ignored: list[str] | UnsetType = UNSET
@@ -219,6 +219,8 @@ class MessagesExtra(Struct):
     note: str | UnsetType = UNSET
     news: str | UnsetType = UNSET
     not_kept: str | UnsetType = UNSET
+    limit: LengthLimit | UnsetType = UNSET
+    loop: Literal["thoughts", "text"] | UnsetType = UNSET
 
 
 class MessagesAnswer(Struct):
