@@ -25,7 +25,7 @@ from localspec.daemon.completion.conversion_child import (
 from localspec.daemon.completion.files import Converter
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
-from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
+from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home, wait_for
 from tests.support.documents import (
     SQUARE,
     exploding_pdf,
@@ -420,6 +420,77 @@ def test_an_agent_that_sends_everything_again_continues_its_conversation(
     assert len(seeing.request("GET", conversations).json["conversations"]) == before + 1
     messages = seeing.request("GET", f"{conversations}/last").json["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+
+
+def respond(home: Home, data: bytes, **fields: Any) -> Answer:
+    """Ask about a document by OpenAI's Responses."""
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": encode(data)}
+    content = [file, {"type": "input_text", "text": "What?"}]
+    body = {"input": [{"role": "user", "content": content}], "temperature": 0}
+    return home.request("POST", "/v1/responses", {**body, "max_output_tokens": 16, **fields})
+
+
+def await_response(home: Home, name: str) -> Any:
+    def ended() -> Any:
+        response = home.request("GET", f"/v1/responses/{name}").json
+        return None if response["status"] in ("queued", "in_progress") else response
+
+    return wait_for(ended, "the response's end")
+
+
+@pytest.mark.parametrize("model", ["", "blind"])
+def test_a_response_in_the_background_reads_the_same(seeing: Home, model: str) -> None:
+    expected = respond(seeing, REPORT, model=model).json
+    begun = respond(seeing, REPORT, model=model, background=True).json
+    ended = await_response(seeing, begun["id"])
+    assert ended["output"][0]["content"] == expected["output"][0]["content"]
+    assert ended["usage"]["input_tokens"] == expected["usage"]["input_tokens"]
+    target = f"/v1/responses/{begun['id']}/input_items"
+    [item] = seeing.request("GET", target).json["data"]
+    assert item["content"][0]["text"].startswith("a.pdf, page 1 of 2:\nHello\n")
+    events = seeing.request("GET", f"/v1/responses/{begun['id']}?stream=true").body.decode()
+    assert ("were left out" in events) == (model == "blind")
+
+
+def test_a_response_in_the_background_is_there_before_its_document_is_read(seeing: Home) -> None:
+    """The document would take half a minute."""
+    begun = respond(seeing, slow_pdf(), background=True)
+    assert begun.json["status"] == "queued", begun.body
+    target = f"/v1/responses/{begun.json['id']}"
+    assert seeing.request("GET", target).json["status"] == "queued"
+    assert ask(seeing).status == 200
+    assert seeing.request("POST", f"{target}/cancel", b"").json["status"] == "cancelled"
+    assert seeing.request("GET", target).json["status"] == "cancelled"
+    [item] = seeing.request("GET", f"{target}/input_items").json["data"]
+    assert item["content"][0]["text"] == "[a.pdf]\nWhat?"
+
+
+def test_a_response_in_the_background_fails_with_its_document(seeing: Home) -> None:
+    begun = respond(seeing, REPORT[:200], background=True).json
+    ended = await_response(seeing, begun["id"])
+    assert ended["status"] == "failed"
+    assert ended["error"]["code"] == "invalid_prompt"
+    assert ended["error"]["message"].startswith("The document 'a.pdf' is damaged")
+    events = seeing.request("GET", f"/v1/responses/{begun['id']}?stream=true").body.decode()
+    assert "event: response.failed" in events
+    assert '"param":"input"' in events
+    assert respond(seeing, REPORT[:200]).status == 400
+
+
+def test_an_agent_in_the_background_continues_its_conversation(seeing: Home) -> None:
+    first = await_response(seeing, respond(seeing, REPORT, background=True).json["id"])
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": encode(REPORT)}
+    content = [file, {"type": "input_text", "text": "What?"}]
+    items = [{"role": "user", "content": content}, *first["output"]]
+    body = {
+        "input": [*items, {"role": "user", "content": "And?"}],
+        "max_output_tokens": 16,
+        "background": True,
+    }
+    name = seeing.request("POST", "/v1/responses", body).json["id"]
+    assert await_response(seeing, name)["status"] in ("completed", "incomplete")
+    messages = seeing.request("GET", "/localspec/conversations/last").json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
 
 
 def title_of(home: Home, *content: dict[str, Any], **options: Any) -> str:

@@ -262,7 +262,7 @@ class PendingAnswer:
             Choice(index // n, parser(), self.wants_logprobs) for index in range(len(requests))
         ]
         self.choices[0].on_end = ended
-        self._note = note
+        self.request_note = note
 
     @property
     def done(self) -> list[frames.Done]:
@@ -271,7 +271,7 @@ class PendingAnswer:
 
     def note(self, general: str | None) -> str:
         """Return remarks on this answer that a person may skip; `general` applies to all answers now."""
-        return " ".join(filter(None, [general, self._note, self.choices[0].note]))
+        return " ".join(filter(None, [general, self.request_note, self.choices[0].note]))
 
     def notice(self, general: str = "") -> str:
         """Return what a person must know about this answer; `general` applies to all answers now."""

@@ -295,8 +295,7 @@ def _question_line(content: str | list[ContentPart]) -> str:
     if isinstance(content, str):
         return _first_words(content)
     words = "\n".join(part.text or "" for part in content if part.type == "text")
-    files = (part.file or {} for part in content if part.type == "file")
-    names = [str(file.get("filename") or "document") for file in files]
+    names = [_file_name(part) for part in content if part.type == "file"]
     names += [PLACEHOLDER for part in content if part.type == "image_url"]
     return _first_words(words) or _first_line("\n".join(names))
 
@@ -362,8 +361,30 @@ def _is_complete(call: dict[str, object]) -> bool:
     return True
 
 
+def name_files(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return messages with the name of each file in its place."""
+    return [
+        msgspec.structs.replace(message, content=[*map(_name_file, message.content)])
+        if isinstance(message.content, list)
+        else message
+        for message in messages
+    ]
+
+
+def _name_file(part: ContentPart) -> ContentPart:
+    return ContentPart("text", f"[{_file_name(part)}]") if part.type == "file" else part
+
+
+def _file_name(part: ContentPart) -> str:
+    return str((part.file or {}).get("filename") or "document")
+
+
 def stored_text(message: ChatMessage, between: str = "\n") -> str:
-    """Return what the model reads of a message, with a word in place of each picture."""
+    """Return what the model reads of a message, with a word in place of each picture.
+
+    A file is still there only if it could not be read. Then its name is in its place.
+    """
+    [message] = name_files([message])
     return content_text(
         message.content or "",
         "content",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +15,7 @@ from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http.recordings import KEPT_S, Key, Recording, Recordings, replay
 from localspec.daemon.http.requests import json_response
 from localspec.daemon.http.sse import Emit, EventStream
+from localspec.daemon.worker.queue import Job
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.shape import ResponsesShape
 from localspec.extras.responses.wire import ResponseError, ResponseObject
@@ -24,11 +26,15 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundRun(AnswerRun):
-    """A response that goes on when its client leaves. Its events are recorded, streamed or not."""
+    """A response that goes on when its client leaves. Its events are recorded, streamed or not.
+
+    `expand` completes the requests with the files of the input, which may take a while or fail.
+    """
 
     recordings: Recordings
     store: ConversationStore
     response: ResponsesShape
+    expand: Callable[[], Awaitable[None]] | None = None
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """Return the events of the response, or the response that has just been queued."""
@@ -61,6 +67,12 @@ class BackgroundRun(AnswerRun):
             await AnswerRun.stream(self, emit)
         finally:
             self.store.submit(lambda store: store.finish_response(opening.id))
+
+    async def _follow(self, index: int, emit: Emit | None, job: Job) -> None:
+        if self.expand is not None:
+            await self.expand()
+            job = Job.of(self.requests[index])
+        await AnswerRun._follow(self, index, emit, job)
 
 
 def _without_end(opening: ResponseObject) -> ResponseObject:

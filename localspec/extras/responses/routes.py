@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import AnswerRun, progress_options, respond
+from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, progress_options, respond
 from localspec.daemon.completion.files import has_files
 from localspec.daemon.handlers.completions import expand_chat, prepare_chat, prompt_tokens
 from localspec.daemon.history.responses import StoredResponse
@@ -19,11 +21,13 @@ from localspec.daemon.history.turn import (
     continue_turn,
     kind_of,
     make_title,
+    name_files,
     replay_message,
     replay_messages,
     stored_text,
 )
 from localspec.daemon.http.requests import (
+    detach,
     ignored_extension,
     ignored_fields,
     json_response,
@@ -57,6 +61,7 @@ from localspec.extras.responses.wire import (
     ResponseObject,
     ResponsesRequest,
 )
+from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import ChatMessage, ChatRequest
 
 _MAX_PAGE_ITEMS = 100
@@ -89,13 +94,9 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
         raise background_not_stored("'keep_responses' in the configuration turns off")
     previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
     body.model = body.model or (previous.model if previous else "")
-    chat = chat_request(body, parsed, replay_messages(previous))
-    title, pair, note = make_title(parsed.messages), None, ""
-    if has_files(chat.messages):
-        pair = await daemon.resolve_pair(chat.model, request.receive)
-        note = await expand_chat(request, chat, pair)
-    turn = await _begin_turn(daemon, body, chat, parsed.messages, previous, title)
-    pair, requests, empty_answer = await prepare_chat(request, chat, turn, pair, note)
+    turn, pair, requests, empty_answer, expand = await _prepare_chat(
+        request, body, parsed, previous
+    )
     id_key = secrets.token_hex(12)
     shape = ResponsesShape(
         empty_answer,
@@ -122,6 +123,7 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
             recordings=daemon.recordings,
             store=daemon.conversations,
             response=shape,
+            expand=expand,
         )
     return AnswerRun(*parts, **options)
 
@@ -142,51 +144,78 @@ async def _read_input(
     return previous, parse_input(body, referenced.__getitem__)
 
 
-async def _begin_turn(
-    daemon: DaemonState,
-    body: ResponsesRequest,
-    chat: ChatRequest,
-    new_messages: list[ChatMessage],
-    previous: StoredResponse | None,
-    title: str,
-) -> ConversationTurn | None:
-    """Return the turn that `new_messages` and their answer make up; None if it is not stored.
+class _PreparedChat(NamedTuple):
+    """The chat that a request asks for. `expand`, if there is one, has to complete `requests`."""
 
-    The files in the messages are expanded already, so that they equal those of a stored response.
+    turn: ConversationTurn | None
+    pair: PairFiles
+    requests: list[Generate]
+    answer: PendingAnswer
+    expand: Callable[[], Awaitable[None]] | None = None
+
+
+async def _prepare_chat(
+    request: Request, body: ResponsesRequest, parsed: ParsedInput, previous: StoredResponse | None
+) -> _PreparedChat:
+    """Prepare the chat. The files of a response in the background are expanded when it is under way.
+
+    If the request repeats a stored response, they are expanded at once, to be compared with its text. That
+    takes no time, because they were converted for that response.
     """
-    if not body.store:
-        return None
-    if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
-        new_messages = new_messages[len(previous.messages) :]
-    return continue_turn(
-        daemon.conversations,
-        new_messages,
-        previous,
-        model=body.model or daemon.config.pair,
-        kind=kind_of(chat),
-        title=title,
-    )
+    daemon = state_of(request)
+    chat = chat_request(body, parsed, replay_messages(previous))
+    title, new_messages = make_title(parsed.messages), parsed.messages
+    repeated = None
+    if body.store and previous is None:
+        repeated = await _find_repeated(daemon, body)
+    pair, note, is_expanded = None, "", not has_files(chat.messages)
+    if not is_expanded and (repeated or not body.background):
+        pair = await daemon.resolve_pair(chat.model, request.receive)
+        note, is_expanded = await expand_chat(request, chat, pair), True
+    if repeated and _continues(new_messages, repeated):
+        previous, new_messages = repeated, new_messages[len(repeated.messages) :]
+    turn = None
+    if body.store:
+        model, kind = body.model or daemon.config.pair, kind_of(chat)
+        turn = continue_turn(
+            daemon.conversations, new_messages, previous, model=model, kind=kind, title=title
+        )
+    if is_expanded:
+        return _PreparedChat(turn, *await prepare_chat(request, chat, turn, pair, note))
+    without_files = structs.replace(chat, messages=name_files(chat.messages))
+    pair, requests, answer = await prepare_chat(request, without_files, turn)
+
+    async def expand() -> None:
+        with _original_field_names():
+            _, requests[:], expanded = await prepare_chat(detach(request), chat, turn, pair)
+        answer.request_note = expanded.request_note
+
+    return _PreparedChat(turn, pair, requests, answer, expand)
 
 
-async def _find_repeated(
-    daemon: DaemonState, body: ResponsesRequest, messages: list[ChatMessage]
-) -> StoredResponse | None:
-    """Return the stored response that a request repeats in full and continues; None if there is none.
+async def _find_repeated(daemon: DaemonState, body: ResponsesRequest) -> StoredResponse | None:
+    """Return the last stored response whose items the request repeats; None if there is none.
 
     Agents send everything again instead of `previous_response_id`. The ids of the items say which response
-    that is, and its messages must be the beginning of the request's. Otherwise each turn of an agent would
-    become a conversation of its own.
+    that is.
     """
     items = body.input if isinstance(body.input, list) else []
     for item_id in (item.id for item in reversed(items) if item.id):
         with contextlib.suppress(ValueError, NotFound):
             if response := kept.ItemReference(item_id).response:
-                stored = await _stored_response(daemon, response)
-                earlier = [_comparable(message) for message in replay_messages(stored)]
-                beginning = [_comparable(message) for message in messages[: len(earlier)]]
-                is_continued = beginning == earlier and len(messages) > len(earlier)
-                return stored if is_continued else None
+                return await _stored_response(daemon, response)
     return None
+
+
+def _continues(messages: Sequence[ChatMessage], repeated: StoredResponse) -> bool:
+    """Return whether messages begin with all those of a stored response, and go on.
+
+    Otherwise each turn of an agent would become a conversation of its own. Files have to be expanded, as
+    they are in stored text.
+    """
+    earlier = [_comparable(message) for message in replay_messages(repeated)]
+    beginning = [_comparable(message) for message in messages[: len(earlier)]]
+    return beginning == earlier and len(messages) > len(earlier)
 
 
 def _comparable(message: ChatMessage) -> tuple[object, ...]:
