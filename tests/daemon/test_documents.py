@@ -102,6 +102,13 @@ def test_without_pictures_a_document_is_its_text() -> None:
     assert pages == [Page("Hello"), Page("Look", b"", True)]
 
 
+def test_a_word_that_a_line_end_divides_is_joined() -> None:
+    lines = ("The quick exam-", "ple -", "a well-known one from 10-", "20.")
+    text = " T* ".join(f"({line}) Tj" for line in lines)
+    [page] = convert(pdf(f"BT /F1 12 Tf 14 TL 72 700 Td {text} ET")).pages
+    assert page.text == "The quick example -\na well-known one from 10-\n20."
+
+
 def test_pictures_in_a_page_are_rendered() -> None:
     content = "612 0 0 792 0 0 cm /X Do"
     resources = "/XObject << /X 4 0 R >>"

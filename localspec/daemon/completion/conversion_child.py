@@ -27,6 +27,8 @@ MAX_OUTPUT_BYTES = 64 << 20  # of all pages of one document
 # Pixels of a page's longer side. Without a text beside it, the letters must be legible in the picture.
 PAGE_PIXELS, SCAN_PIXELS = 1024, 1536
 PICTURE_FORMATS = ("WEBP", "AVIF", "TIFF")  # as Pillow calls them
+# PDFium's marks, by version, for the hyphen of a word that it has joined across two lines.
+_JOINED_HYPHENS = dict.fromkeys(map(ord, "\x02\ufffe"))
 
 
 class Page(msgspec.Struct):
@@ -134,7 +136,8 @@ def _convert_page(document: Any, number: int, *, with_pictures: bool) -> Page:
     if page.formenv:  # What is filled into a form becomes text.
         page.flatten()
         page = document[number]
-    text = page.get_textpage().get_text_bounded().replace("\r\n", "\n").strip()
+    text = page.get_textpage().get_text_bounded().translate(_JOINED_HYPHENS)
+    text = text.replace("\r\n", "\n").strip()
     drawings = (pdfium.FPDF_PAGEOBJ_IMAGE, pdfium.FPDF_PAGEOBJ_PATH, pdfium.FPDF_PAGEOBJ_SHADING)
     # A page may also show letters that its fonts give no characters for.
     has_drawings = any(True for _ in page.get_objects(filter=drawings if text else None))
