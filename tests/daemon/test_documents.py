@@ -27,12 +27,14 @@ from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
 from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home, wait_for
 from tests.support.documents import (
+    FIRST_OBJECT,
     SQUARE,
     exploding_pdf,
     image,
     pdf,
     show,
     slow_pdf,
+    stream,
     without_pictures_extra,
 )
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
@@ -107,6 +109,29 @@ def test_a_word_that_a_line_end_divides_is_joined() -> None:
     text = " T* ".join(f"({line}) Tj" for line in lines)
     [page] = convert(pdf(f"BT /F1 12 Tf 14 TL 72 700 Td {text} ET")).pages
     assert page.text == "The quick example -\na well-known one from 10-\n20."
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_form"), [("FreeText", False), ("Stamp", False), ("Widget", True)]
+)
+def test_what_was_typed_onto_a_page_is_read(kind: str, is_form: bool) -> None:
+    appearance = stream(
+        "/Type /XObject /Subtype /Form /BBox [0 0 200 50] /Resources << /Font << /F1 3 0 R >> >>",
+        "BT /F1 18 Tf 5 10 Td (typed) Tj ET",
+    )
+    place = "/Rect [100 600 300 650] /F 4"
+    annotation = f"<< /Type /Annot /Subtype /{kind} {place} /FT /Tx /T (field) /V (typed) "
+    # A program that fills in a form may leave it to the reader to draw the text.
+    annotation += ">>" if is_form else f"/AP << /N {FIRST_OBJECT} 0 R >> >>"
+    number = FIRST_OBJECT + 1
+    form = f"/AcroForm << /Fields [{number} 0 R] /DA (/F1 12 Tf) /DR << /Font << /F1 3 0 R >> >> >>"
+    document = pdf(
+        show("Name:"),
+        objects=[appearance, annotation],
+        page=f"/Annots [{number} 0 R]",
+        catalog=form if is_form else "",
+    )
+    assert convert(document).pages == [Page("Name:\ntyped")]
 
 
 def test_pictures_in_a_page_are_rendered() -> None:

@@ -34,16 +34,19 @@ def pdf(
     size: str = "0 0 612 792",
     resources: str = "",
     objects: Sequence[str] = (),
+    page: str = "",
+    catalog: str = "",
     trailer: str = "",
 ) -> bytes:
     """Return a PDF document with a page for each of `contents`, in PDF's operators.
 
-    resources: of each page, beside the font F1. objects: further objects. trailer: further entries there.
+    resources: of each page, beside the font F1. objects: further objects. page, catalog, trailer: further
+    entries of each page, and there.
     """
     first_page = FIRST_OBJECT + len(objects)
     kids = " ".join(f"{first_page + 2 * index} 0 R" for index in range(len(contents)))
     numbered = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Catalog /Pages 2 0 R {catalog} >>",
         f"<< /Type /Pages /Count {len(contents)} /Kids [{kids}] >>",
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
         *objects,
@@ -51,7 +54,7 @@ def pdf(
     for content in contents:
         numbered.append(
             f"<< /Type /Page /Parent 2 0 R /MediaBox [{size}] /Contents {len(numbered) + 2} 0 R "
-            f"/Resources << /Font << /F1 3 0 R >> {resources} >> >>"
+            f"/Resources << /Font << /F1 3 0 R >> {resources} >> {page} >>"
         )
         numbered.append(stream("", content))
     data, table = b"%PDF-1.7\n", "0000000000 65535 f \n"

@@ -133,8 +133,8 @@ def _convert_page(document: Any, number: int, *, with_pictures: bool) -> Page:
     import pypdfium2.raw as pdfium
 
     page = document[number]
-    if page.formenv:  # What is filled into a form becomes text.
-        page.flatten()
+    # What was filled into a form or typed onto the page becomes text. PdfPage.flatten needs a form for that.
+    if pdfium.FPDFPage_Flatten(page, pdfium.FLAT_NORMALDISPLAY) == pdfium.FLATTEN_SUCCESS:
         page = document[number]
     text = page.get_textpage().get_text_bounded().translate(_JOINED_HYPHENS)
     text = text.replace("\r\n", "\n").strip()
