@@ -1,4 +1,4 @@
-"""The environment variables that localspec's own processes get, and their limit on memory.
+"""The environment variables that localspec's own processes get, and their limits on memory and text.
 
 The daemon has the environment of the shell or service that started it, with logins, keys and proxy
 passwords. A worker reads downloaded files, a template process runs downloaded templates, and a grammar
@@ -41,6 +41,7 @@ _ENGINE_PREFIXES = (
     *("VK_", "MESA_", "RADV_", "MTL_", "METAL_", "ONEAPI_", "SYCL_", "UR_", "ZE_"),
 )
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|LOGIN|COOKIE", re.IGNORECASE)
+MAX_TEXT_CHARS = 8 << 20  # of a rendered prompt, and so of what files put into one
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # a value of GLIBC_TUNABLES
 
 

@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
-from localspec.daemon.completion import files
+from localspec.children import MAX_TEXT_CHARS
+from localspec.daemon.completion import conversion_child, files
 from localspec.daemon.completion.conversion_child import (
     MAX_PAGES,
     PAGE_PIXELS,
@@ -23,8 +25,12 @@ from localspec.daemon.completion.conversion_child import (
     Page,
 )
 from localspec.daemon.completion.files import Converter
+from localspec.daemon.completion.pictures import picture_url
+from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
+from localspec.protocol.frames import MAX_FRAME_BYTES
+from localspec.protocol.requests import ChatMessage, ContentPart
 from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home, wait_for
 from tests.support.documents import (
     FIRST_OBJECT,
@@ -174,6 +180,27 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header() -> None:
     assert "has 6000 × 6000 pixels; at most 25,000,000" in convert(buffer.getvalue()).problem
 
 
+@pytest.mark.parametrize(
+    ("constant", "problem"),
+    [
+        ("MAX_TEXT_CHARS", "has more than 1 characters of text. Send some of its pages"),
+        ("MAX_PICTURE_BYTES", "has more than 0 MiB of pictures. Send some of its pages"),
+    ],
+)
+def test_a_documents_text_and_pictures_are_limited(
+    constant: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = pdf(show("A"), show("B") + SQUARE)
+    fitting = conversion_child.convert(document, with_pictures=True)
+    text, picture = (page.text for page in fitting.pages), fitting.pages[1].picture
+    limits = {"MAX_TEXT_CHARS": len("".join(text)), "MAX_PICTURE_BYTES": len(picture)}
+    for name, limit in limits.items():
+        monkeypatch.setattr(conversion_child, name, limit)
+    assert conversion_child.convert(document, with_pictures=True) == fitting
+    monkeypatch.setattr(conversion_child, constant, limits[constant] - 1)
+    assert conversion_child.convert(document, with_pictures=True) == Conversion(problem=problem)
+
+
 def test_pages_of_any_size_become_pictures_of_bounded_size() -> None:
     for size in ("0 0 1e9 0.001", "0 0 0 0", "5 5 -5 -5", "0 0 14400 14400"):
         [page] = convert(pdf(SQUARE, size=size)).pages
@@ -252,6 +279,49 @@ def test_other_files_are_refused(file: object, field: str, message: str) -> None
     with pytest.raises(InvalidRequest, match=message) as raised:
         files.read_file(file, "p", field)
     assert raised.value.param == f"p.{field}"
+
+
+def expand(*parts: dict[str, Any]) -> list[ContentPart]:
+    """Return the parts of a message after its files were expanded, for a pair that reads pictures."""
+    message = ChatMessage("user", msgspec.convert(parts, list[ContentPart]))
+    asyncio.run(files.expand_files([message], Converter(), pair="p", reads_pictures=True))
+    assert isinstance(message.content, list)
+    return message.content
+
+
+@pytest.mark.parametrize(
+    ("constant", "what"),
+    [
+        ("MAX_TEXT_CHARS", "25 characters of text"),
+        ("MAX_PICTURE_BYTES", "0 MiB of pictures"),
+    ],
+)
+def test_what_the_files_of_a_request_become_is_limited(
+    constant: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [
+        file_part("字字字字".encode(), "a"),
+        picture_part(picture("WEBP")),
+        file_part(pdf(show("A")), "b"),
+        picture_part(picture("TIFF")),
+    ]
+    [first, _, second, _] = fitting = expand(*parts)
+    urls = [picture_url(part) or "" for part in fitting]
+    limits = {
+        "MAX_TEXT_CHARS": len(f"{first.text}{second.text}"),
+        "MAX_PICTURE_BYTES": len("".join(urls)),
+    }
+    for name, limit in limits.items():
+        monkeypatch.setattr(files, name, limit)
+    assert expand(*parts) == fitting
+    monkeypatch.setattr(files, constant, limits[constant] - 1)
+    with pytest.raises(InvalidRequest, match=f"the files of the request become more than {what}"):
+        expand(*parts)
+
+
+def test_the_largest_request_fits_into_a_frame() -> None:
+    text_bytes = MAX_TEXT_CHARS * len("\U0001f600".encode())
+    assert text_bytes + files.MAX_PICTURE_BYTES + MAX_BODY_BYTES < MAX_FRAME_BYTES
 
 
 def test_a_name_is_one_short_line() -> None:

@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from localspec.children import limit_memory
+from localspec.children import MAX_TEXT_CHARS, limit_memory
 
 NICENESS = 5  # Generating an answer has priority over reading a document.
 MAX_PIXELS = 25_000_000  # of one picture; decoding takes up to 12 bytes for each
 MAX_PAGES = 100  # of one document
-MAX_OUTPUT_BYTES = 64 << 20  # of all pages of one document
+MAX_PICTURE_BYTES = 64 << 20  # of all pages of one document
 # Pixels of a page's longer side. Without a text beside it, the letters must be legible in the picture.
 PAGE_PIXELS, SCAN_PIXELS = 1024, 1536
 PICTURE_FORMATS = ("WEBP", "AVIF", "TIFF")  # as Pillow calls them
@@ -118,13 +118,18 @@ def convert_document(data: bytes, *, with_pictures: bool) -> list[Page]:
             f"has {len(document)} pages; at most {MAX_PAGES} can be read. Send some of them"
         )
     document.init_forms()
-    pages, n_bytes = list[Page](), 0
+    pages, n_chars, n_bytes = list[Page](), 0, 0
     for number in range(len(document)):
         pages.append(_convert_page(document, number, with_pictures=with_pictures))
-        n_bytes += len(pages[-1].text.encode()) + len(pages[-1].picture)
-        if n_bytes > MAX_OUTPUT_BYTES:
+        n_chars += len(pages[-1].text)
+        n_bytes += len(pages[-1].picture)
+        if n_chars > MAX_TEXT_CHARS:
             raise Refused(
-                f"has more than {MAX_OUTPUT_BYTES >> 20} MiB as text and pictures. Send some of its pages"
+                f"has more than {MAX_TEXT_CHARS:,} characters of text. Send some of its pages"
+            )
+        if n_bytes > MAX_PICTURE_BYTES:
+            raise Refused(
+                f"has more than {MAX_PICTURE_BYTES >> 20} MiB of pictures. Send some of its pages"
             )
     return pages
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from localspec.children import helper_environment
+from localspec.children import MAX_TEXT_CHARS, helper_environment
 from localspec.daemon.completion.conversion_child import Conversion, is_pdf
 from localspec.daemon.completion.pictures import (
     converted_format,
@@ -40,7 +40,7 @@ MEMORY_LIMIT_BYTES = 1 << 30
 CPU_LIMIT_S = 30
 TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
 CACHE_BYTES = 64 << 20
-MAX_EXPANDED_BYTES = 128 << 20  # of one request; all its pictures go to the engine in one frame
+MAX_PICTURE_BYTES = 128 << 20  # of one request, in base64; all go to the engine in one frame
 _MAX_NAME_CHARS = 200
 _CHILD = "localspec.daemon.completion.conversion_child"
 
@@ -111,7 +111,7 @@ async def expand_files(
         InvalidRequest: a file cannot be read.
         Unavailable: it cannot be converted at the moment.
     """
-    notes, n_bytes = [], 0
+    notes, n_chars, n_bytes = [], 0, 0
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
             continue
@@ -128,16 +128,29 @@ async def expand_files(
                 expanded.append(part)
                 continue
             expanded += parts
-            n_bytes += sum(len(part.text or picture_url(part) or "") for part in parts)
-            if n_bytes > MAX_EXPANDED_BYTES:
-                raise InvalidRequest(
-                    f"'{path}': the files of the request become more than {MAX_EXPANDED_BYTES >> 20} MiB of "
-                    "text and pictures. Send fewer.",
-                    param=path,
-                )
+            n_chars += sum(len(part.text or "") for part in parts)
+            n_bytes += sum(len(picture_url(part) or "") for part in parts)
+            _check_size(n_chars, n_bytes, path)
         # The list itself changes, because the history's copies of the message share it.
         message.content[:] = _join_texts(expanded)
     return " ".join(filter(None, notes))
+
+
+def _check_size(n_chars: int, n_bytes: int, path: str) -> None:
+    """Check what the files of a request have become. The one at `path` is the last of them.
+
+    Raises:
+        InvalidRequest: they have more text than a prompt may have, or too many bytes of pictures.
+    """
+    if n_chars > MAX_TEXT_CHARS:
+        what = f"{MAX_TEXT_CHARS:,} characters of text"
+    elif n_bytes > MAX_PICTURE_BYTES:
+        what = f"{MAX_PICTURE_BYTES >> 20} MiB of pictures"
+    else:
+        return
+    raise InvalidRequest(
+        f"'{path}': the files of the request become more than {what}. Send fewer.", param=path
+    )
 
 
 def _join_texts(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:

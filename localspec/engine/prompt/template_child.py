@@ -27,7 +27,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localspec.children import limit_memory
+from localspec.children import MAX_TEXT_CHARS, limit_memory
 from localspec.engine.prompt.provenance import (
     Alphabet,
     ProvenanceEnvironment,
@@ -37,7 +37,6 @@ from localspec.engine.prompt.provenance import (
 
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
 NICENESS = 5  # Generating an answer has priority over rendering a prompt.
-MAX_OUTPUT_CHARS = 8 * 1024 * 1024  # Characters of a rendered prompt.
 
 
 class TemplateRaised(Exception):
@@ -117,7 +116,7 @@ def _compiled(env: ImmutableSandboxedEnvironment, template: str) -> jinja2.Templ
 
 
 def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
-    """Return the rendered text, of at most MAX_OUTPUT_CHARS.
+    """Return the rendered text, of at most MAX_TEXT_CHARS.
 
     Raises:
         TemplateRaised: the template called raise_exception, or its text is too long.
@@ -133,8 +132,8 @@ def _pieces(
     total = 0
     for piece in _compiled(env, template).generate(**variables):
         total += len(piece)
-        if total > MAX_OUTPUT_CHARS:
-            raise TemplateRaised(f"the result is longer than {MAX_OUTPUT_CHARS} characters")
+        if total > MAX_TEXT_CHARS:
+            raise TemplateRaised(f"the result is longer than {MAX_TEXT_CHARS} characters")
         pieces.append(piece)
     return pieces
 
