@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion import conversion_child, files
+from localspec.daemon.completion import conversion_child, converter, files
 from localspec.daemon.completion.conversion_child import (
     MAX_PAGES,
     PAGE_PIXELS,
@@ -24,7 +24,7 @@ from localspec.daemon.completion.conversion_child import (
     Conversion,
     Page,
 )
-from localspec.daemon.completion.files import Converter
+from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import picture_url
 from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.errors import InvalidRequest
@@ -257,7 +257,7 @@ def test_a_file_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     results = asyncio.run(scenario(Converter()))
     assert results[:2] == results[4:]
     assert runs == ["pictures", "text"] * 2
-    monkeypatch.setattr(files, "CACHE_BYTES", 0)  # then the last one alone is kept
+    monkeypatch.setattr(converter, "CACHE_BYTES", 0)  # then the last one alone is kept
     runs.clear()
     asyncio.run(scenario(Converter()))
     assert len(runs) == 6

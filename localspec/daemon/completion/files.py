@@ -1,29 +1,22 @@
 """Expand the files of a chat into what models read: text, and pictures that llama.cpp decodes.
 
 A page of a PDF document becomes its text. If it shows more than that, and the pair reads pictures, it also
-becomes a picture. Pictures in formats that llama.cpp does not decode are converted. All of this happens in a
-process of its own (`conversion_child`), whose results are kept for a while, because agents send a
-conversation again with each request.
+becomes a picture. Pictures in formats that llama.cpp does not decode are converted. All of this happens in
+other processes (`converter`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import contextlib
-import hashlib
-import sys
-from asyncio.subprocess import DEVNULL, PIPE
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-import msgspec
-
-from localspec.children import MAX_TEXT_CHARS, helper_environment
-from localspec.daemon.completion.conversion_child import Conversion, is_pdf
+from localspec.children import MAX_TEXT_CHARS
+from localspec.daemon.completion.conversion_child import is_pdf
+from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import (
     converted_format,
     decode_base64,
@@ -32,17 +25,11 @@ from localspec.daemon.completion.pictures import (
     read_picture,
     require_extra,
 )
-from localspec.errors import InvalidRequest, Unavailable
+from localspec.errors import InvalidRequest
 from localspec.protocol.requests import ChatMessage, ContentPart
 
-MAX_PROCESSES = 2  # at the same time
-MEMORY_LIMIT_BYTES = 1 << 30
-CPU_LIMIT_S = 30
-TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
-CACHE_BYTES = 64 << 20
 MAX_PICTURE_BYTES = 128 << 20  # of one request, in base64; all go to the engine in one frame
 _MAX_NAME_CHARS = 200
-_CHILD = "localspec.daemon.completion.conversion_child"
 
 
 class File(NamedTuple):
@@ -204,58 +191,3 @@ async def _convert_picture(part: ContentPart, path: str, converter: Converter) -
 def _picture_part(picture: bytes) -> ContentPart:
     url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
     return ContentPart("image_url", image_url=url)
-
-
-class Converter:
-    """Converts files in processes of their own, and keeps the latest results."""
-
-    def __init__(
-        self, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, cpu_limit_s: int = CPU_LIMIT_S
-    ) -> None:
-        self._limits = str(memory_limit_bytes), str(cpu_limit_s)
-        self._turns = asyncio.Semaphore(MAX_PROCESSES)
-        self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # encoded conversions
-
-    async def convert(self, data: bytes, *, with_pictures: bool) -> Conversion:
-        """Return what a file becomes. Raises Unavailable if that takes too long on this busy machine."""
-        kind = "pictures" if with_pictures else "text"
-        key = hashlib.sha256(kind.encode() + data).digest()
-        if (output := self._cache.get(key)) is None:
-            async with self._turns:
-                output = await self._run(kind, data)
-        try:
-            conversion = msgspec.msgpack.decode(output, type=Conversion)
-        except msgspec.DecodeError:  # The process has ended before.
-            return Conversion(problem="cannot be read: that takes too much time or memory")
-        self._cache[key] = output
-        self._cache.move_to_end(key)
-        while len(self._cache) > 1 and sum(map(len, self._cache.values())) > CACHE_BYTES:
-            self._cache.popitem(last=False)
-        return conversion
-
-    async def _run(self, kind: str, data: bytes) -> bytes:
-        """Return what the process writes; that is nothing or incomplete if it exceeds a limit."""
-        command = [sys.executable, "-P", "-m", _CHILD, kind, *self._limits]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=DEVNULL,
-                start_new_session=True,
-                env=helper_environment(),
-            )
-        except OSError as error:
-            raise Unavailable(
-                f"The process that converts files cannot be started ({error}); try again."
-            ) from error
-        try:
-            async with asyncio.timeout(TIME_LIMIT_S):
-                output, _ = await process.communicate(data)
-                return output
-        except TimeoutError:
-            raise Unavailable("Converting a file takes too long; try again.") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
