@@ -267,8 +267,8 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "a turn is a completion that is kept; a store of conversations needs no HTTP",
     ),
     "daemon/completion": (
-        {"daemon/http", "daemon/worker"},
-        "from a request to its answer, whether or not it is kept",
+        {"daemon/http", "daemon/logs", "daemon/worker"},
+        "from a request to its answer, whether or not it is kept; files are converted in threads",
     ),
     "daemon/pairs": ({"daemon/http", "daemon/worker"}, "what there is to load, and no use of it"),
     "daemon/http": ({"daemon/logs"}, "it carries bytes, whatever they say"),

@@ -7,7 +7,7 @@ import logging
 import logging.handlers
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from io import TextIOWrapper
 from pathlib import Path
@@ -127,6 +127,11 @@ class SharedWork(Generic[Result]):
     def __init__(self, threads: ThreadPool) -> None:
         self._threads = threads
         self._running: dict[str, _Work[Result]] = {}
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of the work that callers wait for."""
+        return self._running.keys()
 
     async def get(self, name: str, work: Callable[[threading.Event], Result]) -> Result:
         """Return the result of `work`. Its argument is an event that is set when no caller waits any more."""

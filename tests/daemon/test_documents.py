@@ -219,7 +219,8 @@ def test_time_is_limited() -> None:
     assert convert(slow_pdf(), cpu_limit_s=1).problem == TOO_MUCH
 
 
-def test_changed_documents_are_read_or_refused() -> None:
+def test_changed_documents_are_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converter, "MAX_CONVERSIONS", 24)
     rng, original = random.Random(5), REPORT + picture("WEBP")
 
     def change(data: bytes) -> bytes:
@@ -236,31 +237,6 @@ def test_changed_documents_are_read_or_refused() -> None:
 
     for conversion in asyncio.run(run()):
         assert bool(conversion.pages) != bool(conversion.problem)
-
-
-def test_a_file_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = list[str]()
-    run = Converter._run
-
-    async def count(self: Converter, kind: str, data: bytes) -> bytes:
-        runs.append(kind)
-        return await run(self, kind, data)
-
-    async def scenario(converter: Converter) -> list[Conversion]:
-        return [
-            await converter.convert(data, with_pictures=with_pictures)
-            for data in (REPORT, pdf(show("B")), REPORT)
-            for with_pictures in (True, False)
-        ]
-
-    monkeypatch.setattr(Converter, "_run", count)
-    results = asyncio.run(scenario(Converter()))
-    assert results[:2] == results[4:]
-    assert runs == ["pictures", "text"] * 2
-    monkeypatch.setattr(converter, "CACHE_BYTES", 0)  # then the last one alone is kept
-    runs.clear()
-    asyncio.run(scenario(Converter()))
-    assert len(runs) == 6
 
 
 @pytest.mark.parametrize(

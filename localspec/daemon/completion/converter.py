@@ -1,28 +1,36 @@
 """Convert files in processes of their own (`conversion_child`), and keep the latest results.
 
-Agents send a conversation again with each request, and so its files.
+Agents send a conversation again with each request, and so its files. Equal files that are requested at the
+same time share one process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import signal
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
+import threading
 from collections import OrderedDict
+from functools import partial
+from subprocess import DEVNULL, PIPE
 
 import msgspec
 
 from localspec.children import helper_environment
 from localspec.daemon.completion.conversion_child import Conversion
+from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.errors import Unavailable
 
 MAX_PROCESSES = 2  # at the same time
+MAX_CONVERSIONS = 16  # that run or wait; each may take CPU_LIMIT_S
 MEMORY_LIMIT_BYTES = 1 << 30
 CPU_LIMIT_S = 30
 TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
 CACHE_BYTES = 64 << 20
+RETRY_AFTER_S = 10
 _CHILD = "localspec.daemon.completion.conversion_child"
+_EXCEEDED = Conversion(problem="cannot be read: that takes too much time or memory")
 
 
 class Converter:
@@ -32,32 +40,37 @@ class Converter:
         self, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, cpu_limit_s: int = CPU_LIMIT_S
     ) -> None:
         self._limits = str(memory_limit_bytes), str(cpu_limit_s)
-        self._turns = asyncio.Semaphore(MAX_PROCESSES)
-        self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # encoded conversions
+        self._running = SharedWork[bytes](ThreadPool("file conversion", MAX_PROCESSES))
+        self._cache: OrderedDict[str, bytes] = OrderedDict()  # encoded conversions
 
     async def convert(self, data: bytes, *, with_pictures: bool) -> Conversion:
-        """Return what a file becomes. Raises Unavailable if that takes too long on this busy machine."""
+        """Return what a file becomes.
+
+        Raises:
+            Unavailable: it cannot be converted at the moment.
+        """
         kind = "pictures" if with_pictures else "text"
-        key = hashlib.sha256(kind.encode() + data).digest()
-        if (output := self._cache.get(key)) is None:
-            async with self._turns:
-                output = await self._run(kind, data)
-        try:
-            conversion = msgspec.msgpack.decode(output, type=Conversion)
-        except msgspec.DecodeError:  # The process has ended before.
-            return Conversion(problem="cannot be read: that takes too much time or memory")
+        key = hashlib.sha256(kind.encode() + data).hexdigest()
+        output = self._cache.get(key)
+        if output is None:
+            names = self._running.names
+            if len(names) >= MAX_CONVERSIONS and key not in names:
+                raise _unavailable(f"{MAX_CONVERSIONS} files are being converted; try again.")
+            output = await self._running.get(key, partial(self._run, kind, data))
         self._cache[key] = output
         self._cache.move_to_end(key)
         while len(self._cache) > 1 and sum(map(len, self._cache.values())) > CACHE_BYTES:
             self._cache.popitem(last=False)
-        return conversion
+        return msgspec.msgpack.decode(output, type=Conversion)
 
-    async def _run(self, kind: str, data: bytes) -> bytes:
-        """Return what the process writes; that is nothing or incomplete if it exceeds a limit."""
+    def _run(self, kind: str, data: bytes, cancelled: threading.Event) -> bytes:
+        """Return the encoded conversion that a process writes. It is killed as soon as `cancelled` is set."""
+        if cancelled.is_set():
+            raise _unavailable("Nobody waits for the conversion any more.")
         command = [sys.executable, "-P", "-m", _CHILD, kind, *self._limits]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
+            process = subprocess.Popen(
+                command,
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL,
@@ -65,16 +78,22 @@ class Converter:
                 env=helper_environment(),
             )
         except OSError as error:
-            raise Unavailable(
+            raise _unavailable(
                 f"The process that converts files cannot be started ({error}); try again."
             ) from error
-        try:
-            async with asyncio.timeout(TIME_LIMIT_S):
-                output, _ = await process.communicate(data)
-                return output
-        except TimeoutError:
-            raise Unavailable("Converting a file takes too long; try again.") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        with process:
+            threading.Thread(target=_kill_late, args=(process, cancelled), daemon=True).start()
+            output, _ = process.communicate(data)
+        if process.returncode == -signal.SIGKILL:  # not by a limit of its own
+            raise _unavailable("A process that converted a file was ended; try again.")
+        return msgspec.msgpack.encode(_EXCEEDED) if process.returncode else output
+
+
+def _kill_late(process: subprocess.Popen[bytes], cancelled: threading.Event) -> None:
+    """Kill a process that exceeds the time limit, or for whose result nobody waits any more."""
+    cancelled.wait(TIME_LIMIT_S)
+    process.kill()
+
+
+def _unavailable(message: str) -> Unavailable:
+    return Unavailable(message, retry_after=RETRY_AFTER_S)

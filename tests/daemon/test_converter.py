@@ -1,0 +1,145 @@
+"""The processes that convert files: which of them are started, shared, limited and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from localspec.daemon.completion import converter
+from localspec.daemon.completion.conversion_child import Conversion
+from localspec.daemon.completion.converter import Converter
+from localspec.errors import Unavailable
+from tests.support.documents import SQUARE, pdf, show, slow_pdf
+
+REPORT = pdf(show("Hello"), f"{show('Look')} {SQUARE}")
+SLOW = slow_pdf()  # It needs more time than any of these tests takes.
+LIMIT_S = 120.0  # of one scenario, on any machine
+Processes = list[subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    """Return the list of all processes that are started from now on."""
+    started, start_process = Processes(), subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start_process(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return started
+
+
+def begin(
+    shared: Converter, *documents: bytes, with_pictures: bool = True
+) -> list[asyncio.Task[Conversion]]:
+    conversions = (shared.convert(data, with_pictures=with_pictures) for data in documents)
+    return [asyncio.create_task(conversion) for conversion in conversions]
+
+
+async def count(processes: Processes, number: int) -> None:
+    """Wait until so many processes were started."""
+    while len(processes) < number:
+        await asyncio.sleep(0.01)
+
+
+async def leave(tasks: Sequence[asyncio.Task[Conversion]]) -> None:
+    """Have the clients behind these conversions leave."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_file_is_converted_once(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(shared: Converter) -> list[Conversion]:
+        return [
+            await shared.convert(data, with_pictures=with_pictures)
+            for data in (REPORT, pdf(show("B")), REPORT)
+            for with_pictures in (True, False)
+        ]
+
+    results = asyncio.run(scenario(Converter()))
+    assert results[:2] == results[4:]
+    assert len(processes) == 4
+    monkeypatch.setattr(converter, "CACHE_BYTES", 0)  # then the last one alone is kept
+    asyncio.run(scenario(Converter()))
+    assert len(processes) == 4 + 6
+
+
+def test_a_file_that_exceeds_a_limit_is_tried_once(processes: Processes) -> None:
+    async def scenario(shared: Converter) -> list[Conversion]:
+        return [await shared.convert(SLOW, with_pictures=True) for _ in range(2)]
+
+    first, second = asyncio.run(scenario(Converter(cpu_limit_s=1)))
+    assert first == second
+    assert first.problem == "cannot be read: that takes too much time or memory"
+    assert len(processes) == 1
+
+
+def test_a_process_that_something_else_ends_says_nothing_about_its_file(
+    processes: Processes,
+) -> None:
+    async def scenario(shared: Converter) -> None:
+        [task] = begin(shared, SLOW)
+        await count(processes, 1)
+        processes[0].kill()
+        with pytest.raises(Unavailable, match="was ended; try again") as raised:
+            await task
+        assert raised.value.retry_after
+        again = begin(shared, SLOW)
+        await count(processes, 2)
+        await leave(again)
+
+    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+
+
+def test_equal_files_share_a_process_until_the_last_client_leaves(processes: Processes) -> None:
+    async def scenario(shared: Converter) -> None:
+        tasks = begin(shared, *[SLOW] * 3)
+        await count(processes, 1)
+        await leave(tasks[:2])
+        tasks += begin(shared, SLOW)
+        await leave(tasks[2:3])
+        assert not tasks[3].done()
+        assert processes[0].poll() is None
+        await leave(tasks[3:])
+        assert await asyncio.to_thread(processes[0].wait) == -signal.SIGKILL
+
+    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+    assert len(processes) == 1
+
+
+def test_those_who_share_a_process_get_the_same_result(processes: Processes) -> None:
+    async def scenario(shared: Converter) -> list[Conversion]:
+        first, *others = begin(shared, *[REPORT] * 4)
+        await count(processes, 1)
+        await leave([first])
+        return await asyncio.gather(*others)
+
+    results = asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+    assert [len(result.pages) for result in results] == [2] * 3
+    assert len(processes) == 1
+
+
+def test_too_many_files_are_refused_for_a_while(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(converter, "MAX_CONVERSIONS", converter.MAX_PROCESSES + 1)
+    other = [SLOW + b"\n" * number for number in range(converter.MAX_CONVERSIONS)]
+
+    async def scenario(shared: Converter) -> None:
+        tasks = begin(shared, *other, other[0])
+        await count(processes, converter.MAX_PROCESSES)
+        with pytest.raises(Unavailable, match="files are being converted; try again") as raised:
+            await shared.convert(REPORT, with_pictures=True)
+        assert raised.value.retry_after
+        assert not any(task.done() for task in tasks)
+        await leave(tasks)
+        assert (await shared.convert(REPORT, with_pictures=True)).pages
+
+    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
