@@ -261,6 +261,7 @@ class Daemon:
     ) -> None:
         """Create the daemon. `read` reads the configuration again, by default from its file."""
         self._drain_seconds = drain_seconds
+        self._drain_deadline = 0.0  # of answers that were ended, in the event loop's time
         self._read = read or (lambda last: load_config(paths.config_file, last=last))
         self._config_lock = asyncio.Lock()
         self._tcp_setting = ""  # the `listen` setting that is in effect
@@ -343,7 +344,7 @@ class Daemon:
             state.pair_checks.close()
             if state.registry.running_pulls:
                 await asyncio.to_thread(state.registry.close)
-            await state.recordings.close(self._drain_seconds + _ABORT_MARGIN_S)
+            await state.recordings.close(max(0.0, self._drain_deadline - loop.time()))
             await state.supervisor.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
@@ -413,10 +414,13 @@ class Daemon:
         state.draining = True
         state.registry.stop()
         self._server.end()
-        asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._drain_seconds, self._abort)
+        self._drain_deadline = loop.time() + self._drain_seconds + _ABORT_MARGIN_S
 
     def _abort(self) -> None:
         self._state.pair_checks.close()
+        self._state.converter.abort()
         self._state.supervisor.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
 
 

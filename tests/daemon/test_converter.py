@@ -143,3 +143,19 @@ def test_too_many_files_are_refused_for_a_while(
         assert (await shared.convert(REPORT, with_pictures=True)).pages
 
     asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+
+
+def test_an_abort_ends_what_runs_waits_or_comes_later(processes: Processes) -> None:
+    async def scenario(shared: Converter) -> None:
+        kept = await shared.convert(REPORT, with_pictures=True)
+        tasks = begin(shared, *[SLOW + b"\n" * number for number in range(5)])
+        await count(processes, 1 + converter.MAX_PROCESSES)
+        shared.abort()
+        tasks += begin(shared, SLOW)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(error) for error in errors] == ["The daemon was stopped."] * 6
+        assert await shared.convert(REPORT, with_pictures=True) == kept
+
+    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+    codes = [process.returncode for process in processes]
+    assert codes == [0, *[-signal.SIGKILL] * converter.MAX_PROCESSES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from localspec.client import autostart
-from tests.support.daemons import Home, RunningDaemon, alive, wait_for
+from localspec.daemon.handlers.streams import CONVERSATION_HEADER
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, alive, wait_for
+from tests.support.documents import pdf, show, with_endless_conversions
 
 Start = Callable[..., RunningDaemon]
 
@@ -129,6 +132,34 @@ def test_an_answer_beyond_the_grace_time_ends_with_an_error(home: Home) -> None:
         last = stream.read().decode().strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
     assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_conversion_beyond_the_grace_time_ends_with_an_error(
+    home: Home, tmp_path: Path, is_recorded: bool
+) -> None:
+    home.use_fake()
+    pid_file = tmp_path / "pid"
+    home.environment |= with_endless_conversions(tmp_path, pid_file)
+    process = subprocess.Popen([sys.executable, "-c", IMPATIENT], env=home.environment)
+    wait_for(lambda: autostart.listens(str(home.socket)), "the daemon")
+    file = {"file_data": base64.b64encode(pdf(show("A"))).decode()}
+    message = {"role": "user", "content": [{"type": "file", "file": file}]}
+    connection = UnixConnection(home.socket)
+    connection.request(
+        "POST",
+        "/v1/chat/completions",
+        json.dumps({"messages": [message], "stream": is_recorded}),
+        {CONVERSATION_HEADER: "a"} if is_recorded else {},
+    )
+    wait_for(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "the conversion")
+    process.send_signal(signal.SIGTERM)
+    response = connection.getresponse()
+    assert (response.status, response.headers["retry-after"]) == (503, "2")
+    assert json.load(response)["error"]["message"] == "The daemon was stopped."
+    connection.close()
+    assert process.wait(timeout=30) == 0
+    assert not alive(int(pid_file.read_text()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -42,6 +42,12 @@ class Converter:
         self._limits = str(memory_limit_bytes), str(cpu_limit_s)
         self._running = SharedWork[bytes](ThreadPool("file conversion", MAX_PROCESSES))
         self._cache: OrderedDict[str, bytes] = OrderedDict()  # encoded conversions
+        self._is_aborted = False
+
+    def abort(self) -> None:
+        """Fail every conversion, also later ones, and end their processes."""
+        self._is_aborted = True
+        self._running.close()
 
     async def convert(self, data: bytes, *, with_pictures: bool) -> Conversion:
         """Return what a file becomes.
@@ -53,6 +59,8 @@ class Converter:
         key = hashlib.sha256(kind.encode() + data).hexdigest()
         output = self._cache.get(key)
         if output is None:
+            if self._is_aborted:
+                raise _stopped()
             names = self._running.names
             if len(names) >= MAX_CONVERSIONS and key not in names:
                 raise _unavailable(f"{MAX_CONVERSIONS} files are being converted; try again.")
@@ -66,7 +74,7 @@ class Converter:
     def _run(self, kind: str, data: bytes, cancelled: threading.Event) -> bytes:
         """Return the encoded conversion that a process writes. It is killed as soon as `cancelled` is set."""
         if cancelled.is_set():
-            raise _unavailable("Nobody waits for the conversion any more.")
+            raise _stopped()
         command = [sys.executable, "-P", "-m", _CHILD, kind, *self._limits]
         try:
             process = subprocess.Popen(
@@ -84,6 +92,8 @@ class Converter:
         with process:
             threading.Thread(target=_kill_late, args=(process, cancelled), daemon=True).start()
             output, _ = process.communicate(data)
+        if cancelled.is_set():
+            raise _stopped()
         if process.returncode == -signal.SIGKILL:  # not by a limit of its own
             raise _unavailable("A process that converted a file was ended; try again.")
         return msgspec.msgpack.encode(_EXCEEDED) if process.returncode else output
@@ -93,6 +103,11 @@ def _kill_late(process: subprocess.Popen[bytes], cancelled: threading.Event) -> 
     """Kill a process that exceeds the time limit, or for whose result nobody waits any more."""
     cancelled.wait(TIME_LIMIT_S)
     process.kill()
+
+
+def _stopped() -> Unavailable:
+    """Return the error of a cancelled conversion. Clients that have left do not see it."""
+    return Unavailable("The daemon was stopped.", retry_after=2)
 
 
 def _unavailable(message: str) -> Unavailable:
