@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion import conversion_child, converter, files
+from localspec.daemon.completion import conversion_child, converter, files, pictures
 from localspec.daemon.completion.conversion_child import (
     MAX_PAGES,
     PAGE_PIXELS,
@@ -25,7 +26,7 @@ from localspec.daemon.completion.conversion_child import (
     Page,
 )
 from localspec.daemon.completion.converter import Converter
-from localspec.daemon.completion.pictures import picture_url
+from localspec.daemon.completion.pictures import decode_base64, picture_url
 from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
@@ -263,6 +264,54 @@ def expand(*parts: dict[str, Any]) -> list[ContentPart]:
     asyncio.run(files.expand_files([message], Converter(), pair="p", reads_pictures=True))
     assert isinstance(message.content, list)
     return message.content
+
+
+def test_files_and_pictures_are_counted_together_before_any_is_read() -> None:
+    bad, shown = file_part(b"a\0b"), picture_part(png(3))
+    message = "'messages\\[0\\].content\\[65\\]': a request may have at most 64 files and pictures"
+    with pytest.raises(InvalidRequest, match=message):
+        expand({"type": "text", "text": "?"}, *[bad, shown] * 32, bad)
+    parts = [file_part(b"x"), shown] * 32
+    assert len(expand(*parts)) == 64
+
+
+def test_other_requests_are_served_while_files_are_expanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoding_threads = set[threading.Thread]()
+
+    def decode(data: str, path: str) -> bytes:
+        decoding_threads.add(threading.current_thread())
+        return decode_base64(data, path)
+
+    monkeypatch.setattr(files, "decode_base64", decode)
+    document = file_part(pdf(show("A")))
+
+    async def expand_cached(shared: Converter) -> int:
+        """Return how often another task had its turn."""
+        turns = 0
+        for n_files in (1, 64):
+            content = msgspec.convert([document] * n_files, list[ContentPart])
+            messages = [ChatMessage("user", content)]
+            expansion = files.expand_files(messages, shared, pair="p", reads_pictures=True)
+            task, turns = asyncio.create_task(expansion), 0
+            while not task.done():
+                await asyncio.sleep(0)
+                turns += 1
+        return turns
+
+    assert asyncio.run(expand_cached(Converter())) > 64
+    assert threading.main_thread() not in decoding_threads
+
+
+def test_a_package_is_found_once_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = set[str]()
+    monkeypatch.setattr(pictures, "find_spec", lambda name: name if name in installed else None)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="is a picture, for which localspec needs another"):
+            pictures.require_extra("made_up_package", "a picture", "p")
+    installed.add("made_up_package")
+    pictures.require_extra("made_up_package", "a picture", "p")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ same time share one process.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import signal
 import subprocess
@@ -56,7 +57,7 @@ class Converter:
             Unavailable: it cannot be converted at the moment.
         """
         kind = "pictures" if with_pictures else "text"
-        key = hashlib.sha256(kind.encode() + data).hexdigest()
+        key = f"{kind} {await asyncio.to_thread(_digest, data)}"
         output = self._cache.get(key)
         if output is None:
             if self._is_aborted:
@@ -69,7 +70,7 @@ class Converter:
         self._cache.move_to_end(key)
         while len(self._cache) > 1 and sum(map(len, self._cache.values())) > CACHE_BYTES:
             self._cache.popitem(last=False)
-        return msgspec.msgpack.decode(output, type=Conversion)
+        return await asyncio.to_thread(msgspec.msgpack.decode, output, type=Conversion)
 
     def _run(self, kind: str, data: bytes, cancelled: threading.Event) -> bytes:
         """Return the encoded conversion that a process writes. It is killed as soon as `cancelled` is set."""
@@ -97,6 +98,10 @@ class Converter:
         if process.returncode == -signal.SIGKILL:  # not by a limit of its own
             raise _unavailable("A process that converted a file was ended; try again.")
         return msgspec.msgpack.encode(_EXCEEDED) if process.returncode else output
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _kill_late(process: subprocess.Popen[bytes], cancelled: threading.Event) -> None:

@@ -2,11 +2,13 @@
 
 A page of a PDF document becomes its text. If it shows more than that, and the pair reads pictures, it also
 becomes a picture. Pictures in formats that llama.cpp does not decode are converted. All of this happens in
-other processes (`converter`).
+other processes (`converter`). What is done here with the bytes of a file runs in threads, because it would
+delay other requests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -15,9 +17,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion.conversion_child import is_pdf
+from localspec.daemon.completion.conversion_child import Page, is_pdf
 from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import (
+    MAX_PICTURES,
     converted_format,
     decode_base64,
     picture_url,
@@ -95,9 +98,10 @@ async def expand_files(
     """Replace the files in messages, in place, and return a note about what was left out, or "".
 
     Raises:
-        InvalidRequest: a file cannot be read.
+        InvalidRequest: a file cannot be read, or there are too many.
         Unavailable: it cannot be converted at the moment.
     """
+    _check_number(messages)
     notes, n_chars, n_bytes = [], 0, 0
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
@@ -106,7 +110,7 @@ async def expand_files(
         for number, part in enumerate(message.content):
             path = f"messages[{index}].content[{number}]"
             if part.type == "file":
-                file = read_file(part.file, f"{path}.file")
+                file = await asyncio.to_thread(read_file, part.file, f"{path}.file")
                 parts, note = await _expand(file, converter, pair, reads_pictures)
                 notes.append(note)
             elif reads_pictures and _is_converted(part):
@@ -121,6 +125,22 @@ async def expand_files(
         # The list itself changes, because the history's copies of the message share it.
         message.content[:] = _join_texts(expanded)
     return " ".join(filter(None, notes))
+
+
+def _check_number(messages: Sequence[ChatMessage]) -> None:
+    """Raise InvalidRequest if messages have too many files and pictures."""
+    paths = [
+        f"messages[{index}].content[{number}]"
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for number, part in enumerate(message.content)
+        if part.type in ("file", "image_url")
+    ]
+    if len(paths) > MAX_PICTURES:
+        path = paths[MAX_PICTURES]
+        raise InvalidRequest(
+            f"'{path}': a request may have at most {MAX_PICTURES} files and pictures.", param=path
+        )
 
 
 def _check_size(n_chars: int, n_bytes: int, path: str) -> None:
@@ -153,39 +173,44 @@ async def _expand(
     file: File, converter: Converter, pair: str, reads_pictures: bool
 ) -> tuple[list[ContentPart], str]:
     """Return the parts of a file, and a note about what they lack."""
-    name = file.name
     if not is_pdf(file.data):
-        return [ContentPart("text", f"{name}:\n{file.text.rstrip()}\n")], ""
+        return [ContentPart("text", f"{file.name}:\n{file.text.rstrip()}\n")], ""
     conversion = await converter.convert(file.data, with_pictures=reads_pictures)
     if conversion.problem:
-        raise InvalidRequest(f"The document '{name}' {conversion.problem}.", param="messages")
+        raise InvalidRequest(f"The document '{file.name}' {conversion.problem}.", param="messages")
     pages = conversion.pages
     if not reads_pictures and not any(page.text for page in pages):
         raise InvalidRequest(
-            f"The document '{name}' has no text, and the pair '{pair}' reads nothing else. If its pages are "
-            "scanned, ocrmypdf adds their text.",
+            f"The document '{file.name}' has no text, and the pair '{pair}' reads nothing else. If its pages "
+            "are scanned, ocrmypdf adds their text.",
             param="messages",
         )
-    parts = []
-    for number, page in enumerate(pages, start=1):
-        parts.append(ContentPart("text", f"{name}, page {number} of {len(pages)}:\n{page.text}\n"))
-        if page.picture:
-            parts.append(_picture_part(page.picture))
+    parts = await asyncio.to_thread(_document_parts, file.name, pages)
     n_drawn = 0 if reads_pictures else sum(page.has_drawings for page in pages)
     if not n_drawn:
         return parts, ""
     where = "1 page" if n_drawn == 1 else f"{n_drawn} pages"
     return parts, (
-        f"The pair '{pair}' reads text only, so drawings and pictures on {where} of '{name}' were left out."
+        f"The pair '{pair}' reads text only, so drawings and pictures on {where} of '{file.name}' were left "
+        "out."
     )
 
 
+def _document_parts(name: str, pages: Sequence[Page]) -> list[ContentPart]:
+    parts = []
+    for number, page in enumerate(pages, start=1):
+        parts.append(ContentPart("text", f"{name}, page {number} of {len(pages)}:\n{page.text}\n"))
+        if page.picture:
+            parts.append(_picture_part(page.picture))
+    return parts
+
+
 async def _convert_picture(part: ContentPart, path: str, converter: Converter) -> ContentPart:
-    picture = read_picture(picture_url(part) or "", path)
+    picture = await asyncio.to_thread(read_picture, picture_url(part) or "", path)
     conversion = await converter.convert(picture, with_pictures=True)
     if conversion.problem:
         raise InvalidRequest(f"'{path}': the picture {conversion.problem}.", param=path)
-    return _picture_part(conversion.pages[0].picture)
+    return await asyncio.to_thread(_picture_part, conversion.pages[0].picture)
 
 
 def _picture_part(picture: bytes) -> ContentPart:

@@ -11,6 +11,7 @@ import binascii
 import secrets
 import struct
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
@@ -150,12 +151,21 @@ def converted_format(start: bytes) -> str:
 
 def require_extra(package: str, kind: str, path: str) -> None:
     """Raise InvalidRequest if the package that converts files of this kind is not installed."""
-    if find_spec(package) is None:
+    try:
+        _find_package(package)
+    except ModuleNotFoundError:
         raise InvalidRequest(
             f"'{path}' is {kind}, for which localspec needs another package: "
             f"{install_extra_command('pictures')}",
             param=path,
-        )
+        ) from None
+
+
+@cache
+def _find_package(package: str) -> None:
+    """Raise ModuleNotFoundError if a package is not installed. Errors are not cached: it may be any time."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError
 
 
 def _describe(picture: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -121,7 +122,7 @@ async def apply_template(request: Request) -> Response:
     call_form = EXPLAINED
     if uses_tools(body):
         call_form = await call_format(daemon, pair)
-    prompt = template_prompt(body, call_form)
+    prompt = await asyncio.to_thread(template_prompt, body, call_form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     text: str = reply.value["prompt"]
     if prompt.pictures:
@@ -313,7 +314,10 @@ async def prepare_chat(
         # Each model has its own notation of calls, so the template is needed first.
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
         call_form = await call_format(daemon, pair)
-    requests, parser = chat_frames(body, call_form, turn.id if turn else None)
+    # In a thread, because the pictures in the messages are decoded.
+    requests, parser = await asyncio.to_thread(
+        chat_frames, body, call_form, turn.id if turn else None
+    )
     if turn and turn.cut_answer:
         continue_constraint(requests, turn.cut_answer.content)
     pair = pair or await daemon.resolve_pair(body.model, request.receive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import nullcontext
 from functools import partial
@@ -66,7 +67,10 @@ async def _run(request: Request, body: MessagesRequest) -> AnswerRun:
             param="thread",
         )
     previous = await while_connected(request.receive, _continued_message(daemon, body))
-    chat, without_effect, new_messages = _chat(body, previous, ignored_fields(request))
+    # In a thread, because the files in the messages are decoded.
+    chat, without_effect, new_messages = await asyncio.to_thread(
+        _chat, body, previous, ignored_fields(request)
+    )
     turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
     pair, requests, empty_answer = await prepare_chat(request, chat, turn)
     shape = MessagesShape(
@@ -88,7 +92,7 @@ async def count_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
     body = await read_body(request, CountTokensRequest)
     previous = await while_connected(request.receive, _continued_message(state_of(request), body))
-    chat, _, _ = _chat(body, previous, ignored_fields(request))
+    chat, _, _ = await asyncio.to_thread(_chat, body, previous, ignored_fields(request))
     return json_response(TokenCount(await prompt_tokens(request, chat), ignored_extension(request)))
 
 

@@ -87,7 +87,9 @@ async def chat(request: Request) -> Response:
 
 async def _chat_run(request: Request, body: OllamaChatRequest) -> AnswerRun:
     pair = await _pair(request, body.model)
-    return await _translated_run(request, body, pair, translation.chat(body, pair.name), chat=True)
+    # In a thread, because the pictures in the messages are decoded.
+    translated = await asyncio.to_thread(translation.chat, body, pair.name)
+    return await _translated_run(request, body, pair, translated, chat=True)
 
 
 async def generate(request: Request) -> Response:
@@ -100,7 +102,7 @@ async def generate(request: Request) -> Response:
 
 async def _generate_run(request: Request, body: OllamaGenerateRequest) -> AnswerRun:
     pair = await _pair(request, body.model)
-    translated = translation.generate(body, pair.name)
+    translated = await asyncio.to_thread(translation.generate, body, pair.name)
     if isinstance(translated, ChatRequest):
         return await _translated_run(request, body, pair, translated, chat=False)
     requests = completion_frames(translated)
