@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import random
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,32 @@ def test_what_is_transparent_becomes_white() -> None:
     assert pixels(page.picture) == ((8, 8), b"\xff" * (8 * 8 * 3))
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_pictures_of_16_bits_keep_their_shades(order: str) -> None:
+    shades = [0, 255, 256, 0x8000, 0xFF00, 0xFFFF]
+    short, long = f"{order}HHIHH", f"{order}HHII"
+    # Width, height, bits, no compression, 0 is black, and where the only strip lies and how long it is.
+    entries = [(256, len(shades)), (257, 1), (258, 16), (259, 1), (262, 1), (278, 1)]
+    data = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8)
+    data += struct.pack(f"{order}H", len(entries) + 2)
+    data += b"".join(struct.pack(short, tag, 3, 1, value, 0) for tag, value in entries)
+    data += struct.pack(long, 273, 4, 1, len(data) + 2 * 12 + 4)
+    data += struct.pack(long, 279, 4, 1, 2 * len(shades)) + bytes(4)
+    data += struct.pack(f"{order}{len(shades)}H", *shades)
+    [page] = convert(data).pages
+    size, colours = pixels(page.picture)
+    assert size == (len(shades), 1)
+    assert colours == bytes(shade >> 8 for shade in shades for _ in "rgb")
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pictures_of_32_bits_are_refused(mode: str) -> None:
+    buffer = io.BytesIO()
+    Image.new(mode, (8, 8)).save(buffer, "TIFF")
+    problem = "has 32 bits for each grey value; at most 16 can be read. Convert it"
+    assert convert(buffer.getvalue()) == Conversion(problem=problem)
+
+
 def test_a_page_becomes_a_picture_if_it_shows_more_than_text() -> None:
     shown, drawn, scanned, blank = convert(pdf(show("A"), show("B") + SQUARE, SQUARE, "")).pages
     assert shown == Page("A")
@@ -175,10 +202,14 @@ def test_an_encrypted_document_says_so() -> None:
     assert "is encrypted" in convert(pdf(show("A"), trailer=encryption)).problem
 
 
-def test_a_picture_of_too_many_pixels_is_refused_by_its_header() -> None:
+@pytest.mark.parametrize(("format", "size"), [("WEBP", (6000, 6000)), ("TIFF", (10_000, 6000))])
+def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
+    format: str, size: tuple[int, int]
+) -> None:
     buffer = io.BytesIO()
-    Image.new("L", (6000, 6000)).save(buffer, "WEBP")
-    assert "has 6000 × 6000 pixels; at most 25,000,000" in convert(buffer.getvalue()).problem
+    Image.new("L", size).save(buffer, format)
+    problem = convert(buffer.getvalue()).problem
+    assert f"has {size[0]} × {size[1]} pixels; at most 25,000,000" in problem
 
 
 @pytest.mark.parametrize(

@@ -77,24 +77,35 @@ def convert_picture(data: bytes) -> bytes:
     """Return a picture, of several the first one, as a PNG file without transparency.
 
     Raises:
-        Refused: it has too many pixels.
+        Refused: it has too many pixels, or too many bits for each.
     """
     from PIL import Image
 
-    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    Image.MAX_IMAGE_PIXELS = None  # Pillow's own check would call the file damaged.
     with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
         width, height = image.size  # from the file's header
         if width * height > MAX_PIXELS:
             raise Refused(
                 f"has {width} × {height} pixels; at most {MAX_PIXELS:,} can be read. Send a smaller one"
             )
+        if image.mode in ("I", "F"):
+            raise Refused("has 32 bits for each grey value; at most 16 can be read. Convert it")
         image.load()
-        if not image.has_transparency_data:
-            return _encode_png(image.convert("RGB"))
-        # llama.cpp ignores transparency, and would show what is hidden.
-        paper = Image.new("RGBA", image.size, "white")
-        paper.alpha_composite(image.convert("RGBA"))
-        return _encode_png(paper.convert("RGB"))
+        return _encode_png(_to_rgb(image))
+
+
+def _to_rgb(image: Any) -> Any:
+    """Return a picture without transparency, with 8 bits for each value."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):  # Pillow would make all but the darkest values white.
+        return image.convert("I").point(lambda value: value * (1 / 256)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    # llama.cpp ignores transparency, and would show what is hidden.
+    paper = Image.new("RGBA", image.size, "white")
+    paper.alpha_composite(image.convert("RGBA"))
+    return paper.convert("RGB")
 
 
 def convert_document(data: bytes, *, with_pictures: bool) -> list[Page]:
