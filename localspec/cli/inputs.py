@@ -264,7 +264,8 @@ def _read_attachment(name: str) -> bytes:
 
 def _is_picture(start: bytes) -> bool:
     is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
-    return start.startswith(_PICTURE_SIGNATURES) or is_webp or start[4:] == b"ftypavif"
+    is_bmp = start.startswith(b"BM") and b"\0" in start  # a text may begin with these letters
+    return start.startswith(_PICTURE_SIGNATURES) or is_webp or is_bmp or start[4:] == b"ftypavif"
 
 
 def _reads_pdf() -> bool:

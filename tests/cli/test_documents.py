@@ -227,3 +227,10 @@ def test_without_the_extra_a_pdf_is_read_by_pdftotext(warm: Home, tmp_path: Path
     home.environment["TEXT"] = ""
     run = home.run("ask", "-f", "./-d.pdf", "say it", cwd=tmp_path)
     assert (run.returncode, "without text" in run.stderr) == (2, True)
+
+
+def test_a_text_that_begins_like_a_bitmap_stays_text(warm: Home, tmp_path: Path) -> None:
+    file = tmp_path / "cars.txt"
+    file.write_text("BMW makes cars.")
+    question, _ = ask_model(warm, "-f", str(file), "say hello")
+    assert "BMW makes cars." in question

@@ -688,8 +688,10 @@ def test_the_title_of_a_response_is_the_question(seeing: Home) -> None:
 def test_ask_reads_documents_and_pictures(seeing: Home, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(REPORT)
     (tmp_path / "a.webp").write_bytes(picture("WEBP", lossless=True))
+    (tmp_path / "a.bmp").write_bytes(picture("BMP"))
     options = ("--temperature", "0", "-n", "16", "--no-log", "--draft", "0", "--plain")
-    for name, part in (("a.pdf", file_part(REPORT)), ("a.webp", picture_part(png(3)))):
+    shown = picture_part(png(3))
+    for name, part in (("a.pdf", file_part(REPORT)), ("a.webp", shown), ("a.bmp", shown)):
         run = seeing.run("ask", *options, "-f", str(tmp_path / name), "What?")
         assert run.returncode == 0, run.stderr
         assert run.stdout.strip() == ask(seeing, part).text.strip()
