@@ -24,7 +24,7 @@ from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.pair import LoadedPair
-from localspec.engine.pair.profile import LearnedProfile, ProfileStore
+from localspec.engine.pair.profile import Calibrations, LearnedProfile, ProfileStore
 from localspec.engine.speculation.acceptance import CONFIDENCE_EDGES, MAX_DRAFTS, Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
@@ -228,7 +228,8 @@ class SimulatedPair(LoadedPair):
             no_draft="",
             chooses_on_device=False,
             learned=LearnedProfile(
-                CostProfile(table, steps, believed.overhead_ms), {"draft": calibration}
+                CostProfile(table, steps, believed.overhead_ms),
+                Calibrations({"draft": calibration}),
             ),
             profile=ProfileStore(None, ""),
             prefixes=prefixes,
