@@ -34,8 +34,8 @@ class TrainingText:
     """An answer of the target with what it answers: a rendered prompt, or the text around a place in a file.
 
     conversation: the id of the conversation that it is from; "" for a completion in a file. messages: of a
-    chat, so that it can be asked again. file: path of the file that it is from. is_own: whether the target
-    has written it; otherwise only what the target would write at its positions is learned.
+    chat, by which it is found again in the history. file: path of the file that it is from. is_own: whether
+    the target has written it; otherwise only what the target would write at its positions is learned.
     """
 
     kind: str
