@@ -23,6 +23,7 @@ WALL_CLOCK = {
     "cli/chat/talk.py": "when something was said",
     "extras/ollama/": "`created_at` of an answer, and when an idle pair is to be unloaded",
     "daemon/completion/openai.py": "`created` of an answer",
+    "extras/tune/tuning.py": "which answers are newer than the last attempt, as answers have the wall clock",
     "extras/tune/running.py": "since when a tuned draft is used, which people read",
     "extras/responses/": "`created_at` and `completed_at` of a response",
     "daemon/history/statistics.py": "which day is today",
