@@ -383,13 +383,13 @@ class DraftModel:
     ) -> list[tuple[int, bool]]:
         """Compare its predictions of the last `count` of `tokens` with them, as `compare_predictions` does.
 
-        As many tokens before them are read as a pass holds.
+        As many tokens before them are read as a pass holds that delays nobody for long.
 
         Raises:
             Aborted: `stop` has ended the pass.
             NoKvSlot, NotFinite: as of `propose`.
         """
-        limit = min(self._batch.capacity, self.context.n_ctx)
+        limit = min(self._batch.capacity, self.context.n_ctx, self._count_tokens_in(self._gap_s))
         count = min(count, self.context.n_outputs, limit, len(tokens) - 1)
         self.context.stop = stop
         try:
