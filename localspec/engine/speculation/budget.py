@@ -39,7 +39,10 @@ INITIAL_FUND_TOKENS, MAX_FUND_TOKENS = 2.0, 4.0
 
 # The rests after attempts in vain, one after another, in rounds; the last one repeats.
 SEARCH_RESTS = (1, 2, 4, 8)  # after a search for drafts of which none was accepted
-DECISION_RESTS = (0, 1, 2, 4, 8)  # after a decision not to use the draft model, until a probe
+# After a decision not to use the draft model, until a probe or another answer.
+DECISION_RESTS = (0, 1, 2, 4, 8, 16, 32)
+# Those above USUAL_DECISION_REST are for small models, so that deciding takes at most this share of the time.
+USUAL_DECISION_REST, MAX_DECISION_SHARE = 8, 0.01
 # Rounds to wait before a pass is made wider than seems to pay. Only rounds count in which the additional
 # drafts would likely be accepted. The cost of wide passes is measured once, while a pair is loaded and the
 # machine may be busy. Without these trials, a cost that was measured too high would never be corrected.

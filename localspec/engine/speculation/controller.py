@@ -15,6 +15,8 @@ from localspec.engine.llama import DecodeFatal
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.budget import (
     DECISION_RESTS,
+    MAX_DECISION_SHARE,
+    USUAL_DECISION_REST,
     WIDE_PASS_RESTS,
     Rest,
     longest_search_rest,
@@ -75,6 +77,8 @@ class Controller:
         if len(steps) != self._sequences:
             self._sequences = len(steps)
             self._decisions.end()
+        if any(step.drafts.generated <= 1 for step in open_steps):  # an answer begins
+            self._decisions.wake()
         skips_costly = self._decisions.take()
         n_decoding = sum(len(step.read) == 1 for step in steps)
         drafting = []
@@ -97,7 +101,7 @@ class Controller:
         if any(_is_costly(step) for step in drafting):
             self._decisions.end()
         elif costly_offered:  # deciding takes time as well, and the next round knows nothing new
-            self._decisions.begin()
+            self._decisions.begin(self._longest_decision_rest)
         for step in drafting:
             _cut_to_grammar(step)
         self._charge(drafting, passes, rows)
@@ -369,9 +373,17 @@ class Controller:
             drafter.observe_round(drafter is step.drafter, tokens, spent_ms / n_sequences, plain_ms)
 
     @property
+    def _search_cost(self) -> float:
+        """The cost of a round's search for drafts in vain, as a fraction of a target pass."""
+        return self._sequences * self._search_ms / self._costs().target.ms(self._sequences)
+
+    @property
     def _max_pause(self) -> int:
-        search_cost = self._sequences * self._search_ms / self._costs().target.ms(self._sequences)
-        return longest_search_rest(search_cost)
+        return longest_search_rest(self._search_cost)
+
+    @property
+    def _longest_decision_rest(self) -> float:
+        return max(USUAL_DECISION_REST, self._search_cost / MAX_DECISION_SHARE)
 
     def probe(self, step: SequenceStep, remaining: int) -> bool:
         """Check whether drafts that do not pay now would pay, at a bounded share of the time.
