@@ -24,7 +24,7 @@ from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import TINY_HEADS, write_heads
 from localspec.cli.terminal.pairs import drafts
 from localspec.protocol.pairs import DraftGain, Drafts, DraftView
-from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
+from tests.support.daemons import FAKE_WORKER, PATIENCE, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
 from tests.support.terminal import ESCAPES, terminal
 
@@ -452,9 +452,8 @@ def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path
         write_model(tmp_path / f"{name}.gguf", Shape(1, 64, 64, 4, 1024), cycle_with_errors, seed=2)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
-            run = home.run(
-                "drafts", str(tmp_path / "target.gguf"), str(tmp_path), "--measure", "--json"
-            )
+            arguments = (str(tmp_path / "target.gguf"), str(tmp_path), "--measure", "--json")
+            run = home.run("drafts", *arguments, timeout=8 * PATIENCE)
         finally:
             neighbour.kill()
     ranked = [draft for draft in json.loads(run.stdout)["drafts"] if draft["gain"]]

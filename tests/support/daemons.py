@@ -133,16 +133,16 @@ class Home:
             self.environment[f"LOCALSPEC_{key.upper()}"] = str(value)
 
     def run(
-        self, *arguments: str, stdin: str = "", **options: Any
+        self, *arguments: str, stdin: str = "", timeout: float = PATIENCE, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run `localspec` with these arguments."""
+        """Run `localspec` with these arguments. timeout: in seconds."""
         return subprocess.run(
             [sys.executable, "-m", "localspec", *arguments],
             env=self.environment,
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=timeout,
             **options,
         )
 
