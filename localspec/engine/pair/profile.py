@@ -368,7 +368,7 @@ def _parse_pass_times(content: Mapping[str, Any], model: str, noise: float) -> P
 
 @dataclass
 class Calibrations:
-    """What was learned of each kind of drafts, by its name.
+    """Hold what was learned of each kind of drafts, by its name.
 
     Editors' completions have their own, because drafts of one model may be accepted half as often there as in
     answers. They begin with what answers have shown.

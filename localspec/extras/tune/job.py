@@ -1,4 +1,4 @@
-"""What a training process gets on stdin, and what it writes to stdout."""
+"""Define what a training process gets on stdin, and write what it sends to stdout."""
 
 from __future__ import annotations
 
