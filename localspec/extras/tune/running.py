@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +261,10 @@ def adopt(
     Raises:
         NotFound: something that it learned from was removed meanwhile. Nothing is kept of it.
     """
+    check = partial(check_kept, client, learned)
     try:
-        check_kept(client, learned)
-        _put_in_place(folder, trained, record, client, learned)
+        check()
+        _put_in_place(folder, trained, record, check)
     except NotFound:
         raise NotFound(
             "A conversation that the draft learned from was removed meanwhile, or a question of it was taken "
@@ -271,11 +273,7 @@ def adopt(
 
 
 def _put_in_place(
-    folder: Path,
-    trained: Path,
-    record: dict[str, Any],
-    client: TuneClient,
-    learned: Sequence[TrainingText],
+    folder: Path, trained: Path, record: dict[str, Any], check: Callable[[], None]
 ) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = folder / record["file"]
@@ -284,7 +282,7 @@ def _put_in_place(
         write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2).encode())
         # From here on the daemon retires the draft with what it learned from. What was removed before, but
         # after the first check, is noticed here. However this ends, no draft stays that was not checked.
-        check_kept(client, learned)
+        check()
         for earlier in folder.glob("*.gguf"):
             if earlier != draft:
                 earlier.unlink(missing_ok=True)

@@ -153,9 +153,8 @@ def check_kept(client: TuneClient, texts: Iterable[TrainingText]) -> None:
     for conversation, answers in by_conversation.items():
         messages = _plain(client.conversation(conversation)["messages"])
         for text in answers:
-            end = len(text.messages)
-            kept = messages[:end] == list(text.messages) and len(messages) > end
-            if not kept or messages[end] != {"role": "assistant", "content": text.answer}:
+            learned = [*text.messages, {"role": "assistant", "content": text.answer}]
+            if messages[: len(learned)] != learned:
                 raise NotFound(f"A question of conversation {conversation} was removed.")
 
 
@@ -294,6 +293,6 @@ def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], li
 
 def select_unlearned(texts: Sequence[TrainingText], learned: set[str]) -> list[TrainingText]:
     """Return those of texts whose source is not learned from, without kinds that are too rare to judge by."""
-    others = [text for text in texts if not text.source or text.source not in learned]
-    counts = Counter(text.kind for text in others)
-    return [text for text in others if counts[text.kind] >= MIN_HELD_OUT_TEXTS]
+    unlearned = [text for text in texts if not text.source or text.source not in learned]
+    counts = Counter(text.kind for text in unlearned)
+    return [text for text in unlearned if counts[text.kind] >= MIN_HELD_OUT_TEXTS]
