@@ -101,6 +101,7 @@ _MAX_READING_S = 20.0  # longest time for reading the diff; a longer diff is sho
 _ACCEPTING_EDITORS = ("", ":", "true", "/bin/true", "/usr/bin/true")
 _STYLE_SUBJECTS = 8  # earlier subjects that the prompt shows for their style
 _NO_SUBJECTS = "(none)"
+_SCISSORS = "------------------------ >8 ------------------------\n"  # git cuts a text at this line
 _HOOK_TIMEOUT_S = 60  # longest time that the hook delays a commit
 _HOOK = """\
 #!/bin/sh
@@ -225,10 +226,12 @@ def _prepare(arguments: list[str], ask_options: options.AskOptions) -> int:
             return 0
         signal.signal(signal.SIGALRM, _raise_timeout)
         signal.alarm(_HOOK_TIMEOUT_S)
+        if staged.cleanup() in ("verbatim", "whitespace"):
+            raise LocalspecError("git keeps comments here. Use `localspec commit`.")
         message, pair = _propose_message("", ask_options)
         signal.alarm(0)
-        message += _hook_comment(pair)
-        file.write_text(f"{message}\n{old_text}", encoding="utf-8", errors="surrogateescape")
+        text = _with_proposal(old_text, message, pair)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
     except LocalspecError as error:
         render.note(f"localspec: no commit message: {error.message}")
     except OSError as error:
@@ -236,13 +239,26 @@ def _prepare(arguments: list[str], ask_options: options.AskOptions) -> int:
     return 0
 
 
-def _hook_comment(pair: str) -> str:
-    """Return a comment that names the author of the message, if git removes comments from messages."""
-    if staged.cleanup() not in ("", "default", "strip"):
-        return ""
-    return (
-        f"\n\n{staged.comment_sign()} Proposed by localspec ({pair}). To abort: delete the message."
-    )
+def _with_proposal(text: str, message: str, pair: str) -> str:
+    """Return git's text with a proposed message, which git removes unless a person makes it the message.
+
+    git commits the file of an editor that was left without saving, so the proposal must not be a message
+    yet. Where git cuts the text at a scissors line, the proposal follows one. Otherwise it is a comment.
+    """
+    sign = staged.comment_sign(text)
+    author = f"localspec ({pair})"
+    scissors = f"{sign} {_SCISSORS}"
+    before, found, after = text.partition(scissors)
+    if staged.cleanup() == "scissors" or (found and f"\n{sign}" not in f"\n{before}"):
+        before = before if before.endswith("\n") else f"{before}\n"
+        hint = f"{sign} Proposed by {author}. To use it, delete this line and the one above.\n"
+        return f"{before}{scissors}{hint}{message}\n\n{found}{after}"
+    lines = message.split("\n")
+    comment = "".join(f"{sign} {line}".rstrip() + "\n" for line in lines)
+    last = len(lines) + 1
+    what = f"lines 2 to {last}" if len(lines) > 1 else "line 2"
+    hint = f"Proposed by {author}. To use it, uncomment {what} (in Vim, :2,{last}s/{sign} \\=//)."
+    return f"\n{comment}{sign} {hint}\n{text}"
 
 
 def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
@@ -251,9 +267,10 @@ def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _has_message(text: str) -> bool:
-    """Return whether the text has more than blank lines and git's comments."""
-    sign = staged.comment_sign()
-    return any(line.strip() and not line.startswith(sign) for line in text.split("\n"))
+    """Return whether the text has more than blank lines, git's comments and what git cuts off."""
+    sign = staged.comment_sign(text)
+    lines = text.partition(f"{sign} {_SCISSORS}")[0].split("\n")
+    return any(line.strip() and not line.startswith(sign) for line in lines)
 
 
 commit_command = click.Command(

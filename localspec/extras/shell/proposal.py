@@ -73,6 +73,18 @@ def _read_process(pid: int) -> Process | None:
         return None
 
 
+def read_arguments(process: Process) -> str:
+    """Return the command line of a process, with a blank between its words; empty if it is unknown."""
+    try:
+        if sys.platform == "linux":
+            data = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            return data.decode(errors="replace").replace("\0", " ")
+        command = ["ps", "-o", "args=", "-p", str(process.pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def current_shell() -> Shell:
     """Return the nearest shell among our ancestors, or else that of $SHELL, or else sh."""
     for process in ancestors():

@@ -7,6 +7,7 @@ import subprocess
 from typing import NamedTuple
 
 from localspec.errors import LocalspecError
+from localspec.extras.shell import proposal
 from localspec.extras.shell.asking import Cut
 
 _PATCH_HEADER = b"diff --git "
@@ -108,14 +109,37 @@ def editor() -> str:
 
 
 def cleanup() -> str:
-    """Return how git is configured to clean messages, or an empty string for its default."""
-    return _read_output("config", "--get", "commit.cleanup")
+    """Return how git cleans messages, or an empty string for its default.
+
+    That is an option of the `git commit` whose hook this is, or else configured.
+    """
+    arguments = next(
+        (
+            proposal.read_arguments(process)
+            for process in proposal.ancestors()
+            if process.name == "git"
+        ),
+        "",
+    )
+    option = re.search(r"\s--cl[eanup]*[=\s](\w+)", arguments)
+    return option[1] if option else _read_output("config", "--get", "commit.cleanup")
 
 
-def comment_sign() -> str:
-    """Return the sign with which git's comments in a message begin."""
-    sign = _read_output("config", "--get", "core.commentChar")
-    return sign if sign and sign != "auto" else "#"
+def comment_sign(text: str = "") -> str:
+    """Return the sign with which git's comments begin in a message, which is `text`."""
+    settings = _read_output("config", "--get-regexp", r"^core\.comment(char|string)$")
+    sign = settings.rpartition("\n")[2].partition(" ")[2] or "#"
+    if sign != "auto":
+        return sign
+    # git takes the first sign that no line begins with, and its status has an empty comment.
+    used = [sign for sign in _AUTO_SIGNS if f"\n{sign}" in f"\n{text}"]
+    latest = max(used, key=lambda sign: text.rfind(f"\n{sign}\n"), default="#")
+    if f"\n{latest}\n" in text:
+        return latest
+    return next(sign for sign in _AUTO_SIGNS if sign not in used)
+
+
+_AUTO_SIGNS = "#;@!$%^&|:"
 
 
 # Names of generated files: lock files, minified, bundled and vendored files.

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from localspec.extras.shell import asking, staged
 from tests.support.daemons import Home, scripted_home, temporary_home
+from tests.support.editors import EDITORS, program
 from tests.support.shells import with_program
 from tests.support.terminal import Terminal, terminal
 
@@ -268,7 +269,7 @@ def test_the_diff_is_plain_whatever_git_is_configured_to_show(repository: Reposi
     assert not (repository.root / "pwned").exists()
 
 
-def test_names_of_files_reach_no_shell(repository: Repository) -> None:
+def test_names_of_files_reach_no_shell(repository: Repository, using: dict[str, str]) -> None:
     set_answer(repository.home, "Add them")
     for name in STRANGE:
         try:
@@ -280,7 +281,7 @@ def test_names_of_files_reach_no_shell(repository: Repository) -> None:
     run = repository.run()
     assert (run.returncode, run.stdout) == (0, "Add them\n"), run.stderr
     repository.hook()
-    repository.git("commit", GIT_EDITOR="true")
+    repository.git("commit", **using)
     assert repository.message() == "Add them"
     names = {path.name for path in repository.root.rglob("*")}
     assert "pwned" not in names
@@ -601,7 +602,121 @@ def test_print_commits_nothing_at_a_terminal_too(repository: Repository) -> None
 # ------------------------------------------------------------------ the hook
 
 
-def test_the_hook_says_how_to_install_it(repository: Repository) -> None:
+# An editor that does what the comment about the proposal says, and keeps a copy of the file.
+USE = """\
+#!/bin/sh
+cp "$1" "$SEEN"
+lines=$(sed -n 's/.*To use it, .*(in Vim, :\\(.*\\))\\.$/\\1/p' "$1" | sed 's/=/?/')
+if test -n "$lines"; then
+  sed -i "$lines" "$1"
+else
+  sed -i '0,/>8/{/>8/d}; /delete this line and the one above/d' "$1"
+fi
+"""
+
+
+@pytest.fixture
+def using(repository: Repository) -> dict[str, str]:
+    """Return the setting of an editor that uses what the hook proposes."""
+    file = repository.root / ".git" / "use"
+    file.write_text(USE)
+    file.chmod(0o755)
+    return {"GIT_EDITOR": str(file), "SEEN": str(repository.root / ".git" / "seen")}
+
+
+CLEANUPS = ["default", "strip", "scissors"]
+
+
+@pytest.mark.parametrize("words", [(), ("-v",), ("-n", "--no-status")])
+@pytest.mark.parametrize("cleanup", [*CLEANUPS, *(f"--cleanup={mode}" for mode in CLEANUPS)])
+@pytest.mark.parametrize("template", ["", "# Ours\n\nIssue: \n"])
+def test_only_a_proposal_that_was_used_is_committed(
+    repository: Repository,
+    using: dict[str, str],
+    words: tuple[str, ...],
+    cleanup: str,
+    template: str,
+) -> None:
+    """An editor that changes nothing commits nothing, whether it saves the file or not."""
+    answer = "Add a" if template else "Add a\n\nBecause.\n\n- one\n- two"
+    set_answer(repository.home, answer)
+    repository.hook()
+    repository.stage("a", "a\n")
+    option = [cleanup] if cleanup.startswith("--") else []
+    if not option:
+        repository.git("config", "commit.cleanup", cleanup)
+    if template and "scissors" in cleanup:
+        template = template.removeprefix("# Ours\n\n")  # there it would be no comment
+    if template:
+        (repository.root / "template").write_text(template)
+        repository.git("config", "commit.template", "template")
+    for editor in ("true", "touch"):
+        with pytest.raises(AssertionError, match="Aborting commit"):
+            repository.git("commit", *words, *option, GIT_EDITOR=editor)
+    repository.git("commit", *words, *option, **using)
+    assert repository.message().startswith(answer) or template
+    assert answer in repository.message()
+    assert "localspec" not in repository.message()
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_the_command_that_is_shown_for_vim_uses_a_proposal(
+    repository: Repository, editor: str
+) -> None:
+    set_answer(repository.home, "Add a\n\nBecause.")
+    repository.hook()
+    repository.stage("a", "a\n")
+    vim = f"{shlex.quote(program(editor))} -es -u NONE"
+    for leave in ("q!", "wq", "x"):
+        with pytest.raises(AssertionError, match="Aborting commit"):
+            repository.git("commit", GIT_EDITOR=f"{vim} -c '{leave}'")
+    script = r"""exe matchstr(join(getline(1, '$')), 'in Vim, :\zs[^)]*') | wq"""
+    repository.git("commit", GIT_EDITOR=f"{vim} -c {shlex.quote(script)}")
+    assert repository.message() == "Add a\n\nBecause."
+
+
+@pytest.mark.parametrize("sign", [";", "auto"])
+@pytest.mark.parametrize("words", [(), ("-v",), ("--no-status",), ("--cleanup=scissors",)])
+@pytest.mark.parametrize("template", ["", "#1: \n"])
+def test_a_proposal_is_a_comment_with_any_sign(
+    repository: Repository,
+    using: dict[str, str],
+    sign: str,
+    words: tuple[str, ...],
+    template: str,
+) -> None:
+    set_answer(repository.home, "Add a\n\nBecause.")
+    repository.hook()
+    repository.stage("a", "a\n")
+    repository.git("config", "core.commentChar", sign)
+    if template:
+        (repository.root / "template").write_text(template)
+        repository.git("config", "commit.template", "template")
+    with pytest.raises(AssertionError, match="Aborting commit"):
+        repository.git("commit", *words, GIT_EDITOR="true")
+    repository.git("commit", *words, **using)
+    assert "Add a\n\nBecause." in repository.message()
+    assert "localspec" not in repository.message()
+
+
+@pytest.mark.parametrize("cleanup", ["verbatim", "whitespace"])
+@pytest.mark.parametrize("option", [False, True])
+def test_nothing_is_proposed_where_git_keeps_comments(
+    repository: Repository, cleanup: str, option: bool
+) -> None:
+    set_answer(repository.home, "Proposed")
+    repository.hook()
+    repository.stage("a", "a\n")
+    if not option:
+        repository.git("config", "commit.cleanup", cleanup)
+    words = [f"--cleanup={cleanup}"] if option else []
+    result = repository.git("commit", *words, GIT_EDITOR="sh -c 'echo Own >> \"$1\"' -")
+    assert "localspec: no commit message: git keeps comments here" in result.stderr
+    assert "Own" in repository.message()
+    assert "Proposed" not in repository.message()
+
+
+def test_the_hook_says_how_to_install_it(repository: Repository, using: dict[str, str]) -> None:
     run = repository.run("--hook")
     assert run.stdout.startswith("#!/bin/sh\n")
     assert subprocess.run(["sh", "-n"], input=run.stdout, text=True, check=False).returncode == 0
@@ -613,18 +728,18 @@ def test_the_hook_says_how_to_install_it(repository: Repository) -> None:
     )
     set_answer(repository.home, "Add a")
     repository.stage("a", "a\n")
-    repository.git("commit", GIT_EDITOR="true")
+    repository.git("commit", **using)
     assert repository.message() == "Add a"
 
 
 def test_the_hook_proposes_a_message_only_where_none_was_given(
-    repository: Repository,
+    repository: Repository, using: dict[str, str]
 ) -> None:
     set_answer(repository.home, "Proposed")
     repository.hook()
     editor = {"GIT_EDITOR": "true"}
     repository.stage("a", "a\n")
-    repository.git("commit", **editor)
+    repository.git("commit", **using)
     assert repository.message() == "Proposed"
     repository.stage("a", "b\n")
     repository.git("commit", "-m", "Mine", **editor)
@@ -649,13 +764,15 @@ def test_the_hook_proposes_a_message_only_where_none_was_given(
     (repository.root / "text").write_text("# the template of this place\n\nIssue: \n")
     repository.git("config", "commit.template", "text")
     (repository.root / "a").write_text("of -a\n")
-    repository.git("commit", "-a", **editor)
+    repository.git("commit", "-a", **using)
     assert repository.message() == "Proposed\n\nIssue:"
     repository.git("commit", "--allow-empty", "--allow-empty-message", "-m", "", **editor)
     assert repository.message() == ""
 
 
-def test_the_hook_sees_only_the_files_of_its_commit(repository: Repository) -> None:
+def test_the_hook_sees_only_the_files_of_its_commit(
+    repository: Repository, using: dict[str, str]
+) -> None:
     file = repository.home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "raw Files $input"')
@@ -665,7 +782,7 @@ def test_the_hook_sees_only_the_files_of_its_commit(repository: Repository) -> N
     repository.hook()
     for name in ("one", "two"):
         (repository.root / name).write_text("2\n")
-    repository.git("commit", "one", GIT_EDITOR="true")
+    repository.git("commit", "one", **using)
     assert "b/one" in repository.message()
     assert "b/two" not in repository.message()
 
