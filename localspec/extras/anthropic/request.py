@@ -15,6 +15,7 @@ from localspec.daemon.completion.files import read_file
 from localspec.daemon.completion.pictures import decode_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
+from localspec.extras.anthropic.client_tools import find_client_tool
 from localspec.extras.anthropic.wire import (
     Blocks,
     CountTokensRequest,
@@ -25,6 +26,7 @@ from localspec.extras.anthropic.wire import (
     SearchResultParam,
     TextParam,
     ThinkingParam,
+    ToolChoiceParam,
     ToolParam,
     ToolResultParam,
     ToolUseParam,
@@ -314,9 +316,14 @@ def _tools(offered: Blocks, ignored: IgnoredFields) -> list[Tool]:
     tools = []
     for index, definition in enumerate(offered):
         path, kind = f"tools[{index}]", definition.get("type")
+        known_fields = _TOOL_FIELDS
         if kind not in (None, "custom"):
-            ignored.add(path, kind)
-            continue
+            if not (known := find_client_tool(definition, path)):
+                ignored.add(path, kind)
+                continue
+            known_fields = known_fields | known.fields
+            schema = {"description": known.description, "input_schema": known.parameters}
+            definition = {"name": known.name, **definition, **schema}
         parameters = convert(definition, ToolParam, path)
         tool = Tool(
             Function(parameters.name, parameters.description or "", parameters.input_schema)
@@ -324,8 +331,9 @@ def _tools(offered: Blocks, ignored: IgnoredFields) -> list[Tool]:
         # The template gets the tool without `strict`, which is no field of its format.
         tool.__dict__["own"] = msgspec.to_builtins(tool)
         tool.function.strict = parameters.strict
-        for key in definition.keys() - _TOOL_FIELDS:
-            ignored.add(f"{path}.{key}")
+        for key in definition:
+            if key not in known_fields:
+                ignored.add(f"{path}.{key}")
         tools.append(tool)
     return tools
 
@@ -336,6 +344,7 @@ def _choose(body: CountTokensRequest, chat: ChatRequest) -> None:
         return
     if choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
+    _refuse_hosted_choice(choice, body.offered or [], chat.tools or [])
     match choice.type:
         case "tool":
             if not choice.name:
@@ -347,6 +356,23 @@ def _choose(body: CountTokensRequest, chat: ChatRequest) -> None:
             chat.tool_choice = "auto"
         case "none":
             chat.tool_choice = "none"
+
+
+def _refuse_hosted_choice(choice: ToolChoiceParam, offered: Blocks, tools: list[Tool]) -> None:
+    """Refuse a choice that demands a call, if only tools that run at Anthropic could be called."""
+    names = {tool.function.name for tool in tools}
+    for index, definition in enumerate(offered):
+        name, kind = definition.get("name"), definition.get("type")
+        if choice.type == "tool":
+            is_meant = name == choice.name and name not in names
+        else:
+            is_meant = choice.type == "any" and not names
+        if is_meant:
+            raise InvalidRequest(
+                f"'tool_choice' demands a call, but 'tools[{index}]', of the type '{str(kind)[:80]}', runs "
+                "at Anthropic alone.",
+                param="tool_choice",
+            )
 
 
 def _think(body: CountTokensRequest, chat: ChatRequest) -> None:

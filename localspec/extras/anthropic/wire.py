@@ -135,8 +135,9 @@ class ContinueThread(Struct, tag_field="type", tag="continue"):
 class CountTokensRequest(SamplingParameters, Request, kw_only=True):
     """A request to count the tokens of `messages` and of everything that is read with them.
 
-    Tools of other types than "custom", which Anthropic runs itself or has trained its models for,
-    are skipped, like content blocks of unknown kinds. The answer names them in `localspec.ignored`.
+    Tools of the types `bash_…`, `text_editor_…`, `memory_…` and `computer_…` are offered with the
+    schema that Anthropic has published. Those that Anthropic runs are skipped, like content blocks of
+    unknown kinds. The answer names them in `localspec.ignored`.
     A request that generates text has all our sampling parameters, not only Anthropic's.
     """
 

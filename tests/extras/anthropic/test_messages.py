@@ -163,7 +163,7 @@ def test_tools_of_unknown_types_are_ignored_and_named() -> None:
     tools = [
         {"type": "web_search_20250305", "name": "web_search"},
         WEATHER,
-        {"type": "bash_20250124", "name": "bash"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
         {**NOW, "type": "custom", "strict": True},
     ]
     request, ignored = translate("hi", tools=tools, mcp_servers=[{"name": "x"}], unknown=1)
@@ -174,7 +174,7 @@ def test_tools_of_unknown_types_are_ignored_and_named() -> None:
     assert ignored == [
         "mcp_servers",
         "tools[0] (web_search_20250305)",
-        "tools[2] (bash_20250124)",
+        "tools[2] (code_execution_20250825)",
     ]
 
 
