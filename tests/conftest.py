@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 
@@ -10,15 +9,26 @@ import pytest
 from hypothesis import settings
 
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home
+from tests.support.exploration import EXPLORES, FACTOR
 
 # A suite that was started in the background inherits an ignored SIGINT, and so would every process that it
 # starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The time of an example depends on the machine. Whether a change may be merged must not depend on chance, so
-# `.ci/run` draws the same examples each time, as Hypothesis advises for CI; other runs draw other examples.
-settings.register_profile("suite", deadline=None, database=None, derandomize="CI" in os.environ)
+# The time of an example depends on the machine. Whether the suite passes must not depend on chance, so it
+# draws the same examples in each run; `scripts/test explore` draws others.
+settings.register_profile("suite", deadline=None, database=None, derandomize=not EXPLORES)
 settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have each property draw `FACTOR` times as many examples as it says."""
+    for item in items if EXPLORES else []:
+        if item.get_closest_marker("hypothesis"):
+            function = item.obj  # type: ignore[attr-defined]
+            usual = function._hypothesis_internal_use_settings
+            more = settings(usual, max_examples=FACTOR * usual.max_examples)
+            function._hypothesis_internal_use_settings = more
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from localspec import literals
 from tests.support.editors import program
+from tests.support.patience import PATIENCE
 
 # Paths: any bytes but NUL; names: any characters.
 paths = st.one_of(
@@ -143,7 +144,7 @@ def texts() -> list[str]:
 
 def run_and_read(command: list[str], tmp_path: Path) -> list[bytes]:
     environment = {**os.environ, "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
-    result = subprocess.run(command, capture_output=True, timeout=60, env=environment)
+    result = subprocess.run(command, capture_output=True, timeout=PATIENCE, env=environment)
     assert result.returncode == 0, result.stderr
     data = (tmp_path / "out").read_bytes()
     return [bytes.fromhex(line.decode()) for line in data.split(b"\n")[:-1]]

@@ -43,6 +43,7 @@ from benchmarks.measuring.report import Verdict
 from benchmarks.measuring.runs import BenchError
 from benchmarks.servers.daemon import timed
 from tests.support.extras import needs
+from tests.support.patience import PATIENCE
 
 SMALL = (
     "--size tiny --length 100 --turns 2 --requests 5 --tokens 400 --lengths 40 90 --arriving 200 "
@@ -311,7 +312,7 @@ def test_a_terminated_benchmark_leaves_no_server_running() -> None:
         ps = ["ps", "-o", "pid=", "--ppid", str(running.pid)]
         [daemon] = map(int, subprocess.check_output(ps, text=True).split())
         running.terminate()
-        assert running.wait(60) == 128 + signal.SIGTERM
+        assert running.wait(PATIENCE) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(daemon, 0)
 

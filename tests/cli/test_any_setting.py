@@ -5,7 +5,6 @@ Every accepted value works or fails with an explained error, and unsetting it re
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import tomllib
@@ -16,8 +15,9 @@ import pytest
 
 from localspec.config import KEYS
 from tests.support.daemons import Home, temporary_home, wait_for
+from tests.support.exploration import SEED, count_examples
 
-STEPS = int(os.environ.get("LOCALSPEC_TEST_SETTINGS", "5"))
+STEPS = count_examples(5, "LOCALSPEC_TEST_SETTINGS")
 NUMBERS = ["-1", "-2", "0", "1", "2", "3", "7", "8", "16", "63", "64", "65", "255", "256", "257"]
 NUMBERS += ["1000", "4096", "99999", "16777216", "16777217", "9" * 30, "0.5", "1e3", "-0.0", "1_0"]
 WORDS = ["", " ", "auto", "all", "none", "never", "true", "off", "nan", "inf", "x", "é", "\udcff"]
@@ -55,8 +55,9 @@ def run_command(home: Home, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.explore
 def test_any_accepted_setting_works_or_is_explained(real: Home) -> None:
-    rng = random.Random(os.environ.get("LOCALSPEC_TEST_SEED", "settings"))
+    rng = random.Random(f"settings {SEED}")
     file = real.root / "config" / "config.toml"
     history: list[Any] = []
     accepted = 0

@@ -18,6 +18,7 @@ from localspec.cli.app import app
 from localspec.cli.terminal import figures
 from tests.support.daemons import Home, RunningDaemon, wait_for
 from tests.support.extras import needs
+from tests.support.patience import PATIENCE
 
 
 def test_ask_prints_the_answer_and_nothing_else(warm: Home) -> None:
@@ -136,7 +137,7 @@ def test_ctrl_c_cancels_and_exits_with_130(
     assert process.stdout is not None
     assert process.stdout.read(2) == b"0 "
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert stderr == b""
     wait_for(lambda: home.status()["counts"]["cancelled"], "the cancellation")
@@ -156,7 +157,7 @@ def test_a_closed_pipe_is_quiet(warm: Home) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_crashed_worker_leaves_its_text_and_a_message(warm: Home) -> None:

@@ -24,7 +24,8 @@ from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import TINY_HEADS, write_heads
 from localspec.cli.terminal.pairs import drafts
 from localspec.protocol.pairs import DraftGain, Drafts, DraftView
-from tests.support.daemons import FAKE_WORKER, PATIENCE, ROOT, wait_for
+from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.pulling import PullingHome, pulling_home
 from tests.support.terminal import ESCAPES, terminal
 
@@ -152,7 +153,7 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
     process = start_command(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: slow.hub.sent > 150_000, "some bytes")
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=PATIENCE)
     slow.hub.rate = 1e3  # Slow enough to be still running at the last of these checks.
     assert process.returncode == 130
     assert "The pull of tiny continues in the daemon. To watch it: localspec pull tiny" in stderr
@@ -207,7 +208,7 @@ def test_a_daemon_that_ends_during_a_pull_loses_no_data(slow: PullingHome) -> No
         )
         wait_for(lambda bytes_sent=bytes_sent: slow.hub.sent > bytes_sent + 250_000, "some bytes")  # type: ignore[misc]
         os.kill(int((slow.root / "run" / "daemon.lock").read_text()), signal_number)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=PATIENCE)
         assert process.returncode in (1, 3), stderr
         assert len(stderr.strip().splitlines()[-1]) > 30
     slow.hub.rate = 0
@@ -226,8 +227,8 @@ def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None
         while data := os.read(leader, 4096):
             output += data
     os.close(leader)
-    assert terminal.wait(timeout=20) == 0
-    stdout, lines = piped.communicate(timeout=20)
+    assert terminal.wait(timeout=PATIENCE) == 0
+    stdout, lines = piped.communicate(timeout=PATIENCE)
     assert stdout.startswith("tiny is installed")
     text = output.decode()
     assert "░" in text
@@ -453,7 +454,7 @@ def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
             arguments = (str(tmp_path / "target.gguf"), str(tmp_path), "--measure", "--json")
-            run = home.run("drafts", *arguments, timeout=8 * PATIENCE)
+            run = home.run("drafts", *arguments, timeout=PATIENCE)
         finally:
             neighbour.kill()
     ranked = [draft for draft in json.loads(run.stdout)["drafts"] if draft["gain"]]

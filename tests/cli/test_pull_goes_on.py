@@ -19,6 +19,7 @@ import pytest
 from localspec.registry.hub.transfer import count_written_bytes
 from tests.support.daemons import FAKE_WORKER, wait_for
 from tests.support.gguf_files import model
+from tests.support.patience import PATIENCE
 from tests.support.pulling import PullingHome, pulling_home
 
 REPO = "maker/Tiny-8B-GGUF"
@@ -99,7 +100,7 @@ def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None
     )
     wait_for(lambda: list_pulls(home).get("own-draft", {}).get("state") == "done", "the small one")
     run = home.run("stop")
-    stdout, stderr = watching.communicate(timeout=20)
+    stdout, stderr = watching.communicate(timeout=PATIENCE)
     assert "own-draft is installed" in stdout
     assert "is interrupted because the daemon is stopping; it resumes" in stderr
     assert stderr.splitlines()[-1] == f"localspec: 1 of 2 pulls failed: {REPO}"

@@ -22,7 +22,8 @@ import click
 import pytest
 
 from localspec.cli.app import COMMANDS, Commands, app
-from tests.support.daemons import PATIENCE, Home, wait_for
+from tests.support.daemons import Home, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.terminal import terminal
 
 ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "25"))

@@ -17,6 +17,7 @@ from localspec.client.api import Client
 from localspec.errors import ContextExceeded, ModelNotFound, NoDaemon, Unavailable
 from localspec.paths import default_paths
 from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.patience import PATIENCE
 
 OTHER_DAEMON = f"""
 import sys, localspec
@@ -110,7 +111,7 @@ def test_the_methods_of_the_client(home: Home, daemon: RunningDaemon) -> None:
         list(client.stream_chat(refused))
     assert caught.value.param == "messages"
     client.shutdown()
-    assert daemon.process.wait(timeout=30) == 0
+    assert daemon.process.wait(timeout=PATIENCE) == 0
     with pytest.raises(NoDaemon):
         client.status()
 
@@ -129,4 +130,4 @@ def test_closing_a_stream_cancels_it(
 def test_stop_ends_a_daemon_that_does_not_answer(home: Home, daemon: RunningDaemon) -> None:
     home.socket.unlink()
     assert home.run("stop").stdout == "The daemon did not respond and was killed.\n"
-    assert daemon.process.wait(timeout=30) == 0
+    assert daemon.process.wait(timeout=PATIENCE) == 0

@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from tests.support.daemons import Home
+from tests.support.patience import PATIENCE
 
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 BODY = b'{"content":"a"}'
@@ -19,7 +20,7 @@ def send_bytes(home: Home, data: bytes) -> tuple[int, bytes]:
     """Send raw bytes; return the status and the body of the response."""
     received = b""
     with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(10)
+        raw.settimeout(PATIENCE)
         raw.connect(str(home.socket))
         with contextlib.suppress(BrokenPipeError):  # refused before everything was sent
             raw.sendall(data)

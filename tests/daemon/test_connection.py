@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection, wait_for
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
+from tests.support.patience import PATIENCE
 
 # A daemon with short timeouts.
 IMPATIENT = """

@@ -18,6 +18,7 @@ from localspec.registry.store import files
 from localspec.registry.store.files import HashCache
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home, wait_for
 from tests.support.pairs import cycle_pair
+from tests.support.patience import PATIENCE
 from tests.support.pulling import CATALOGUE
 
 # A daemon that hashes only once the file "go" exists, and writes notes of what it does. While the
@@ -208,14 +209,14 @@ def test_threads_share_one_hashing_until_the_file_changes(
     def slow(path: Path, **more: threading.Event) -> str:
         paths_read.append(path)
         started.set()
-        assert go.wait(10)
+        assert go.wait(PATIENCE)
         return real(path, **more)
 
     monkeypatch.setattr(files, "sha256_of", slow)
     hashes, cancelled = HashCache(), threading.Event()
     with ThreadPoolExecutor(6) as pool:
         first = pool.submit(hashes.sha256, path)
-        assert started.wait(10)
+        assert started.wait(PATIENCE)
         others = [pool.submit(hashes.sha256, file) for file in (path, link)]
         leaving = pool.submit(hashes.sha256, link, cancelled)
         cancelled.set()

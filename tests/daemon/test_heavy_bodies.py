@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from localspec.protocol import reading
 from localspec.protocol.reading import BodyComplexity, TooComplex
-from tests.support.daemons import PATIENCE, Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.patience import PATIENCE
 
 SENT_BYTES = 64 << 20
 # Those that are told apart only on their way; the others are refused as soon in either length.

@@ -14,8 +14,9 @@ from urllib.parse import quote
 import pytest
 
 import localspec
-from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, temporary_home
+from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
 from tests.support.gguf_files import model
+from tests.support.patience import PATIENCE
 
 SHIPPED = Path(localspec.__file__).parent / "builtin"
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import FAKE_WORKER, RunningDaemon, UnixConnection, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.pulling import PullingHome, pulling_home
 
 
@@ -137,7 +138,7 @@ def test_pull_and_verify_show_the_progress_of_hashing(tmp_path: Path) -> None:
                     progress_line
                 )
                 (home.root / "go").touch()
-                assert run.wait(30) == 0
+                assert run.wait(PATIENCE) == 0
             (home.root / "go").unlink()
         daemon.stop()
 

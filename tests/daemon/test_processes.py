@@ -21,6 +21,7 @@ from localspec.client import autostart
 from localspec.daemon.handlers.streams import CONVERSATION_HEADER
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, alive, wait_for
 from tests.support.documents import pdf, show, with_endless_conversions
+from tests.support.patience import PATIENCE
 
 Start = Callable[..., RunningDaemon]
 
@@ -131,7 +132,7 @@ def test_an_answer_beyond_the_grace_time_ends_with_an_error(home: Home) -> None:
         process.send_signal(signal.SIGTERM)
         last = stream.read().decode().strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
@@ -158,7 +159,7 @@ def test_a_conversion_beyond_the_grace_time_ends_with_an_error(
     assert (response.status, response.headers["retry-after"]) == (503, "2")
     assert json.load(response)["error"]["message"] == "The daemon was stopped."
     connection.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert not alive(int(pid_file.read_text()))
 
 
@@ -217,7 +218,7 @@ def test_out_of_memory_is_reported_and_not_retried(home: Home, daemon: RunningDa
 
 def test_a_second_daemon_reports_the_running_one(home: Home, daemon: RunningDaemon) -> None:
     second = home.spawn_daemon()
-    output, _ = second.communicate(timeout=30)
+    output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
     assert "already running" in output
     assert home.chat("say hello").status == 200
@@ -244,7 +245,7 @@ def test_a_link_in_place_of_the_lock_is_refused(home: Home) -> None:
     victim.write_text("precious")
     (home.socket.parent / "daemon.lock").symlink_to(victim)
     process = home.spawn_daemon()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "daemon.lock cannot be opened" in output
     assert victim.read_text() == "precious"
@@ -347,7 +348,7 @@ def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
     home.socket.parent.mkdir(mode=0o755)
     home.socket.parent.chmod(0o755)
     process = home.spawn_daemon()
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "chmod 700" in output
 

@@ -6,7 +6,6 @@ LOCALSPEC_TEST_CALLS is the number of random answers of each template, LOCALSPEC
 from __future__ import annotations
 
 import json
-import os
 import random
 from typing import Any
 
@@ -19,11 +18,13 @@ from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.visibility import MESSAGE_START
 from tests.support import templates
+from tests.support.exploration import SEED, count_examples
 from tests.support.random_calls import RandomCalls, Schema
 from tests.support.written_calls import Calls, carried_pieces, learn, write_calls
 
-ANSWERS = int(os.environ.get("LOCALSPEC_TEST_CALLS", "25"))
-FIRST_SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
+pytestmark = pytest.mark.explore
+
+ANSWERS = count_examples(25, "LOCALSPEC_TEST_CALLS")
 TOOLS = "get", "get_all", "files.read-now"
 
 
@@ -68,7 +69,7 @@ def strict_json(text: str) -> Any:
 def test_calls_are_read_as_they_were_written(name: str) -> None:
     form = learn(name).calls
     count = 0
-    for seed in range(FIRST_SEED, FIRST_SEED + ANSWERS):
+    for seed in range(SEED, SEED + ANSWERS):
         source = RandomCalls(random.Random(seed), carried_pieces(form), nulls=not form.elements)
         schemas = {tool: source.parameters() for tool in TOOLS}
         names = source.rng.choices(TOOLS, k=source.rng.choice([1, 1, 2, 3]))

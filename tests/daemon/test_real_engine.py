@@ -48,9 +48,7 @@ def real_daemon(home: Home) -> Iterator[RunningDaemon]:
     daemon.stop()
 
 
-def long_answer_fields(home: Home, **fields: object) -> dict[str, object]:
-    """Return fields that keep the engine busy for long enough to interfere."""
-    return {"temperature": 0, "ignore_eos": True, "max_tokens": 900, **fields}
+LONG_ANSWER: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 900}
 
 
 def test_ask_prints_an_answer_and_statistics(real: Home) -> None:
@@ -136,13 +134,15 @@ def test_responses_match_chats_and_can_be_continued(real: Home) -> None:
     assert json.loads(call["arguments"])["n"] in (1, 2)
 
 
-def test_a_disconnect_frees_the_slot(real: Home) -> None:
-    before = real.status()["counts"]["cancelled"]
-    with real.streaming(QUESTION, **long_answer_fields(real)) as stream:
+def test_a_disconnect_frees_the_slot(home: Home) -> None:
+    home.use_slow_engine()
+    daemon = RunningDaemon(home)
+    with home.streaming(QUESTION, **LONG_ANSWER) as stream:
         stream.readline()
-    wait_for(lambda: real.status()["counts"]["cancelled"] > before, "the cancellation")
-    answer = real.chat(QUESTION, **GREEDY)
+    wait_for(lambda: home.status()["counts"]["cancelled"], "the cancellation")
+    answer = home.chat(QUESTION, **GREEDY)
     assert answer.status == 200, answer.body
+    daemon.stop()
 
 
 def test_an_endless_answer_ends_with_the_context(real: Home) -> None:
@@ -229,13 +229,16 @@ def test_a_sidecar_beside_a_target_drafts_for_it(home: Home, tmp_path: Path, kin
     daemon.stop()
 
 
-def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: RunningDaemon) -> None:
-    with home.streaming(QUESTION, **long_answer_fields(home)) as stream:
+def test_a_killed_engine_is_explained_and_replaced(home: Home) -> None:
+    home.use_slow_engine()
+    daemon = RunningDaemon(home)
+    with home.streaming(QUESTION, **LONG_ANSWER) as stream:
         stream.readline()
-        os.kill(real_daemon.worker_pid(), signal.SIGKILL)
+        os.kill(daemon.worker_pid(), signal.SIGKILL)
         assert b'"worker_died"' in stream.read()
     answer = home.chat(QUESTION, **GREEDY)
     assert answer.status == 200, answer.body
+    daemon.stop()
 
 
 def test_unused_prefix_memory_moves_between_pairs(home: Home) -> None:
@@ -329,8 +332,9 @@ def find_pid(home: Home, name: str) -> int | None:
 
 
 def test_a_killed_daemon_ends_its_engine(home: Home) -> None:
+    home.use_slow_engine()
     daemon = RunningDaemon(home)
-    with home.streaming(QUESTION, **long_answer_fields(home)) as stream:
+    with home.streaming(QUESTION, **LONG_ANSWER) as stream:
         stream.readline()
         worker = daemon.worker_pid()
         daemon.process.kill()

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.daemons import PATIENCE, Answer, RunningDaemon
+from tests.support.daemons import Answer, RunningDaemon
 from tests.support.hub import TestHub
+from tests.support.patience import PATIENCE
 from tests.support.proxies import TestProxy
 from tests.support.pulling import PullingHome, pulling_home
 

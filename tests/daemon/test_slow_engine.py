@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.daemons import ROOT, Home, RunningDaemon
+from tests.support.daemons import Home, RunningDaemon
 
-SLOW = ROOT / "tests" / "support" / "slow_engine.py"
 WISH: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 2}
 
 
 def use_slow(home: Home, seconds: float) -> Path:
-    hang = home.root / "hang"
-    command = [sys.executable, "-P", str(SLOW), str(seconds), str(hang)]
-    home.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
     home.environment["LOCALSPEC_WATCHDOG"] = "1"
-    return hang
+    return home.use_slow_engine(seconds)
 
 
 def test_a_prompt_slower_than_the_watchdog_is_answered(home: Home) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from localspec.daemon.http import sockets
-from tests.support.daemons import PATIENCE, Home, RunningDaemon
+from tests.support.daemons import Home, RunningDaemon
+from tests.support.patience import PATIENCE
 
 # Like systemd between fork and exec, this makes the socket descriptor 3.
 HAND_OVER = """

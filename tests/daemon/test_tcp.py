@@ -19,13 +19,13 @@ import pytest
 from localspec.daemon.http import tcp
 from localspec.errors import UnsafePath
 from tests.support.daemons import (
-    PATIENCE,
     Answer,
     Home,
     RunningDaemon,
     temporary_home,
     wait_for,
 )
+from tests.support.patience import PATIENCE
 
 
 @dataclass

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home, wait_for
+from tests.support.patience import PATIENCE
 
 # A daemon with a shorter timeout for requests whose editor is not certain.
 SHORT_TIMEOUT_DAEMON = """

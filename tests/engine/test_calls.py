@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,6 +59,7 @@ from localspec.protocol.calls import (
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
 from tests.support import templates
+from tests.support.exploration import SEED, count_examples
 from tests.support.pairs import N_VOCAB, contextual_pair
 from tests.support.random_calls import RandomCalls
 from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
@@ -68,7 +68,8 @@ from tests.support.statistics import chi_square_z
 from tests.support.vocabularies import CONTROL, VocabularyOnly, vocabulary, with_tokens
 from tests.support.written_calls import carried_pieces, learn, write_calls
 
-SEEDS = int(os.environ.get("LOCALSPEC_TEST_CALLS", "5"))  # random answers of each format
+# Of the random answers of each format.
+SEEDS = range(SEED, SEED + count_examples(5, "LOCALSPEC_TEST_CALLS"))
 FORMATS = {
     "hermes": HERMES,
     "tags": TAGS,
@@ -324,7 +325,8 @@ def end_of_prompt(call_format: CallFormat) -> str:
     return ends.get(call_format, "<|start|>assistant" if call_format.thoughts else "")
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.explore
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, seed: int) -> None:
     rng, vocab, call_format = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
@@ -342,7 +344,8 @@ def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, see
             validate_calls(tool_set, calls[:-1])
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.explore
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_required_call_gives_an_answer_of_calls_only(caller: Running, name: str, seed: int) -> None:
     rng, vocab = random.Random(f"{name}{seed}"), caller.pair.vocab
@@ -365,7 +368,8 @@ def test_required_call_gives_an_answer_of_calls_only(caller: Running, name: str,
                 assert len(arguments) <= len(compact.encode()) + 30, (call, arguments)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.explore
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_markers_may_be_control_tokens(marked: Vocab, name: str, seed: int) -> None:
     rng, tool_format = random.Random(f"{name}{seed}"), FORMATS[name]
@@ -457,12 +461,13 @@ NUMBERS = [0, 7, -1, 2**31, 0.5, 12345.678]
 WRITTEN = [name for name in templates.files() if not learn(name).calls.told]
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("name", WRITTEN)
 def test_grammar_accepts_what_templates_write(caller: Running, name: str) -> None:
     """The grammar must not lead a model away from the notation that its earlier calls are shown in."""
     form, vocab = learn(name).calls, caller.pair.vocab
     pieces = [piece for piece in carried_pieces(form) if piece not in ("null", "True", "7", "\x7f")]
-    for seed in range(SEEDS * 2):
+    for seed in range(SEED, SEED + 2 * len(SEEDS)):
         source = RandomCalls(random.Random(seed), pieces, nulls=not form.elements, numbers=NUMBERS)
         # The lists and objects in calls of LFM2 are in Python's notation or JSON; the grammar has JSON alone.
         depth = 3 if form.kind == "python" else 0

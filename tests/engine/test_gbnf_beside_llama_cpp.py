@@ -7,7 +7,6 @@ same tokens of the whole vocabulary, and both must agree whether the text may en
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -21,12 +20,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from localspec.engine.llama.vocab import Vocab
 from localspec.engine.sampling.grammars.gbnf import GrammarSyntaxError, TokenTable
 from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
+from tests.support.exploration import SEED, count_examples
 from tests.support.gbnf_random import PIECES, RandomGrammar, broken
 from tests.support.llama_grammars import Mask, Outcome, Reference, VocabularyFile
 from tests.support.vocabularies import small_vocabulary
 
-GRAMMARS = int(os.environ.get("LOCALSPEC_TEST_GRAMMARS", "60"))
-SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
+pytestmark = pytest.mark.explore
+
+GRAMMARS = count_examples(60, "LOCALSPEC_TEST_GRAMMARS")
 WALKS = 5  # for each grammar
 STEPS = 10
 MARKS = ["<think>", "</think>", "<tool>"]

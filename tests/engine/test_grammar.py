@@ -17,6 +17,7 @@ from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint, PairFiles, Sampling
 from tests.support.pairs import N_VOCAB, contextual_pair
+from tests.support.patience import PATIENCE
 from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 from tests.support.statistics import chi_square_z
@@ -149,7 +150,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_or_usable_in_bounded_time(
     contextual: Running, name: str

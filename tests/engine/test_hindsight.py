@@ -17,6 +17,7 @@ from localspec.protocol.frames import Shutdown, SpeculationSettings
 from tests.engine.test_warm_start import expected_rate
 from tests.engine.test_worker import Child
 from tests.support.pairs import cycle_pair, expected
+from tests.support.patience import PATIENCE
 from tests.support.running import PLAIN, Running, drafting, running
 
 AUTO = SpeculationSettings()
@@ -147,5 +148,5 @@ def test_the_worker_uses_idle_time_and_then_waits() -> None:
         assert child.process.stdout is not None
         assert [int(child.process.stdout.readline()) for _ in range(5)] == [4, 3, 2, 1, 0]
         child.send(Shutdown())
-        assert child.process.wait(60) == 0
+        assert child.process.wait(PATIENCE) == 0
         assert child.process.stdout.read() == b"closed\n"

@@ -34,9 +34,9 @@ from localspec.protocol.frames import (
     TextPrompt,
     Tokenize,
 )
+from tests.support.patience import PATIENCE
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 
-PATIENCE_S = 60.0  # only a bug takes this long
 WAIT_S = 0.02  # how long a round waits for a grammar
 LETTERS = Constraint("regex", "[a-f ]{80}")
 
@@ -83,7 +83,7 @@ class BlockedGuide(WrappedGuide):
         self.released = threading.Event()
 
     def mask(self) -> Mask:
-        assert self.released.wait(PATIENCE_S)
+        assert self.released.wait(PATIENCE)
         return self.guide.mask()
 
 
@@ -387,7 +387,7 @@ def test_others_compile_beside_a_grammar_without_end(grammars: Grammars) -> None
     sources = get_process(grammars).build(make_job('root ::= "a"'), lambda: False)
     assert sources.whole is not None
     abandoned.set()
-    assert isinstance(outcomes.get(timeout=PATIENCE_S), Cancelled | GrammarRejected)
+    assert isinstance(outcomes.get(timeout=PATIENCE), Cancelled | GrammarRejected)
     thread.join()
 
 
@@ -418,7 +418,7 @@ def test_no_process_is_left_when_the_worker_is_gone(grammars: Grammars) -> None:
     assert process is not None
     assert control is not None
     control.close()
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(PATIENCE) == 0
 
 
 # ------------------------------------------------------------------------ preparing
@@ -444,7 +444,7 @@ class FakePreparer:
             return request
 
         def finish(is_abandoned: Callable[[], bool]) -> Any:
-            deadline = time.monotonic() + PATIENCE_S
+            deadline = time.monotonic() + PATIENCE
             while not self.released.wait(0.001) and time.monotonic() < deadline:
                 if is_abandoned():
                     raise Cancelled("The request was cancelled.")
@@ -468,14 +468,14 @@ def test_unfinished_request_holds_up_no_other() -> None:
     for number, text in enumerate(["slow", "slow and wrong", "slow and left", "quick"], start=1):
         preparers.put(Generate(number, TextPrompt(text)))
     preparers.put(Tokenize(5, "x"))
-    assert ready.get(timeout=PATIENCE_S).id == 4
+    assert ready.get(timeout=PATIENCE).id == 4
     assert wait_for_frame(frames, lambda frame: isinstance(frame, Reply)).id == 5
     preparers.cancel(3)
     failed = wait_for_frame(frames, lambda frame: isinstance(frame, Failed))
     assert isinstance(failed, Failed)
     assert (failed.id, failed.code) == (3, "cancelled")
     preparer.released.set()
-    assert ready.get(timeout=PATIENCE_S).id == 1
+    assert ready.get(timeout=PATIENCE).id == 1
     failed = wait_for_frame(frames, lambda frame: isinstance(frame, Failed))
     assert isinstance(failed, Failed)
     assert (failed.id, failed.param) == (2, "grammar")
@@ -484,6 +484,6 @@ def test_unfinished_request_holds_up_no_other() -> None:
 
 def wait_for_frame(frames: queue.SimpleQueue[Frame], matches: Callable[[Frame], bool]) -> Any:
     """Return the next frame that matches."""
-    while not matches(frame := frames.get(timeout=PATIENCE_S)):
+    while not matches(frame := frames.get(timeout=PATIENCE)):
         pass
     return frame

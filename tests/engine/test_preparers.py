@@ -27,10 +27,10 @@ from localspec.protocol.frames import (
     TextPrompt,
     Tokenize,
 )
+from tests.support.patience import PATIENCE
 from tests.support.running import Running
 
 CHAT = ChatPrompt([Message("user", "hi")])
-PATIENCE = 30.0  # seconds; only a bug takes this long
 
 
 class BuggyRenderer(TemplateRenderer):

@@ -25,6 +25,7 @@ from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.sessions import DISK_BYTES_PER_S, MIN_TOKENS, VERSION, SessionStore
 from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANONYMOUS_CLIENTS, PairFiles
+from tests.support.patience import PATIENCE
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting, skip_on
 
@@ -246,7 +247,7 @@ def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
     assert reader.messages or place == "folder"
     gone = threading.Event()
     reader.states.forget(None, gone.set)
-    assert gone.wait(30)
+    assert gone.wait(PATIENCE)
     assert not list(disk.folder.iterdir())
 
 
@@ -488,7 +489,7 @@ def test_queue_for_a_slow_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     released, write_file = threading.Event(), disk.states._write_file
 
     def write_when_released(*arguments: object) -> None:
-        released.wait(30)
+        released.wait(PATIENCE)
         write_file(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(disk.states, "_write_file", write_when_released)

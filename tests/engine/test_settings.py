@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any, get_args
 
 import msgspec
@@ -79,7 +78,7 @@ def test_a_number_beyond_its_limit_is_refused_before_anything_is_opened(
 )
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    max_examples=int(os.environ.get("LOCALSPEC_TEST_SETTINGS", "12")),
+    max_examples=12,
 )
 def test_settings_within_the_limits_load_or_are_refused(
     cycle_files: PairFiles, changes: dict[str, Any]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from localspec.engine.pair.cpu_lock import CpuLock
+from tests.support.patience import PATIENCE
 
 # A worker with rounds of two milliseconds, each logged at its beginning and its end.
 ROUNDS = """
@@ -54,7 +55,7 @@ def read_log(tmp_path: Path) -> list[str]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -62,7 +63,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 def test_rounds_of_several_workers_never_overlap(start: Start, tmp_path: Path) -> None:
     workers = [start(40), start(40), start(40, "hurry")]
-    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    assert [worker.wait(PATIENCE) for worker in workers] == [0, 0, 0]
     events = read_log(tmp_path)
     assert len(events) == 2 * 3 * 40
     assert all(
@@ -76,7 +77,7 @@ def test_killed_worker_releases_its_turn(start: Start, tmp_path: Path) -> None:
     wait_until(lambda: read_log(tmp_path))
     waiting = start(40)
     os.kill(int(read_log(tmp_path)[0][1:]), signal.SIGKILL)
-    assert waiting.wait(60) == 0
+    assert waiting.wait(PATIENCE) == 0
 
 
 def test_waiting_for_a_turn_is_limited(start: Start, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from localspec.engine.llama.vocab import MAX_RUN, WordSplitter
 from localspec.engine.sampling.grammars.matcher import WholeMatcher
 from localspec.errors import InvalidRequest
 from tests.support.gguf_files import relabelled
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "localspec" / "builtin" / "draft.gguf"
@@ -69,7 +70,7 @@ def assert_runs_are_read(length: int, paths: list[Path], every: int = 1) -> None
         [sys.executable, "-c", READ_PROGRAM, str(length), str(every), *map(str, paths)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         cwd=ROOT,
     )
     lines = run.stdout.splitlines()

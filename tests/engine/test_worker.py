@@ -49,11 +49,12 @@ from localspec.protocol.frames import (
     Tokenize,
     TokenPrompt,
 )
+from tests.support.daemons import SLOW_ENGINE
 from tests.support.gguf_files import relabelled
 from tests.support.pairs import BOS, N_VOCAB, cycle_pair, expected
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0  # seconds; only a bug takes this long
 SMALL = EngineSettings(n_ctx=512, n_batch=128, n_threads=1)
 GREEDY = Sampling(temperature=0.0)
 Kind = TypeVar("Kind", bound=Frame)
@@ -417,7 +418,7 @@ def test_a_ping_is_answered_while_answers_are_written(loaded: Child) -> None:
 def test_a_ping_is_answered_while_a_pass_takes_long(tmp_path: Path) -> None:
     """The answer tells how long the pass has run, so that a hanging pass is detected."""
     hang = tmp_path / "hang"
-    slow = [sys.executable, "-P", str(ROOT / "tests/support/slow_engine.py"), "0", str(hang)]
+    slow = [sys.executable, "-P", str(SLOW_ENGINE), "0", str(hang)]
     child = Child(slow)
     try:
         child.load(cycle_pair(tmp_path / "cycle", 0.75))

@@ -22,13 +22,15 @@ from localspec.engine.llama import Model
 from tests.support.any_request import RequestGenerator
 from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
 from tests.support.error_shapes import has_error, read_error
+from tests.support.exploration import FACTOR, SEED
 from tests.support.gguf_files import relabelled
 from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 
+pytestmark = pytest.mark.explore
+
 FOLDER = Path(localspec.__file__).parent / "builtin"
 REQUESTS = int(os.environ.get("LOCALSPEC_TEST_REQUESTS", "0"))
-SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
-SECONDS = 3.0  # duration without LOCALSPEC_TEST_REQUESTS
+SECONDS = 3.0 * FACTOR  # duration without LOCALSPEC_TEST_REQUESTS
 CLIENTS = 2  # besides the bystander
 # Codes of errors that a request itself may cause. Any other code counts as harm to others.
 OWN_ERROR_CODES = {
@@ -148,7 +150,7 @@ def copy_builtin(folder: Path, pre_tokenizer: str | None) -> str:
     return ",".join(str(folder / name) for name in names)
 
 
-@pytest.mark.timeout(0 if REQUESTS else 120)
+@pytest.mark.timeout(0 if REQUESTS else 1800)
 @pytest.mark.parametrize("pre_tokenizer", [None, "tekken"], ids=["as shipped", "tekken"])
 def test_random_requests_do_not_harm_a_bystander(tmp_path: Path, pre_tokenizer: str | None) -> None:
     with temporary_home() as home:

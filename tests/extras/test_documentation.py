@@ -18,6 +18,7 @@ from localspec import config
 from localspec.cli import topics
 from localspec.cli.app import COMMANDS
 from localspec.cli.options import ALIASES
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "localspec" / "docs"
@@ -133,7 +134,7 @@ def run_in_shell(line: str, environment: dict[str, str]) -> subprocess.Completed
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 import openapi
 from localspec.daemon.routes import ENDPOINTS
-from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection, temporary_home
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home
 from tests.support.error_shapes import has_error, read_error
+from tests.support.exploration import FACTOR
+from tests.support.patience import PATIENCE
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 DIGITS = "9" * 5000
@@ -179,6 +181,7 @@ def send_request(home: Home, method: str, target: str, body: bytes | None) -> No
         connection.close()
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("path", dict.fromkeys(path for _, path, _, _ in ENDPOINTS))
 def test_answers_to_random_requests_have_the_published_shape(api: Home, path: str) -> None:
     """Try each path with all methods and with random names, queries and bodies."""
@@ -187,10 +190,7 @@ def test_answers_to_random_requests_have_the_published_shape(api: Home, path: st
     ]
 
     @settings(
-        max_examples=25,
-        derandomize=True,
-        database=None,
-        deadline=None,
+        max_examples=FACTOR * 25,
         suppress_health_check=list(HealthCheck),
     )
     @given(st.data())

@@ -18,6 +18,8 @@ from schemathesis.checks import CHECKS, load_all_checks
 import openapi
 from localspec.daemon.routes import ENDPOINTS
 from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.exploration import FACTOR
+from tests.support.patience import PATIENCE
 
 METHODS = ("get", "post", "put", "patch", "delete")
 EXAMPLES = 8  # requests per operation that fit the description, and as many that do not
@@ -53,7 +55,9 @@ def api() -> Iterator[Home]:
 @pytest.fixture(scope="module")
 def client(api: Home) -> Iterator[httpx2.Client]:
     transport = httpx2.HTTPTransport(uds=str(api.socket))
-    with httpx2.Client(transport=transport, base_url="http://localhost", timeout=30) as client:
+    with httpx2.Client(
+        transport=transport, base_url="http://localhost", timeout=PATIENCE
+    ) as client:
         yield client
 
 
@@ -145,18 +149,14 @@ def list_cases() -> Iterator[object]:
                 yield pytest.param(operation, mode, id=f"{operation.label} {mode.value}")
 
 
+@pytest.mark.explore
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "mode"), list(list_cases()))
 def test_answers_to_random_requests_match_the_description(
     client: httpx2.Client, operation: Any, mode: GenerationMode
 ) -> None:
-    """The random requests are the same in every run."""
-
     @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        deadline=None,
+        max_examples=FACTOR * EXAMPLES,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))

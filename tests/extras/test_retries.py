@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from tests.extras.test_overflow import QUESTIONS
-from tests.support.daemons import PATIENCE, Home, scripted_home
+from tests.support.daemons import Home, scripted_home
+from tests.support.patience import PATIENCE
 
 URL = "http://localspec"
 ENDPOINTS = [(path, body) for path, body in QUESTIONS.values()]

@@ -37,6 +37,7 @@ from tests.registry.pulling import (
 )
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
 from tests.support.hub import Faults, TestHub
+from tests.support.patience import PATIENCE
 
 
 @pytest.mark.usefixtures("faults")
@@ -196,7 +197,7 @@ def test_two_pulls_of_one_file_are_one_transfer(
         queue.start(PullTarget(name=name, pair=pair))
         for queue, name in zip(pulls, "pq", strict=True)
     ]
-    assert all(pull.wait(30) for pull in started)
+    assert all(pull.wait(PATIENCE) for pull in started)
     assert [pull.state.state for pull in started] == ["done", "done"]
     assert hub.sent < 1.25 * SIZE
     assert_installed(store, "p")
@@ -210,7 +211,7 @@ def test_a_second_request_joins_the_running_pull(
     pulls = create_pulls(puller)
     pull = pulls.start(PullTarget(name="p", pair=pair))
     assert pulls.start(PullTarget(name="p", pair=pair)) is pull
-    assert pull.wait(30)
+    assert pull.wait(PATIENCE)
     assert [state.name for state in pulls.states()] == ["p"]
     assert pulls.start(PullTarget(name="p", pair=pair)) is not pull
     pulls.close()
@@ -222,7 +223,7 @@ def test_progress_and_cancel(
     hub.rate = 1.5e6
     pulls = create_pulls(puller)
     pull = pulls.start(PullTarget(name="p", pair=pair))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
         time.sleep(0.05)
     state = pull.state
@@ -232,14 +233,14 @@ def test_progress_and_cancel(
     assert state.seconds_left == pytest.approx((SIZE - state.done) / state.rate)
     assert sum(file.done for file in state.files) == state.done
     pulls.get("p").cancel()
-    assert pull.wait(30)
+    assert pull.wait(PATIENCE)
     assert pull.state.done < SIZE  # it stopped before everything was there
     assert pull.state.state == "cancelled"
     assert isinstance(pull.error, PullCancelled)
     assert_absent(store)
     hub.rate, sent_before = 0.0, hub.sent
     retry = pulls.start(PullTarget(name="p", pair=pair))
-    assert retry.wait(30)
+    assert retry.wait(PATIENCE)
     assert hub.sent - sent_before < SIZE - 300_000, "what was fetched is reused"
     assert_installed(store)
 
@@ -248,7 +249,7 @@ def test_a_failed_pull_has_a_code_and_a_message(
     puller: Puller, hub: TestHub, pair: CataloguePair
 ) -> None:
     pull = create_pulls(puller).start(PullTarget(name="p", pair=pair))
-    assert pull.wait(10)
+    assert pull.wait(PATIENCE)
     assert (pull.state.state, pull.state.code) == ("failed", "not_on_hub")
     assert pull.state.message.startswith("The hub has no")
 

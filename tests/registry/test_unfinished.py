@@ -16,6 +16,7 @@ from localspec.registry.pulls.running import Pulls
 from tests.registry.pulling import SIZE, create_pulls
 from tests.support.daemons import wait_for
 from tests.support.hub import Faults, TestHub
+from tests.support.patience import PATIENCE
 
 PAIR = CataloguePair(summary="s", target=HubFile(repo="a/b", file="c.gguf"))
 
@@ -111,7 +112,7 @@ def test_closing_twice_interrupts_pulls_that_resume_later(
     assert "resumes when the daemon starts again" in state.message
     hub.rate = 0
     restored = create_pulls(puller, UnfinishedPulls(tmp_path / "pulls.json"))
-    assert restored.get("p").wait(30)
+    assert restored.get("p").wait(PATIENCE)
     assert restored.get("p").state.state == "done"
     assert hub.sent < 1.25 * SIZE
     assert unfinished.all() == ()
@@ -139,7 +140,7 @@ def test_a_temporary_failure_keeps_its_target(
     for entry in hub.files.values():
         entry.faults.statuses = [(503, "0.01")] * 200
         entry.faults.close_after = [0] * 50
-    assert pulls.get("p").wait(30)
+    assert pulls.get("p").wait(PATIENCE)
     assert pulls.get("p").state.code == "hub_unreachable"
     target = pulls.find_target("p")
     assert target
@@ -149,7 +150,7 @@ def test_a_temporary_failure_keeps_its_target(
     hub.rate = 0
     hub.replace("own/target", "target.gguf", b"nothing")
     pull = pulls.start(target)
-    assert pull.wait(30)
+    assert pull.wait(PATIENCE)
     assert (pull.state.state, pull.state.code) == ("failed", "bad_gguf")
     assert pulls.find_target("p") is None
 
@@ -161,7 +162,7 @@ def test_only_the_latest_finished_pulls_are_remembered(
     start_slow_pull(pulls, hub, pair)  # a running pull is never forgotten
     hub.rate = 100.0  # slow enough to outlast all others
     for number in range(40):  # the hub has no such repository
-        pulls.start(make_target(f"gone{number}", pair=PAIR)).wait(30)
+        pulls.start(make_target(f"gone{number}", pair=PAIR)).wait(PATIENCE)
     names = [state.name for state in pulls.states()]
     assert names == ["p", *(f"gone{number}" for number in range(9, 40))]
     assert pulls.get("gone39").state.state == "failed"
@@ -172,7 +173,7 @@ def test_only_the_latest_finished_pulls_are_remembered(
 
 def test_a_pull_is_found_by_the_text_of_its_reference(puller: Puller) -> None:
     pulls = create_pulls(puller)
-    pulls.start(make_target("c", pair=PAIR)).wait(30)
+    pulls.start(make_target("c", pair=PAIR)).wait(PATIENCE)
     assert pulls.find("c") is pulls.get("c")
     with pytest.raises(NotFound):
         pulls.find("https://example.org/not a repository")

@@ -259,7 +259,6 @@ def put_wheel_in_cache(cache: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_bundle_installs_and_answers_without_a_network(
     unpacked: Path, bundle: Path, tmp_path: Path
 ) -> None:

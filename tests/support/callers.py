@@ -15,7 +15,8 @@ import httpx2
 import openai
 import pytest
 
-from tests.support.daemons import PATIENCE, Answer, UnixConnection
+from tests.support.daemons import Answer, UnixConnection
+from tests.support.patience import PATIENCE
 
 JSON = dict[str, Any]
 BASE = "http://localspec/v1"

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from localspec.client import autostart
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_WORKER = ROOT / "tests" / "support" / "fake_worker.py"
-PATIENCE = 30.0  # seconds; only a bug waits so long
+SLOW_ENGINE = ROOT / "tests" / "support" / "slow_engine.py"
 
 
 def wait_for(condition: Callable[[], Any], description: str) -> Any:
@@ -123,6 +124,16 @@ class Home:
             "PYTHONPATH": str(ROOT),
             "LOCALSPEC_HOME": str(root),
         }
+
+    def use_slow_engine(self, seconds: float = 0.01) -> Path:
+        """Slow the real engine to so many seconds for each row of a pass; return the file that hangs it.
+
+        With the default, an answer of 900 tokens takes nine seconds at least, whatever drafts for it.
+        """
+        hang = self.root / "hang"
+        command = [sys.executable, "-P", str(SLOW_ENGINE), str(seconds), str(hang)]
+        self.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
+        return hang
 
     def use_fake(self, *arguments: str, **config: object) -> None:
         """Let daemons of this home start the scripted engine."""

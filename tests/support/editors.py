@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.terminal import PATIENCE, Terminal
+from tests.support.patience import PATIENCE
+from tests.support.terminal import Terminal
 
 PLUGIN = Path(__file__).resolve().parents[2] / "localspec" / "extras" / "editors" / "vim"
 EDITORS = ("vim", "nvim")

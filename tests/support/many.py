@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from localspec import cli
 from localspec.cli.app import COMMANDS
+from tests.support.patience import PATIENCE
 from tests.support.terminal import terminal
 
 Job = tuple[Sequence[str], Mapping[str, str]]
 END = "⟦that was it⟧"
-PATIENCE = 60.0  # seconds for all jobs; only a bug takes so long
 
 
 class Completed(NamedTuple):

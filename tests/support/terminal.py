@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-PATIENCE = 30.0  # seconds; only a bug takes so long
+from tests.support.patience import PATIENCE
+
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
 
 

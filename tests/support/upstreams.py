@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE
+
 
 @dataclass
 class ReceivedRequest:
@@ -61,7 +63,7 @@ class ScriptedServer:
             except OSError:
                 return  # a client that does not trust us leaves at once
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(30)
+            connection.settimeout(PATIENCE)
             while (request := _request(connection)) is not None:
                 if self.silent:
                     self.watch(request, connection)

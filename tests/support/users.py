@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.patience import PATIENCE
+
 NOBODY = 65_534
 
 # Another user may not be able to read Python's own files, so everything is imported before the change.
@@ -31,6 +33,6 @@ def visit(port: int, uid: int, text: bytes = b"hello") -> str:
     Only root can be another user.
     """
     command = [sys.executable, "-c", _VISIT, str(uid), str(port), text.hex()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()

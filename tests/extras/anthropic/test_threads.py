@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.daemon.test_forgetting import find_words
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.upstreams import scripted_server
 
 BETA = "message-threads-2026-08-12"
@@ -50,7 +51,7 @@ class Wire:
         self.betas: list[str] = []
         transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
         hooks = {"request": [self._record]}
-        self._http = httpx2.Client(transport=transport, timeout=60, event_hooks=hooks)
+        self._http = httpx2.Client(transport=transport, timeout=PATIENCE, event_hooks=hooks)
         self.client = anthropic.Anthropic(
             api_key="none", base_url="http://localspec", http_client=self._http, max_retries=0
         )
@@ -216,7 +217,7 @@ def test_the_asynchronous_client_continues_a_thread(home: Home) -> None:
     async def use() -> Any:
         transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
         async with (
-            httpx2.AsyncClient(transport=transport, timeout=60) as http,
+            httpx2.AsyncClient(transport=transport, timeout=PATIENCE) as http,
             anthropic.AsyncAnthropic(
                 api_key="none", base_url="http://localspec", http_client=http, max_retries=0
             ) as client,

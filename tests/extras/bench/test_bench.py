@@ -44,6 +44,7 @@ from localspec.extras.bench.report import Acceptance, Costs, Estimate, Round, Th
 from localspec.extras.bench.statistics import PairedAnswers
 from localspec.machine.host import EnergyMeter
 from tests.support.daemons import Home, scripted_home, temporary_home
+from tests.support.patience import PATIENCE
 
 # ------------------------------------------------------------------ speed-ups and their intervals
 
@@ -695,12 +696,12 @@ def test_an_interrupt_prints_a_partial_report(tmp_path: Path) -> None:
     with scripted_home() as home:
         command = [sys.executable, "-m", "localspec", "bench", "--json", "--prompts", str(file)]
         run = subprocess.Popen(command, env=home.environment, stdout=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while not home.status()["running"] and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(1.0)  # the second prompt never ends
         run.send_signal(signal.SIGINT)
-        stdout, _ = run.communicate(timeout=30)
+        stdout, _ = run.communicate(timeout=PATIENCE)
     report = json.loads(stdout)
     assert (run.returncode, report["partial"]) == (130, True)
     assert {answer["prompt"] for answer in report["runs"]} == {0}

@@ -34,6 +34,7 @@ from localspec.extras.bench.prompts import Prompt, Work
 from localspec.extras.bench.report import Round
 from localspec.extras.bench.running import Bench, BenchPlan, Trial, plan_trials
 from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
+from tests.support.patience import PATIENCE
 
 SCHEMA = functools.cache(lambda: json.loads(reports.schema_text()))
 
@@ -267,7 +268,7 @@ def test_a_bench_that_is_signalled_reports(prompts: Path, seed: int) -> None:
         run = start_bench(home, "--json", "--prompts", str(prompts), "--html", str(page))
         time.sleep(rng.uniform(0, 2))
         run.send_signal((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed])
-        stdout, stderr = run.communicate(timeout=30)
+        stdout, stderr = run.communicate(timeout=PATIENCE)
     report = json.loads(stdout)
     jsonschema_rs.validate(SCHEMA(), report)
     assert (run.returncode, report["partial"]) == (130, True), stderr
@@ -287,7 +288,7 @@ def test_closing_the_terminal_still_writes_the_page(prompts: Path) -> None:
         os.close(slave)
         wait_for(lambda: home.status()["counts"]["requests"] > 4, "two answers")
         os.close(master)
-        run.wait(timeout=30)
+        run.wait(timeout=PATIENCE)
     assert "Interrupted: these are the answers" in page.read_text()
 
 
@@ -319,7 +320,7 @@ def test_a_killed_daemon_is_reported_in_one_line(prompts: Path) -> None:
         )  # The warm-up has its own requests.
         pid = home.status()["pid"]
         os.kill(pid, signal.SIGKILL)
-        stdout, stderr = run.communicate(timeout=30)
+        stdout, stderr = run.communicate(timeout=PATIENCE)
         assert not autostart.listens(str(home.socket)), "nobody starts another one"
     assert (run.returncode, stderr) == (1, "")
     assert stdout.count("The daemon ended in the middle of its answer") == 1
@@ -333,7 +334,7 @@ def test_a_full_disk_spoils_only_one_of_two_outputs(prompts: Path, full: str) ->
         html_path = "/dev/full" if full == "html" else str(page)
         arguments = ("--json", "--repetitions", "1", "--prompts", str(prompts), "--html", html_path)
         run = start_bench(home, *arguments, **({"stdout": disk} if full == "json" else {}))
-        stdout, stderr = run.communicate(timeout=30)
+        stdout, stderr = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert "No space left on device" in stderr
     if full == "html":

@@ -9,7 +9,8 @@ from typing import Any, cast
 import acp
 import pytest
 
-from tests.support.daemons import PATIENCE, RunningDaemon
+from tests.support.daemons import RunningDaemon
+from tests.support.patience import PATIENCE
 
 
 class Editor:

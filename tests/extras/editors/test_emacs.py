@@ -15,6 +15,7 @@ from localspec.errors import LocalspecError
 from localspec.extras.editors import emacs
 from tests.support.daemons import Home
 from tests.support.editors import program
+from tests.support.patience import PATIENCE
 
 # The init files in the order in which Emacs looks for them.
 INIT = [".emacs.el", ".emacs", ".emacs.d/init.el", ".config/emacs/init.el"]
@@ -141,7 +142,7 @@ def test_emacs_reads_the_settings(home: Home) -> None:
         env={**os.environ, "HOME": str(home.root)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
     socket = str(home.socket)

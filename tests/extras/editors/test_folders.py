@@ -16,6 +16,7 @@ import localspec
 from localspec.extras.editors import plugin
 from localspec.extras.editors.settings import EditorEnvironment, _agent_command
 from tests.support.daemons import Home, scripted_home
+from tests.support.patience import PATIENCE
 
 PACKAGE = Path(localspec.__file__).parent
 PYTHONS = sorted(
@@ -62,7 +63,7 @@ def test_modules_in_the_folder_of_an_editor_are_not_run(
         env=home.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert not (hostile / "ran").exists()
     assert result.returncode == 0, result.stderr
@@ -84,7 +85,7 @@ def test_modules_in_the_folder_of_a_daemon_are_not_run(hostile: Path, home: Home
                 env=home.environment,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=PATIENCE,
             )
         finally:
             daemon.terminate()

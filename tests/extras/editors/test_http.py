@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.editors import EDITORS, PLUGIN, chunked, program
+from tests.support.patience import PATIENCE
 
 # Feed the pieces of each message (in hexadecimal) to the parser and write its results.
 SCRIPT = """\
@@ -45,7 +46,9 @@ def parse_in_editor(editor: str, folder: Path, messages: list[list[bytes]]) -> l
     )
     flags = ["--headless"] if editor == "nvim" else ["-es"]
     command = [program(editor), *flags, "-N", "-u", "NONE", "-i", "NONE", "-S", str(script)]
-    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False
+    )
     answers: list[Any] = json.loads(answers_file.read_text(encoding="utf-8", errors="replace"))
     return answers
 

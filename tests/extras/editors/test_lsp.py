@@ -26,8 +26,9 @@ from localspec.client.tasks import AsyncDaemon
 from localspec.errors import NoDaemon, UsageError
 from localspec.extras.editors import lsp, servers
 from localspec.extras.editors.lsp import Document, Encoding, Position, VisitedPlaces, split_lines
-from tests.support.daemons import PATIENCE, Home, temporary_home, wait_for
+from tests.support.daemons import Home, temporary_home, wait_for
 from tests.support.editors import CALL, FITTING, Editor, Scripted, editing, json_response, scripted
+from tests.support.patience import PATIENCE
 
 URI = "file:///there/sum.py"
 ENCODINGS: dict[Encoding, str] = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}

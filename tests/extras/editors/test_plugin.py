@@ -33,6 +33,7 @@ from tests.support.editors import (
     program,
     scripted,
 )
+from tests.support.patience import PATIENCE
 
 CODE = "def add(a, b):\n    return\n\n\nprint(add(1, 2))\n"
 
@@ -592,7 +593,9 @@ def test_the_plugin_is_installed_and_removed(name: str, tmp_path: Path) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "localspec", "editor", *arguments, name]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
 
     (tmp_path / (".config" if name == "nvim" else ".vim")).mkdir()
     paths_before = sorted(tmp_path.rglob("*"))
@@ -610,7 +613,7 @@ def test_the_plugin_is_installed_and_removed(name: str, tmp_path: Path) -> None:
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     assert report.read_text().splitlines() == ["2", sys.executable]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.daemons import Home, temporary_home
 from tests.support.editors import EDITORS, Editor, editing, infill, scripted
-from tests.support.terminal import PATIENCE
+from tests.support.patience import PATIENCE
 
 TEXT = "import os\n\n\ndef add(one, two):\n\treturn one + two  # 日本 é\n\n\nprint(add(1, 2))\n"
 ACCEPT = {"all": "\t", "line": "\x1b[Z", "word": "\x1b[1;5C", "next": "\x1b[1;5B"}

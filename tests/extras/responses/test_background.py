@@ -30,7 +30,6 @@ from localspec.protocol.frames import Generate, TextPrompt
 from tests.daemon.test_forgetting import find_words
 from tests.extras.responses.test_responses import BASE, EVENT
 from tests.support.daemons import (
-    PATIENCE,
     Home,
     RunningDaemon,
     UnixConnection,
@@ -38,6 +37,7 @@ from tests.support.daemons import (
     temporary_home,
     wait_for,
 )
+from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
     HEAD,
     ReceivedRequest,
@@ -64,7 +64,7 @@ def client(home: Home) -> Iterator[openai.OpenAI]:
 
 def connected(home: Home) -> openai.OpenAI:
     transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
-    http = httpx2.Client(transport=transport, timeout=30)
+    http = httpx2.Client(transport=transport, timeout=PATIENCE)
     return openai.OpenAI(api_key="none", base_url=BASE, http_client=http, max_retries=0)
 
 

@@ -16,6 +16,7 @@ from openai.types.responses import ResponseItemList, ResponseStreamEvent
 
 from tests.daemon.test_forgetting import find_words
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
+from tests.support.patience import PATIENCE
 
 BASE = "http://localspec/v1"
 TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
@@ -45,7 +46,7 @@ def home() -> Iterator[Home]:
 def client(home: Home) -> Iterator[openai.OpenAI]:
     transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
     with (
-        httpx2.Client(transport=transport, timeout=30) as http,
+        httpx2.Client(transport=transport, timeout=PATIENCE) as http,
         openai.OpenAI(api_key="none", base_url=BASE, http_client=http, max_retries=0) as client,
     ):
         yield client
@@ -462,7 +463,7 @@ def test_the_asynchronous_client(home: Home) -> None:
     async def use() -> tuple[str, str, list[Any]]:
         transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
         async with (
-            httpx2.AsyncClient(transport=transport, timeout=30) as http,
+            httpx2.AsyncClient(transport=transport, timeout=PATIENCE) as http,
             openai.AsyncOpenAI(
                 api_key="none", base_url=BASE, http_client=http, max_retries=0
             ) as client,

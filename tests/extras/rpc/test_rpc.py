@@ -14,6 +14,7 @@ import pytest
 
 from localspec.engine.llama.rpc import find_problem, has_rpc_backend
 from tests.support.daemons import RunningDaemon, temporary_home, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.rpc import HELLO, free_port, rpc_worker
 from tests.support.users import NOBODY, visit
 
@@ -99,7 +100,7 @@ def test_a_tunnel_is_closed_to_other_users(tmp_path: Path) -> None:
                 if os.getuid() == 0:
                     assert visit(port, NOBODY) == f"{NOBODY} b''"
                 assert visit(port, os.getuid()) == f"{os.getuid()} b'hello'"
-            assert tunnel.wait(20) == 7  # the exit code of ssh
+            assert tunnel.wait(PATIENCE) == 7  # the exit code of ssh
         assert home.run("rpc-worker", "--ssh=-oProxyCommand=x").returncode == 2
 
 

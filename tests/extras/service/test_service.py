@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon
+from tests.support.patience import PATIENCE
 
 # The fake fails if its arguments contain the word in FAIL; "is-active" has a reply.
 FAKE = """#!/bin/sh
@@ -115,7 +116,7 @@ def test_a_running_daemon_is_replaced_by_the_service(linux: Machine) -> None:
     linux.home.use_fake()
     daemon = RunningDaemon(linux.home)
     assert linux.home.run("service", "install").returncode == 0
-    assert daemon.process.wait(timeout=30) == 0
+    assert daemon.process.wait(timeout=PATIENCE) == 0
     daemon.stop()
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from localspec.extras.shell import asking, staged
 from tests.support.daemons import Home, scripted_home, temporary_home
 from tests.support.editors import EDITORS, program
+from tests.support.patience import PATIENCE
 from tests.support.shells import with_program
 from tests.support.terminal import Terminal, terminal
 
@@ -68,7 +69,7 @@ class Repository:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert result.returncode == 0, result.stderr
         return result

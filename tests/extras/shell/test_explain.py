@@ -13,6 +13,7 @@ import pytest
 
 from localspec.extras.shell import asking, failures
 from tests.support.daemons import Home, scripted_home, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.shells import shell, with_program
 from tests.support.terminal import Terminal
 
@@ -191,7 +192,7 @@ def test_a_missing_runtime_folder_causes_no_message(home: Home, tmp_path: Path) 
         env={**os.environ, "HOME": str(home.root)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
     )
     assert "[1]" in result.stdout
     assert "/none" not in result.stderr

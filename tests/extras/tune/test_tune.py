@@ -127,6 +127,7 @@ def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(hom
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(home: Home) -> None:
+    home.use_slow_engine()
     name, answer = ask(home)
     put_tuned_draft(home, name)
     home.run("unload")
@@ -396,7 +397,6 @@ def test_forgetting_says_so_if_the_drafts_are_still_there(home: Home, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_compares_and_keeps_the_better_draft(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import RunningDaemon, temporary_home
+from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
     HEAD,
     ReceivedRequest,
@@ -124,7 +125,7 @@ def test_an_endless_answer_is_ended(
         assert error
         assert "'big'" in error.message
         assert any(phrase in error.message for phrase in ("longer than", "more than"))
-        assert endless_answer.over.wait(30)
+        assert endless_answer.over.wait(PATIENCE)
     assert endless_answer.sent_bytes < 24 << 20  # includes what the socket buffers hold
     assert len(text) < (2 << 17 if max_tokens else 8 << 20)
 
@@ -182,7 +183,7 @@ def test_an_event_of_endless_lines_is_ended() -> None:
         endless_answer = EndlessAnswer(HEAD, lambda piece=piece: itertools.repeat(piece))  # type: ignore[misc]
         with scripted_server(answer=endless_answer) as remote:
             text, error = read_answer(remote, max_tokens=4096)
-            assert endless_answer.over.wait(30)
+            assert endless_answer.over.wait(PATIENCE)
         assert not text
         assert error
         assert "an event has more than 4 MiB" in error.message
@@ -220,7 +221,7 @@ def test_endless_informational_responses_are_ended(seed: int) -> None:
     endless_answer = EndlessAnswer(b"", lambda: draw_informational(random.Random(seed)))
     with scripted_server(answer=endless_answer) as remote:
         text, error = read_answer(remote)
-        assert endless_answer.over.wait(30)
+        assert endless_answer.over.wait(PATIENCE)
     assert not text
     assert error
     assert "it has too many headers" in error.message

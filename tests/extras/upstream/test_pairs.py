@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 from tests.support.documents import SQUARE, pdf, show
+from tests.support.patience import PATIENCE
 from tests.support.upstreams import ScriptedServer, encode_chat, scripted_server
 
 QUESTION = "What does shutil.copytree do?"
@@ -163,7 +164,7 @@ def test_commands_show_the_pair_and_its_figures_but_not_its_key(hosts: Hosts) ->
 def test_servers_are_not_added_over_tcp(hosts: Hosts) -> None:
     status = hosts.remote.status()
     host, _, port = status["listen"].removeprefix("http://").rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
     body = json.dumps({"name": "evil", "upstream": "http://x/v1", "key_file": "/etc/passwd"})
     connection.request(
         "POST", "/localspec/upstreams", body, {"authorization": f"Bearer {hosts.key}"}

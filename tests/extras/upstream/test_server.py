@@ -33,7 +33,8 @@ from localspec.extras.upstream.request import build_request
 from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
-from tests.support.daemons import PATIENCE, wait_for
+from tests.support.daemons import wait_for
+from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
     HEAD,
     ReceivedRequest,
