@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from localspec import extras
 from localspec.cli import command_names
 from localspec.cli.options import ALIASES, CORE_COMMANDS, EXTRAS, separate_words
 from localspec.cli.terminal.formatter import Formatter
+from localspec.errors import LocalspecError, UsageError
 
 click.Context.formatter_class = Formatter  # used by every command
 
@@ -151,6 +153,32 @@ class NumberOption(click.Option):
             number = "a number" if isinstance(self.type, click.FloatRange) else "a whole number"
             problem = f"must be {number}{f' ({limits})' if limits else ''}, not '{value}'."
             raise click.BadParameter(problem, ctx=ctx, param=self) from error
+
+
+yes_option = click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask first; needed where there is no terminal."
+)
+
+
+def require_consent(*, yes: bool, question: str = "") -> None:
+    """Return if the user wants what is about to be deleted to be deleted.
+
+    Every command that deletes calls this before it does anything. `yes` is `--yes`. Without it, somebody must
+    have typed the command at a terminal. There, `question` is asked, unless it is empty: a thing that was
+    named is deleted without a question.
+
+    Raises:
+        UsageError: there is neither `--yes` nor a terminal.
+        LocalspecError: the answer was no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty() or (question and not sys.stderr.isatty()):
+        raise UsageError(
+            "Nothing was removed, because there is no terminal at which to confirm it; add --yes."
+        )
+    if question and not click.confirm(question, err=True):
+        raise LocalspecError("Nothing was removed.")
 
 
 class Commands(Group):

@@ -30,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
 @pytest.fixture(autouse=True)
 def default_pair(home: PullingHome) -> Iterator[None]:
     yield
-    home.run("config", "unset", "pair")
+    home.run("config", "unset", "-y", "pair")
 
 
 # ------------------------------------------------------------------ choosing it
@@ -110,7 +110,7 @@ def test_a_chat_marks_the_configured_pair(home: PullingHome) -> None:
 @needs("service")
 def test_errors_name_a_missing_configured_pair(home: PullingHome) -> None:
     home.run("use", "tiny")
-    run = home.run("rm", "tiny")
+    run = home.run("rm", "-y", "tiny")
     assert run.returncode == 0
     assert "tiny is the configured pair" in run.stderr
     assert "localspec use NAME" in run.stderr
@@ -131,7 +131,7 @@ def test_errors_name_a_missing_configured_pair(home: PullingHome) -> None:
 def test_removing_another_pair_causes_no_warning(home: PullingHome) -> None:
     home.run("use", "builtin")
     try:
-        assert home.run("rm", "tiny").stderr == ""
+        assert home.run("rm", "-y", "tiny").stderr == ""
     finally:
         assert home.run("pull", "tiny").returncode == 0
 
@@ -183,7 +183,7 @@ def test_an_existing_pair_is_replaced_with_a_flag(home: PullingHome, tmp_path: P
     run = home.run("ask", "-m", "mine", "hi")
     assert "Restore it, or remove the pair: localspec rm mine" in run.stderr
     assert "accept" not in run.stderr
-    home.run("rm", "mine")
+    home.run("rm", "-y", "mine")
 
 
 # ------------------------------------------------------------------ Ollama's names, commas
@@ -204,8 +204,8 @@ def test_a_name_of_ollamas_means_the_pair_with_the_same_model(
               "registry.ollama.ai/library/qwen3/4b-mine", model(layers=1, seed=5).data())  # fmt: skip
     view = json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)
     assert view["name"] == "qwen3:4b-mine", "Ollama's own model goes before a pair"
-    home.run("config", "unset", "pair")
-    home.run("rm", "qwen3-4b-mine")
+    home.run("config", "unset", "-y", "pair")
+    home.run("rm", "-y", "qwen3-4b-mine")
 
 
 def test_pull_understands_ollamas_names(home: PullingHome) -> None:
@@ -214,7 +214,7 @@ def test_pull_understands_ollamas_names(home: PullingHome) -> None:
     assert "Did you mean" in run.stderr
     assert "coder-7b" in run.stderr
     home.catalogue.write_text(home.catalogue.read_text().replace("little", "small-1b"))
-    assert home.run("rm", "tiny").returncode == 0
+    assert home.run("rm", "-y", "tiny").returncode == 0
     outputs: list[str] = []
 
     def pull_succeeds() -> bool:

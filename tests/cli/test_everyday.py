@@ -29,7 +29,7 @@ def test_history_quotes_thoughts(warm: Home) -> None:
     assert warm.run("ask", "raw <think>Hm.\nSo.</think>Yes.").returncode == 0
     output = warm.run("history", "show").stdout
     assert output.endswith("## Answer\n\n> Hm.\n> So.\n\nYes.\n\n")
-    warm.run("history", "rm", "last")
+    warm.run("history", "rm", "-y", "last")
 
 
 def test_history_list_show_search_export_and_rm(warm: Home) -> None:
@@ -46,10 +46,10 @@ def test_history_list_show_search_export_and_rm(warm: Home) -> None:
     exported = [json.loads(line) for line in warm.run("history", "export").stdout.splitlines()]
     assert [conversation["title"] for conversation in exported] == ["say one", "say two"]
     name = exported[0]["id"]
-    assert warm.run("history", "rm", name[:7]).stdout == f"Removed {name}.\n"
-    assert warm.run("history", "rm", name).returncode == 1
+    assert warm.run("history", "rm", "-y", name[:7]).stdout == f"Removed {name}.\n"
+    assert warm.run("history", "rm", "-y", name).returncode == 1
     assert warm.run("history", "rm").returncode == 2
-    assert warm.run("history", "rm", "--all").stdout == "Removed 1 conversation.\n"
+    assert warm.run("history", "rm", "-y", "--all").stdout == "Removed 1 conversation.\n"
 
 
 def test_an_interrupted_answer_is_marked(warm: Home) -> None:

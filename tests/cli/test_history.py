@@ -21,7 +21,7 @@ from tests.support.terminal import terminal
 def empty_history(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "warm" in request.fixturenames:
-        request.getfixturevalue("warm").run("history", "rm", "--all")
+        request.getfixturevalue("warm").run("history", "rm", "-y", "--all")
 
 
 def list_titles(home: Home) -> list[str]:
@@ -109,7 +109,7 @@ def test_existing_conversations_are_removed_despite_unknown_ones(warm: Home) -> 
     for item in ("one", "two", "three"):
         warm.run("ask", f"say {item}")
     ids = [item["id"] for item in json.loads(warm.run("history", "--json").stdout)]
-    run = warm.run("history", "rm", ids[0], "zzz", ids[1])
+    run = warm.run("history", "rm", "-y", ids[0], "zzz", ids[1])
     assert (run.returncode, run.stdout) == (1, f"Removed {ids[0]}.\nRemoved {ids[1]}.\n")
     assert "no conversation 'zzz'" in run.stderr
     assert list_titles(warm) == ["say one"]

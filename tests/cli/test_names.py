@@ -48,7 +48,7 @@ def test_aliases_do_the_same(warm: Home) -> None:
     assert warm.run("history", "ls").stdout == warm.run("history", "list").stdout
     for verb in ("delete", "remove", "rm"):
         warm.run("ask", "say bye")
-        assert warm.run("history", verb, "last").returncode == 0
+        assert warm.run("history", verb, "-y", "last").returncode == 0
     assert warm.run("history", "search", "bye").returncode == 1
 
 
@@ -125,7 +125,7 @@ def test_synonyms_do_the_same(warm: Home) -> None:
     assert warm.run("config", "ls").stdout == warm.run("config").stdout
     assert warm.run("set", "depth", "3").returncode == 0
     assert warm.run("config", "get", "depth").stdout == "3\n"
-    assert warm.run("config", "reset", "depth").returncode == 0
+    assert warm.run("config", "reset", "-y", "depth").returncode == 0
 
 
 @pytest.mark.parametrize("group", ["server", "daemon"])

@@ -79,9 +79,9 @@ def test_a_pair_is_pulled_used_and_removed(home: PullingHome) -> None:
     assert "drafted" in run.stderr
     names = [model["id"] for model in home.request("GET", "/v1/models").json["data"]]
     assert names == ["builtin", "tiny"]
-    assert home.run("rm", "tiny").stdout == "Removed tiny; 966 KiB freed.\n"
+    assert home.run("rm", "-y", "tiny").stdout == "Removed tiny; 966 KiB freed.\n"
     assert home.run("unload").stdout == "No pair is loaded.\n"
-    assert home.run("gc").stdout == "Nothing to delete.\n"
+    assert home.run("gc", "-y").stdout == "Nothing to delete.\n"
     assert home.run("ask", "-m", "tiny", "hi").returncode == 1
 
 
@@ -185,7 +185,7 @@ def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
         "Pulling tiny; to see its progress: localspec pulls\n"
     )
     wait_for(lambda: slow.hub.sent > 300_000, "some bytes")
-    assert "A pull is running" in slow.run("gc").stderr
+    assert "A pull is running" in slow.run("gc", "-y").stderr
     run = slow.run("pulls", "cancel", "little")
     assert (
         run.stdout
@@ -337,8 +337,8 @@ def test_a_record_of_a_newer_version_is_left_alone(home: PullingHome) -> None:
         ["list"],
         ["show", "tiny"],
         ["ask", "-m", "tiny", "hi"],
-        ["rm", "tiny"],
-        ["gc"],
+        ["rm", "-y", "tiny"],
+        ["gc", "-y"],
     ):
         assert "written by a newer localspec" in home.run(*arguments).stderr
     assert "written by a newer localspec" in home.run("pull", "tiny").stderr
@@ -351,8 +351,8 @@ def test_unknown_names_have_suggestions(home: PullingHome) -> None:
         "localspec: There is no pair 'tinny'. Did you mean tiny or builtin? See: localspec list --all\n"
     )
     assert "Did you mean tiny?" in home.run("pull", "tinny").stderr
-    assert "is part of the installation" in home.run("rm", "builtin").stderr
-    assert home.run("rm", "coder-7b").stderr == (
+    assert "is part of the installation" in home.run("rm", "-y", "builtin").stderr
+    assert home.run("rm", "-y", "coder-7b").stderr == (
         "localspec: The pair 'coder-7b' is not pulled yet; run: localspec pull coder-7b\n"
     )
     assert home.run("unload").stdout == "No pair is loaded.\n"
@@ -374,7 +374,7 @@ def test_local_files_are_used_in_place(home: PullingHome, tmp_path: Path) -> Non
     )
     assert "it stands for the configured pair" in home.run("add", "default", "--target", "x").stderr
     assert "No such" not in home.run("add", "b", "--target", "gone.gguf").stderr
-    home.run("rm", "mine")
+    home.run("rm", "-y", "mine")
     assert target.exists()
 
 
@@ -418,7 +418,7 @@ def test_several_pairs_are_removed_by_one_command(home: PullingHome) -> None:
     use_scripted_engine(home)
     for name in ("one", "two"):
         home.run("add", name, "--target", str(home.files[0]))
-    run = home.run("rm", "one", "nothing", "two", "one")
+    run = home.run("rm", "-y", "one", "nothing", "two", "one")
     assert run.returncode == 1
     assert re.findall(r"^(Removed \w+|kept):?", run.stdout, re.M) == [
         *("Removed one", "kept", "Removed two", "kept"),

@@ -60,7 +60,7 @@ def test_a_repository_is_pulled_and_answers(tmp_path: Path) -> None:
         run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # The pair's name works too.
         assert run.returncode == 0, run.stderr
         home.run("unload")
-        assert "Removed maker-tiny-8b" in home.run("rm", REPO).stdout
+        assert "Removed maker-tiny-8b" in home.run("rm", "-y", REPO).stdout
         run = home.run("ask", "-m", REPO, "hi")
         assert f"localspec pull {REPO}" in run.stderr
 
@@ -269,14 +269,14 @@ def test_a_local_draft_is_used_in_place(home: PullingHome) -> None:
     assert read_record(home, "maker-tiny-8b-q4_k_m")["draft"]["parts"][0]["path"] == str(path)  # type: ignore[index]
     assert home.run("ask", "-m", "maker-tiny-8b-q4_k_m", "say hello").stdout == "hello\n"
     home.run("unload")
-    home.run("rm", "maker-tiny-8b-q4_k_m")
+    home.run("rm", "-y", "maker-tiny-8b-q4_k_m")
     assert path.exists()
     path.unlink()
     home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
     home.run("pull", "maker/draft", "--no-draft", "--name", "little-one")
     run = home.run("pull", REPO)
     assert "Draft: d-Q8_0.gguf (pair little-one), which is on this disk" in run.stdout
-    home.run("rm", "little-one")
+    home.run("rm", "-y", "little-one")
     assert home.run("ask", "-m", "maker-tiny-8b", "say hello").stdout == "hello\n"
 
 

@@ -140,7 +140,7 @@ def test_gc_keeps_parts_of_pulls_that_will_resume(home: PullingHome) -> None:
     wait_for(lambda: list_pulls(home)["maker-tiny-8b"]["state"] == "failed", "the failure")
     parts = {path.name for path in (home.store / "parts").glob("*.part")}
     assert parts
-    assert ".part" not in home.run("gc").stdout
+    assert ".part" not in home.run("gc", "-y").stdout
     assert parts == {path.name for path in (home.store / "parts").glob("*.part")}
     run = home.run("pulls", "cancel", REPO)
     assert (
@@ -148,7 +148,7 @@ def test_gc_keeps_parts_of_pulls_that_will_resume(home: PullingHome) -> None:
         == "The pull is cancelled; anything already downloaded is kept for the next one.\n"
     )
     assert not journal_file(home).exists()
-    assert ".part" in home.run("gc").stdout
+    assert ".part" in home.run("gc", "-y").stdout
     assert not list((home.store / "parts").glob("*.part"))
 
 

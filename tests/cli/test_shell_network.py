@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
 @pytest.fixture(autouse=True)
 def _remove_tiny(home: PullingHome) -> Iterator[None]:
     yield
-    home.run("rm", "tiny")
+    home.run("rm", "-y", "tiny")
     home.hub.requests.clear()
 
 
@@ -120,7 +120,7 @@ def test_the_token_of_the_shell_is_sent(home: PullingHome, tmp_path: Path) -> No
         assert run.returncode == 0, run.stderr
         assert {request.authorization for request in home.hub.requests} == {"", f"Bearer {token}"}
         home.hub.requests.clear()
-        home.run("rm", "tiny")
+        home.run("rm", "-y", "tiny")
 
 
 def test_a_login_is_not_sent_to_another_endpoint(home: PullingHome) -> None:
@@ -148,7 +148,7 @@ def test_concurrent_pulls_use_their_own_networks(home: PullingHome) -> None:
             assert '"state":"done"' in last_event
             assert {request.authorization for request in hub.requests} <= {"", f"Bearer {token}"}
             assert any(request.authorization for request in hub.requests)
-    home.run("rm", "other")
+    home.run("rm", "-y", "other")
     home.hub.rate = 0
     body = {"name": "tiny"}
     refused = home.request("POST", "/localspec/pulls", body)
@@ -166,7 +166,7 @@ def test_retries_of_a_pull_are_shown(home: PullingHome) -> None:
             r"^tiny  retrying in 1 s: the hub answered 503 \(attempt 2 of 4\)$", run.stderr, re.M
         )
         assert re.search(r"in [23] s: the hub answered 429 \(attempt 3 of 4\)$", run.stderr, re.M)
-        home.run("rm", "tiny")
+        home.run("rm", "-y", "tiny")
         faults.head_statuses = [(503, "30")]
         body = {"name": "tiny", "network": {"HF_ENDPOINT": home.hub.endpoint}}
         assert home.request("POST", "/localspec/pulls", body).status == 202

@@ -242,7 +242,7 @@ def test_an_invalid_template_is_named_with_its_line(
     run = home_without_daemon.run("templates", "show", "bad")
     assert (run.returncode, message in run.stderr) == (2, True)
     assert run.stdout.splitlines()[0] == file.read_text(errors="replace").splitlines()[0]
-    assert home_without_daemon.run("templates", "rm", "bad").stdout == "Removed bad.\n"
+    assert home_without_daemon.run("templates", "rm", "-y", "bad").stdout == "Removed bad.\n"
 
 
 @given(
@@ -316,24 +316,26 @@ def test_templates_are_listed_shown_and_removed(home: Home) -> None:
     assert home.run("templates", "show", "tr").stdout == file.read_text()
     assert home.run("templates", "path", "tr").stdout == f"{file}\n"
     assert home.run("templates", "path").stdout == f"{file.parent}\n"
-    run = home.run("templates", "rm", "tr", "nope")
+    run = home.run("templates", "rm", "-y", "tr", "nope")
     assert (run.returncode, "There is no template 'nope'" in run.stderr) == (2, True)
     assert file.exists()
-    assert home.run("templates", "rm", "tr", "brief").stdout == "Removed tr.\nRemoved brief.\n"
+    assert (
+        home.run("templates", "rm", "-y", "tr", "brief").stdout == "Removed tr.\nRemoved brief.\n"
+    )
     assert not file.exists()
 
 
 def test_builtin_templates_are_shown_and_overridden(home: Home) -> None:
     name = min(templates.BUILTIN)
     assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
-    for command in ("path", "rm"):
-        run = home.run("templates", command, name)
+    for words in (["path", name], ["rm", "-y", name]):
+        run = home.run("templates", *words)
         assert run.returncode == 2
         assert "is built in and has no file. To override it: " in run.stderr
     assert home.run("ask", "--save", name, "mine").returncode == 2
     assert home.run("ask", "--save", name, "mine", "--force").returncode == 0
     assert home.run("templates", "show", name).stdout == 'prompt = "mine"\n'
-    assert home.run("templates", "rm", name).returncode == 0
+    assert home.run("templates", "rm", "-y", name).returncode == 0
     assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
 
 

@@ -95,8 +95,8 @@ CONDITIONS: list[Callable[[Path, bool], None]] = [
 ]  # fmt: skip
 COMMANDS = [
     ["ask", "say hello"], ["list"], ["config"], ["config", "set", "queue", "9"], ["doctor"],
-    ["status"], ["start", "--listen", "127.0.0.1:0"], ["history"], ["history", "rm", "--all"],
-    ["logs"], ["stop"], ["ask", "-t", "brief", "x"], ["ask", "--save", "brief", "x"], ["gc"],
+    ["status"], ["start", "--listen", "127.0.0.1:0"], ["history"], ["history", "rm", "--all", "-y"],
+    ["logs"], ["stop"], ["ask", "-t", "brief", "x"], ["ask", "--save", "brief", "x"], ["gc", "-y"],
     ["show", "builtin"], ["verify", "mine"],
 ]  # fmt: skip
 FEW_COMMANDS = [COMMANDS[at] for at in (0, 5, 6)]  # for tests in which commands hardly differ
@@ -141,8 +141,8 @@ def case_id(case: Case) -> str:
 
 # Cases that once failed: by waiting forever, with a traceback, or with a wrong message.
 SAMPLE: list[Case] = [
-    ("model_states", pipe, ["history", "rm", "--all"]),
-    ("typed_lines", pipe, ["history", "rm", "--all"]),
+    ("model_states", pipe, ["history", "rm", "--all", "-y"]),
+    ("typed_lines", pipe, ["history", "rm", "--all", "-y"]),
     ("safe mode", pipe, ["ask", "say hello"]),
     ("config_file", pipe, ["config", "set", "queue", "9"]),
     ("log", pipe, ["logs"]),

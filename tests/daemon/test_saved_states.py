@@ -105,7 +105,7 @@ def test_gc_deletes_the_states_of_conversations_that_are_gone(home: Home) -> Non
         result = json.loads(home.run("gc", "--dry-run", "--json").stdout)
         assert (result["files"], result["freed"]) == (["0badcafe/pair.state"], 1000)
         assert len(states(home)) == 2
-        home.run("gc")
+        home.run("gc", "-y")
     assert [path.parent.name for path in states(home)] == [existing["conversation"]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import settings, suggest
-from localspec.cli.app import Group
+from localspec.cli.app import Group, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.paths import default_paths
 
@@ -63,8 +63,10 @@ def get(key: str) -> int:
 )
 @click.argument("key", shell_complete=suggest.keys)
 @click.argument("value", required=False, shell_complete=suggest.values)
-def set_(key: str, value: str | None) -> int:
+@yes_option
+def set_(key: str, value: str | None, yes: bool) -> int:
     name, equals, text = key.partition("=")
+    require_consent(yes=yes or bool(equals) or value is not None)
     settings.change(name, text if equals and value is None else value)
     return 0
 
@@ -74,7 +76,9 @@ def set_(key: str, value: str | None) -> int:
     epilog="Example: localspec config unset context",
 )
 @click.argument("key", shell_complete=suggest.keys)
-def unset(key: str) -> int:
+@yes_option
+def unset(key: str, yes: bool) -> int:
+    require_consent(yes=yes)
     settings.change(key, None)
     return 0
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group, NumberOption, TextCommand
+from localspec.cli.app import Group, NumberOption, TextCommand, require_consent, yes_option
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError
@@ -125,17 +124,14 @@ def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> in
 )
 @click.argument("names", nargs=-1, metavar="ID...", shell_complete=suggest.conversations)
 @click.option("--all", "everything", is_flag=True, help="Remove all conversations.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation (with --all).")
+@yes_option
 def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     if everything == bool(names):
         raise click.UsageError("Name conversations to remove, or use --all.")
+    require_consent(yes=yes, question="Remove all conversations permanently?" if everything else "")
     client = ConversationsClient()
     if not everything:
         return _remove_all(names, lambda name: f"Removed {client.forget(name)}.")
-    must_confirm = not yes and sys.stdin.isatty()
-    if must_confirm and not click.confirm("Remove all conversations permanently?", err=True):
-        render.line("Nothing was removed.")
-        return 1
     removed = client.forget_all()
     render.line(f"Removed {removed} conversation{'s' * (removed != 1)}.")
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, settings, suggest
-from localspec.cli.app import NumberOption
+from localspec.cli.app import NumberOption, require_consent, yes_option
 from localspec.cli.terminal import pairs, progress, render
 from localspec.cli.terminal.pairs import format_add_command, format_first_use, format_size
 from localspec.cli.terminal.progress import Progress
@@ -246,7 +246,9 @@ def _add_upstream(
     epilog="Example: localspec rm coder-7b",
 )
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=suggest.pairs)
-def rm_command(names: tuple[str, ...]) -> int:
+@yes_option
+def rm_command(names: tuple[str, ...], yes: bool) -> int:
+    require_consent(yes=yes)
     client, code = PairsClient(), 0
     configured = client.pairs().get("configured", "")
     for name in dict.fromkeys(names):
@@ -400,8 +402,11 @@ def drafts_command(target: str, folders: tuple[str, ...], measure: bool, as_json
     epilog="Example: localspec gc --dry-run",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@yes_option
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
-def gc_command(dry_run: bool, as_json: bool) -> int:
+def gc_command(dry_run: bool, yes: bool, as_json: bool) -> int:
+    question = "Delete all files that `localspec gc --dry-run` lists?"
+    require_consent(yes=yes or dry_run, question=question)
     result = PairsClient().collect(dry_run=dry_run)
     if as_json:
         render.record(result)

@@ -7,7 +7,7 @@ import textwrap
 import click
 
 from localspec.cli import suggest, templates
-from localspec.cli.app import Group
+from localspec.cli.app import Group, require_consent, yes_option
 from localspec.cli.terminal import render
 
 _MAX_PROMPT_CHARS = 160  # shown of a prompt in the list
@@ -79,7 +79,9 @@ def edit(name: str) -> int:
 @click.argument(
     "names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved_templates
 )
-def rm(names: tuple[str, ...]) -> int:
+@yes_option
+def rm(names: tuple[str, ...], yes: bool) -> int:
+    require_consent(yes=yes)
     templates.remove(list(names))
     return 0
 

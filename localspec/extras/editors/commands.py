@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Group, NumberOption
+from localspec.cli.app import Group, NumberOption, require_consent, yes_option
 from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
@@ -197,7 +197,9 @@ def _settings_module(editor: str) -> ModuleType:
     epilog="Example: localspec editor uninstall nvim",
 )
 @_editor
-def uninstall(editor: str) -> int:
+@yes_option
+def uninstall(editor: str, yes: bool) -> int:
+    require_consent(yes=yes)
     path = _settings_module(editor).uninstall(editor)
     if path is None:
         render.line("It is not installed.")

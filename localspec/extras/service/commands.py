@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli.app import Group
+from localspec.cli.app import Group, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -59,7 +59,9 @@ def install(only_print: bool) -> int:
     help="Stop and remove the service. Models, history and configuration are kept.",
     epilog="Example: localspec service uninstall",
 )
-def uninstall() -> int:
+@yes_option
+def uninstall(yes: bool) -> int:
+    require_consent(yes=yes)
     removed = _manager().uninstall()
     render.line("The service has been removed." if removed else "No service is installed.")
     return 0

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from localspec.cli import inputs, settings, suggest
-from localspec.cli.app import NumberOption
+from localspec.cli.app import NumberOption, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import format_tuned
 from localspec.cli.terminal.progress import Progress
@@ -32,6 +32,12 @@ NEW_ANSWERS = 40
 # Parameters of what is done in place of a training, and those of a training.
 _ACTIONS = ("auto", "status", "check", "revert", "forget")
 _TRAINING_OPTIONS = ("files", "minutes", "method", "new")
+# Actions that delete drafts, and what is asked before.
+_DELETIONS = {
+    "check": "",
+    "revert": "Delete the tuned draft?",
+    "forget": "Delete the tuned drafts of all pairs?",
+}
 
 
 @click.command(
@@ -89,6 +95,7 @@ _TRAINING_OPTIONS = ("files", "minutes", "method", "new")
 )
 @click.option("--revert", is_flag=True, help="Delete the tuned draft of the pair.")
 @click.option("--forget", is_flag=True, help="Delete the tuned drafts of all pairs.")
+@yes_option
 @click.option("--by-night", is_flag=True, hidden=True)
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 @click.pass_context
@@ -96,6 +103,9 @@ def command(ctx: click.Context, /, pair: str, files: tuple[str, ...], **options:
     _check_together(ctx, pair)
     if options["auto"] is not None:
         return _set_auto(on=options["auto"])
+    for action, question in _DELETIONS.items():
+        if options[action]:
+            require_consent(yes=options["yes"], question=question)
     if options["forget"]:
         return _forget()
     pairs_client = PairsClient()

@@ -41,7 +41,7 @@ def _watch(state: DaemonState, stop: threading.Event) -> None:
         ):
             last_night = now.tm_yday
             if any(state.paths.tuned.glob(f"*/{RECORD_FILE}")):
-                _run(stop, "--check")
+                _run(stop, "--check", "--yes")
             if state.config.tune_by_night:
                 _run(stop, "--by-night", "--minutes", str(MINUTES))
 

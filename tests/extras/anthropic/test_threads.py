@@ -260,7 +260,7 @@ def test_the_tool_runner_works_without_stored_threads(home: Home, wire: Wire) ->
         frame = read_frame(runner.until_done())
         refused = post(home, "say x", {"type": "create"})
     finally:
-        home.run("config", "unset", "keep_responses")
+        home.run("config", "unset", "-y", "keep_responses")
     roles = [message["role"] for message in frame["prompt"]["messages"]]
     assert roles == ["user", "assistant", "tool"]
     assert wire.threads == ["create", None, None]
@@ -685,7 +685,7 @@ def delete(home: Home, name: str) -> None:
 
 
 def remove(home: Home, name: str) -> None:
-    assert home.run("history", "rm", name, "--yes").returncode == 0
+    assert home.run("history", "rm", "-y", name).returncode == 0
 
 
 @pytest.mark.parametrize("way", [delete, remove])

@@ -70,7 +70,7 @@ def test_an_editor_that_is_not_on_the_path_is_noted(home: Home, tmp_path: Path) 
         (tmp_path / "bin" / editor).chmod(0o755)
         assert home.run("editor", "install", editor).stderr == ""
         home.environment["PATH"] = path
-        assert home.run("editor", "uninstall", editor).returncode == 0
+        assert home.run("editor", "uninstall", "-y", editor).returncode == 0
 
 
 @given(

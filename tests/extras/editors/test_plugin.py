@@ -618,7 +618,7 @@ def test_the_plugin_is_installed_and_removed(name: str, tmp_path: Path) -> None:
     )
     assert report.read_text().splitlines() == ["2", sys.executable]
     report.unlink()
-    assert run("uninstall").stdout == f"Removed: {path}\n"
+    assert run("uninstall", "-y").stdout == f"Removed: {path}\n"
     assert not path.parents[4].exists()
     path.parent.mkdir(parents=True)
     path.write_text("mine")

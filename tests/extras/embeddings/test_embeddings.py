@@ -285,7 +285,7 @@ def test_a_text_model_can_embed_with_a_chosen_pooling(served: Home, client: open
     assert served.request("GET", "/localspec/pairs/decoder").json["target"]["pooling"] == "last"
     refused = served.run("add", "two", "--target", target, "--draft", target, "--pooling", "last")
     assert refused.returncode == 1
-    assert served.run("rm", "decoder").returncode == 0
+    assert served.run("rm", "-y", "decoder").returncode == 0
 
 
 def test_a_disconnect_ends_an_embedding_request(served: Home) -> None:

@@ -94,13 +94,13 @@ def test_uninstall_removes_only_what_install_wrote(linux: Machine) -> None:
     linux.home.run("service", "install")
     (linux.units / "other.service").write_text("")
     linux.take_calls()
-    assert linux.home.run("service", "uninstall").stdout == "The service has been removed.\n"
+    assert linux.home.run("service", "uninstall", "-y").stdout == "The service has been removed.\n"
     assert linux.take_calls() == [
         "systemctl --user disable --now localspec.socket localspec.service",
         "systemctl --user daemon-reload",
     ]
     assert [path.name for path in linux.units.iterdir()] == ["other.service"]
-    assert linux.home.run("service", "uninstall").stdout == "No service is installed.\n"
+    assert linux.home.run("service", "uninstall", "-y").stdout == "No service is installed.\n"
     assert linux.home.run("service", "status").stdout == (
         "Not installed. To install it: localspec service install\n"
     )
@@ -175,7 +175,9 @@ def test_on_macos_an_agent_is_loaded_replaced_and_removed(home: Home) -> None:
     assert calls.index(f"launchctl bootout {domain}/org.localspec.daemon") < calls.index(
         f"launchctl bootstrap {domain} {file}"
     )
-    assert machine.on_macos("service", "uninstall").stdout == "The service has been removed.\n"
+    assert (
+        machine.on_macos("service", "uninstall", "-y").stdout == "The service has been removed.\n"
+    )
     assert not file.exists()
 
 

@@ -116,9 +116,11 @@ def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(hom
     assert "ask: 10.0 → 12.0 tokens/s, 2.00 → 3.00 tokens per pass" in shown
     assert "from 7 tokens of answers" in home.run("tune", "--status").stdout
 
-    assert home.run("history", "rm", other).returncode == 0  # nothing was learned from this one
+    assert (
+        home.run("history", "rm", "-y", other).returncode == 0
+    )  # nothing was learned from this one
     assert folder.exists()
-    assert home.run("history", "rm", name).returncode == 0
+    assert home.run("history", "rm", "-y", name).returncode == 0
     assert not folder.exists()
     assert ask(home)[1] == answer
     assert loaded_draft(home) == BASE
@@ -133,7 +135,7 @@ def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(home: Ho
     home.run("unload")
     with home.streaming("What does os.walk do?", max_tokens=900, ignore_eos=True) as stream:
         stream.await_text()
-        assert home.run("history", "rm", name).returncode == 0
+        assert home.run("history", "rm", "-y", name).returncode == 0
         assert loaded_draft(home) != BASE
         stream.leave()
     wait_for(lambda: not home.status()["running"], "the answer's end")
@@ -171,7 +173,7 @@ def test_after_a_deletion_drafts_of_its_text_are_accepted_as_before(
     )
     home.run("unload")
     assert count_accepted() > 2 * before
-    assert home.run("history", "rm", name["conversation"]).returncode == 0
+    assert home.run("history", "rm", "-y", name["conversation"]).returncode == 0
     assert not folder.exists()
     assert count_accepted() == before
 
@@ -218,7 +220,7 @@ def test_a_tuned_sidecar_is_used(home: Home, tmp_path: Path, kind: str) -> None:
     answer = home.request("POST", "/completion", request | {"return_tokens": True})
     assert answer.json["tokens"] == expected(5, 30)
     assert Path(loaded_draft(home)).parent == folder
-    home.run("tune", "mine", "--revert")
+    home.run("tune", "mine", "--revert", "-y")
     assert home.request("POST", "/completion", request).status == 200
     assert loaded_draft(home) == base
 
@@ -257,7 +259,7 @@ def test_a_pair_without_a_draft_uses_a_new_one(
     put_tuned_draft(home, content=b"no model", **options)
     assert "tuned" not in draft_of_next_answer()
     assert "N-grams alone draft instead." in home.status()["pair"]["note"]
-    assert home.run("tune", name, "--revert").returncode == 0
+    assert home.run("tune", name, "--revert", "-y").returncode == 0
     assert not folder.exists()
 
 
@@ -324,15 +326,15 @@ def test_a_tuned_draft_goes_with_its_pair(home: Home, tmp_path: Path) -> None:
     mine = put_tuned_draft(home, target=files.target, base=str(files.draft))
     builtin = put_tuned_draft(home)
     other = put_tuned_draft(home, target=files.target, base="", content=b"draft")
-    assert home.run("gc").stdout == "Nothing to delete.\n"
-    assert home.run("rm", "mine").returncode == 0
+    assert home.run("gc", "-y").stdout == "Nothing to delete.\n"
+    assert home.run("rm", "-y", "mine").returncode == 0
     assert set(mine.parent.iterdir()) == {builtin, other}
-    assert home.run("rm", "other").returncode == 0
+    assert home.run("rm", "-y", "other").returncode == 0
     # That of an earlier file of a pair, such as the one before an update, is left for gc.
     left = put_tuned_draft(home, target=files.target, base=str(files.draft))
     assert f"{left.name}/record.json" in home.run("gc", "--dry-run").stdout
     assert left.exists()
-    assert f"{left.name}/record.json" in home.run("gc").stdout
+    assert f"{left.name}/record.json" in home.run("gc", "-y").stdout
     assert list(mine.parent.iterdir()) == [builtin]
 
 
@@ -344,19 +346,19 @@ def test_no_tuned_draft_goes_while_a_record_cannot_be_read(home: Home, tmp_path:
     folder = put_tuned_draft(home, target=files.target, base=str(files.draft))
     record = next((home.root / "data" / "models").rglob("other.*"))
     record.write_text("no record")
-    assert home.run("rm", "mine").returncode == 0
+    assert home.run("rm", "-y", "mine").returncode == 0
     assert folder.exists()
 
 
 def test_revert_and_forget(home: Home) -> None:
-    assert "has no tuned draft" in home.run("tune", "--revert").stderr
+    assert "has no tuned draft" in home.run("tune", "--revert", "-y").stderr
     folder = put_tuned_draft(home)
     exported = home.run("export", "builtin", "--to", "llama-server").stdout
     assert str(next(folder.glob("*.gguf"))) in exported
-    assert home.run("tune", "--revert").returncode == 0
+    assert home.run("tune", "--revert", "-y").returncode == 0
     assert not folder.exists()
     put_tuned_draft(home)
-    assert home.run("tune", "--forget").returncode == 0
+    assert home.run("tune", "--forget", "-y").returncode == 0
     assert not folder.exists()
 
 
@@ -386,7 +388,7 @@ def test_forgetting_says_so_if_the_drafts_are_still_there(home: Home, tmp_path: 
     folder = put_tuned_draft(home)
     moved = folder.parent.rename(tmp_path / "moved")
     folder.parent.symlink_to(moved)
-    run = home.run("tune", "--forget")
+    run = home.run("tune", "--forget", "-y")
     assert run.returncode == 1
     assert "deleted" not in run.stdout
     assert "symbolic link" in run.stderr
@@ -483,13 +485,13 @@ def test_a_tuned_draft_is_checked_and_deleted_if_it_is_worse(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tune(home, "--check")
+    tune(home, "--check", "-y")
     assert "No pair has a tuned draft." in capsys.readouterr().out
     tune(home)
     folder = tuned_folder(home.root / "data" / "tuned", TARGET, BASE)
     for gain, kept in ((1.0, True), (0.9, False)):
         monkeypatch.setattr(running.Training, "gain", gain)
-        tune(home, "--check")
+        tune(home, "--check", "-y")
         assert scripted[-1]["method"] == "none"
         assert folder.exists() is kept
         assert ("is kept" in capsys.readouterr().out) is kept
@@ -501,7 +503,7 @@ def test_a_damaged_tuned_draft_is_deleted(
     home: Home, scripted: list[dict[str, Any]], content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = put_tuned_draft(home, content=content)
-    tune(home, "--check")
+    tune(home, "--check", "-y")
     assert "builtin: the tuned draft is damaged, so it is deleted." in capsys.readouterr().out
     assert not folder.exists()
     assert not scripted
@@ -530,7 +532,7 @@ def test_a_check_that_fails_does_not_keep_others_from_theirs(
         return run(training)
 
     monkeypatch.setattr(running.Training, "run", run_or_fail)
-    assert command.main(["--check"], standalone_mode=False) == 1
+    assert command.main(["--check", "-y"], standalone_mode=False) == 1
     output = capsys.readouterr()
     assert "aaa: scripted" in output.err
     assert "builtin: the tuned draft is accepted as often or more, and is kept." in output.out
@@ -1051,7 +1053,7 @@ def test_files_named_by_their_paths_are_to_be_added_first(home: Home, tmp_path: 
     assert home.run("add", "mine", "--target", target, "--draft", draft).returncode == 0
     folder = put_tuned_draft(home, target=target, base=draft)
     name = f"{target},{draft}"
-    for action in ((), ("--status",), ("--revert",), ("--check",)):
+    for action in ((), ("--status",), ("--revert", "-y"), ("--check", "-y")):
         run = home.run("tune", name, *action)
         assert run.returncode == 1
         assert f"localspec add NAME --target {target} --draft {draft}" in run.stderr

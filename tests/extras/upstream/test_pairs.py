@@ -158,7 +158,7 @@ def test_commands_show_the_pair_and_its_figures_but_not_its_key(hosts: Hosts) ->
         if path.is_file() and path.stat().st_size < 1 << 20 and path.suffix != ".sqlite"
     ]
     assert not [text for text in texts if hosts.key in text]
-    assert local.run("rm", "nobody").returncode == 1
+    assert local.run("rm", "-y", "nobody").returncode == 1
 
 
 def test_servers_are_not_added_over_tcp(hosts: Hosts) -> None:
@@ -216,7 +216,7 @@ def test_adding_a_server_does_not_contact_it_and_checks_the_options(local: Home)
             assert message in run.stderr, run.stderr
             assert "sk-my key" not in run.stderr
         assert not remote.requests
-        assert local.run("rm", "big").returncode == 0
+        assert local.run("rm", "-y", "big").returncode == 0
         assert "big" not in local.run("list").stdout
 
 
