@@ -29,7 +29,9 @@ _MAX_NAME_CHARACTERS = 64
 REPO_PATTERN = re.compile(
     r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])"
 )
-FILE_PATTERN = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
+# A path on the hub. Blanks, "+" and brackets are common in names; no part begins with a dot, as ".." does.
+_PATH_PART = r"(?![./-])[^/\\\x00-\x1f\x7f-\x9f]+"
+FILE_PATTERN = re.compile(rf"(?:{_PATH_PART}/)*{_PATH_PART}\.[gG][gG][uU][fF]")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 ENDPOINT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}:[1-9]\d{0,4}")
 REVISION_PATTERN = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
