@@ -20,6 +20,8 @@ _QUANT_IN_NAME = re.compile(
 _RECIPE_IN_NAME = re.compile(
     r"[-._]((?:kquant|dynamic|\d+(?:\.\d+)?gb)(?:-(?:dynamic|\d+(?:\.\d+)?gb))?)$", re.IGNORECASE
 )
+# Other names of folders for quantizations.
+_BITS_FOLDER = re.compile(r"(?:gguf|(?:I?Q)?\d+(?:[-_.]?bits?)?)?", re.IGNORECASE)
 # Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
 _SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
     "mtp": re.compile(
@@ -124,21 +126,56 @@ def strip_part(name: str) -> str:
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.IGNORECASE)
 
 
-def split_quant(file: str) -> tuple[str, str]:
-    """Split a file name into its lower-case stem and its quantization.
+class ModelName(NamedTuple):
+    """The parts of a model's file name: its own, in lower case, the maker's recipe, and the quantization."""
 
-    If the file name states no quantization, that of the folder is used, or the maker's name for its recipe.
+    stem: str
+    recipe: str
+    quant: str
+
+
+def split_name(file: str) -> ModelName:
+    """Split a file name into its parts. The recipe and the quantization are empty if the name states none.
+
+    If the file name states no quantization, that of the folder is used.
     """
     path = PurePosixPath(file)
-    stem, quant = strip_part(path.name), ""
+    stem, quant, recipe = strip_part(path.name), "", ""
     if matches := list(_QUANT_IN_NAME.finditer(stem)):
         match = matches[-1]
         stem, quant = f"{stem[: match.start()].rstrip('-._')}{stem[match.end() :]}", match[1]
     elif folder := _QUANT_IN_NAME.fullmatch(path.parent.name):
         quant = folder[1]
-    if recipe := _RECIPE_IN_NAME.search(stem):
-        stem, quant = stem[: recipe.start()], quant or recipe[1]
-    return stem.lower(), _normalize_quant(quant)
+    if found := _RECIPE_IN_NAME.search(stem):
+        stem, recipe = stem[: found.start()], found[1]
+    return ModelName(stem.lower(), recipe, _normalize_quant(quant))
+
+
+def split_quant(file: str) -> tuple[str, str]:
+    """Split a file name into its lower-case stem and its quantization, or else the maker's recipe for it."""
+    stem, recipe, quant = split_name(file)
+    return stem, quant or recipe.upper()
+
+
+def find_model_folder(file: str) -> str:
+    """Return the folder of a file, in lower case and without what only repeats its quantization or name.
+
+    Files of one name in two such folders are two models, as in `base/` and `instruct/`.
+    """
+    path = PurePosixPath(file)
+    name = strip_part(path.name)
+    folders = [_QUANT_IN_NAME.sub("", part).strip("-._") for part in path.parts[:-1]]
+    return "/".join(
+        folder.lower()
+        for folder in folders
+        if not (_BITS_FOLDER.fullmatch(folder) or contains_word(name, folder))
+    )
+
+
+def contains_word(text: str, word: str) -> bool:
+    """Return whether a text has a word, or several, between others; capitals do not count."""
+    pattern = rf"(?<![^\W_]){re.escape(word)}(?![^\W_])"
+    return bool(re.search(pattern, text, re.IGNORECASE))
 
 
 def count_bits(quant: str) -> int:

@@ -131,6 +131,25 @@ def test_a_repository_that_has_only_drafts_is_no_model(hub: TestHub, puller: Pul
         decide(puller, make_target(), make_catalogue())
 
 
+def test_a_path_is_pulled_from_its_own_folder(hub: TestHub, puller: Puller) -> None:
+    contents = {
+        f"{folder}/Tiny (1)+x [y].Q8_0.gguf": model(filler=5000, seed=seed).data()
+        for seed, folder in enumerate(("v 1", "v2", "v3"))
+    }
+    for file, content in contents.items():
+        hub.add(REPO, file, content)
+    names = set()
+    for file, content in contents.items():
+        wanted = resolve_target(
+            f"{REPO}:{file}", make_catalogue(), lambda _: None, blob_path, no_draft=True
+        )
+        record = puller.pull(wanted.name, decide(puller, wanted, make_catalogue()).pair)
+        assert record.target.file == file
+        assert puller.store.model_path(record.target).read_bytes() == content
+        names.add(record.name)
+    assert len(names) == 3
+
+
 def test_a_decided_pair_is_not_decided_again(files: TestHub, puller: Puller) -> None:
     pair = make_pair("a/b", "c/d")
     assert decide(puller, make_target(pair=pair, decided=True), make_catalogue()).pair is pair

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.errors import HubError, InvalidRequest, NotOnHub, WebPage
+from localspec.errors import HubError, InvalidRequest, LocalspecError, NotOnHub, WebPage
 from localspec.registry.catalogue import NAME_PATTERN, REPO_PATTERN
+from localspec.registry.file_names import strip_part
 from localspec.registry.hub.hub import Hub, ListedFile
 from localspec.registry.hub.repository import (
     Choice,
@@ -16,6 +21,7 @@ from localspec.registry.hub.repository import (
     derive_model_name,
     derive_pair_name,
     list_choices,
+    list_parts,
     match_choices,
     parse_reference,
 )
@@ -24,6 +30,9 @@ from tests.support.hub import TestHub
 
 R = "Qwen/Qwen3-8B-GGUF"
 FILE = "Qwen3-8B-Q4_K_M.gguf"
+LETTERS = st.text("abx1+()[] ", min_size=1, max_size=4).map(lambda text: f"a{text}b")
+FOLDERS = st.sampled_from(["", "v1/", "v2/", "base/", "v1/base/", "c+d/", "c d/"])
+REPOSITORIES = st.sampled_from(["m", "n"])
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,10 @@ FILE = "Qwen3-8B-Q4_K_M.gguf"
         (f"{R}:{FILE}", Reference(repo=R, file=FILE)),
         (f"{R}/{FILE}", Reference(repo=R, file=FILE)),
         (f"{R}:Q4/{FILE}", Reference(repo=R, file=f"Q4/{FILE}")),
+        (f"{R}:Balanced", Reference(repo=R, quant="Balanced")),
+        (f"{R}:My Recipe (1)", Reference(repo=R, quant="My Recipe (1)")),
+        (f"{R}:a b/C+D (1) [x].GGUF", Reference(repo=R, file="a b/C+D (1) [x].GGUF")),
+        (f"https://huggingface.co/{R}/blob/main/C%2BD%20(1).gguf", Reference(repo=R, file="C+D (1).gguf")),
         ("coder-7b", None),
         ("tinny", None),
         ("a:b", None),
@@ -70,7 +83,10 @@ def test_references_are_parsed(text: str, reference: Reference | None) -> None:
         "/home/a/b.gguf",
         "models/b.gguf",
         "a/b:../../c",
-        "a/b:x y",
+        "a/b:x\ty",
+        "a/b:..",
+        "a/b:/x",
+        "a/b:.hidden.gguf",
         "a/../b",
         "a/b/c",
         "a/b/c/d.txt",
@@ -102,7 +118,7 @@ def test_any_text_is_parsed_or_refused(text: str, endpoint: str | None) -> None:
     if reference:
         assert REPO_PATTERN.fullmatch(reference.repo)
         assert not (reference.quant and reference.file)
-        assert parse_reference(str(reference).partition("@")[0]) == Reference(
+        assert parse_reference(str(reference).removesuffix(f"@{reference.revision}")) == Reference(
             repo=reference.repo, quant=reference.quant, file=reference.file
         )
 
@@ -118,12 +134,25 @@ def test_every_reference_has_a_legal_name_of_its_own(repo: str, quant: str) -> N
     assert derive_pair_name(long) != derive_pair_name(Reference(repo="a/" + "x" * 80, quant="Q8_0"))
 
 
+@given(st.lists(st.tuples(REPOSITORIES, FOLDERS, LETTERS), min_size=2, max_size=2, unique=True))
+def test_two_files_are_two_pairs(files: list[tuple[str, str, str]]) -> None:
+    """Files of one name may be of two repositories or folders, and a name has few kinds of characters."""
+    references = [
+        Reference(repo=f"own/{repo}-GGUF", file=f"{folder}m-{name}-Q8_0.gguf")
+        for repo, folder, name in files
+    ]
+    names = {derive_pair_name(reference) for reference in references}
+    assert len(names) == 2
+    assert all(NAME_PATTERN.fullmatch(name) for name in names)
+
+
 def test_names_of_pairs_are_derived_from_references() -> None:
     assert derive_pair_name(Reference(repo=R)) == "qwen-qwen3-8b"
     assert derive_pair_name(Reference(repo=R, quant="Q4_K_M")) == "qwen-qwen3-8b-q4_k_m"
-    assert derive_pair_name(Reference(repo=R, file=f"x/{FILE}")) == "qwen-qwen3-8b-q4_k_m"
+    assert derive_pair_name(Reference(repo=R, file=FILE)) == "qwen-qwen3-8b-q4_k_m"
+    assert derive_pair_name(Reference(repo=R, file=f"x/{FILE}")) == "qwen-qwen3-8b-x-q4_k_m"
     split = "m-Q8_0-00001-of-00002.gguf"
-    assert derive_pair_name(Reference(repo="a/b", file=split)) == "a-m-q8_0"
+    assert derive_pair_name(Reference(repo="a/m-GGUF", file=split)) == "a-m-q8_0"
     assert derive_model_name("bartowski/mistralai_Mistral-Small-24B-GGUF") == "mistral-small-24b"
     assert derive_model_name("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF") == "llama-3.1-8b-instruct"
     assert derive_model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "qwen2.5-coder-7b"
@@ -223,6 +252,141 @@ def test_several_models_of_one_repository_need_a_choice() -> None:
     assert len(match_choices(Reference(repo="a/b", file="beta-Q4_0.gguf"), two)) == 1
 
 
+# A listing: folders, names, recipes, quantizations, parts, sidecars.
+_PATHS = st.builds(
+    lambda folder, stem, recipe, quant, part: f"{folder}{stem}{recipe}{quant}{part}.gguf",
+    st.sampled_from(["", "", "v1/", "v2/", "base/", "MTP/", "Q4_K_M/", "Tiny-Q8_0/"]),
+    st.sampled_from(
+        ["Tiny", "tiny", "Tiny-it", "mtp-Tiny", "mmproj-Tiny", "Tiny MTP (1)", "a+b[c]"]
+    ),
+    st.sampled_from(["", "", "-KQuant-17GB", "-Dynamic", "-Balanced", "-assistant"]),
+    st.sampled_from(["", "-Q4_K_M", "-Q8_0", "-UD-Q4_K_M", "-q4_k_m"]),
+    st.sampled_from(["", "", "-00001-of-00002", "-00002-of-00002"]),
+)
+_LISTINGS = st.dictionaries(_PATHS, st.integers(1, 3), min_size=1, max_size=10).map(
+    lambda sizes: [ListedFile(file, size) for file, size in sizes.items()]
+)
+_TAGS = [
+    "",
+    "Q4_K_M",
+    "q8_0",
+    "Dynamic",
+    "kquant-17gb",
+    "Balanced",
+    "v1",
+    "tiny",
+    "KQuant-17GB-Q4_K_M",
+]
+
+
+def match(suffix: str, choices: Sequence[Choice]) -> tuple[Choice, ...] | LocalspecError:
+    """Return what a reference with this suffix means, or the error."""
+    reference = parse_reference(f"own/Other-GGUF:{suffix}" if suffix else "own/Other-GGUF")
+    assert reference
+    try:
+        return match_choices(reference, choices)
+    except (NotOnHub, InvalidRequest) as error:
+        return error
+
+
+@given(_LISTINGS)
+def test_a_named_file_is_taken_or_refused(listing: list[ListedFile]) -> None:
+    choices = list_choices(listing, everything=True)
+    paths = [file.file for file in listing]
+    for path in paths:
+        name = path.rpartition("/")[2]
+        for suffix in (path, name, path.lower(), f"v3/{name}"):
+            found = match(suffix, choices)
+            if isinstance(found, tuple):
+                parts = list_parts(found[0].file)
+                assert len(found) == 1
+                assert any(f"/{part}".lower().endswith(f"/{suffix}".lower()) for part in parts)
+                assert suffix in parts or suffix not in paths
+            elif suffix in paths:
+                assert " lacks " in found.message
+            else:
+                assert re.search("own/Other-GGUF:| lacks |no whole model", found.message)
+
+
+@given(_LISTINGS, st.sampled_from(_TAGS))
+def test_a_tag_means_one_file_or_is_asked_about(listing: list[ListedFile], tag: str) -> None:
+    choices = list_choices(listing)
+    found = match(tag, choices)
+
+    def is_named(choice: Choice) -> bool:
+        return tag.lower() in f"{choice.file}-{choice.label}".lower()
+
+    if isinstance(found, NotOnHub):
+        assert not any(map(is_named, choices))
+    if isinstance(found, LocalspecError):
+        if choices:  # what the message names means one file
+            (written,) = shlex.split(re.split(r"a colon: |For example: ", found.message)[-1])
+            example = match(written.removeprefix("own/Other-GGUF:"), choices)
+            assert isinstance(example, tuple)
+            assert len(example) == 1
+        return
+    assert len({choice.model for choice in found}) == 1
+    assert len({choice.label.lower() for choice in found}) == len(found)
+    assert all(map(is_named, found))
+    if tag and strip_part(found[0].file.rpartition("/")[2]).lower() != tag.lower():
+        (choice,) = found
+        # Only copies of it, split into more parts, may have the same label.
+        same_label = [other for other in choices if other.label.lower() == choice.label.lower()]
+        assert all(
+            other.parts > choice.parts for other in filter(is_named, same_label) if other != choice
+        )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "files", "meant"),
+    [
+        ("v2/M-Q4_K_M.gguf", ["v1/M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], 1),
+        ("v2/M-Q4_K_M", ["v1/M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], 1),
+        ("v2", ["v1/M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], 1),
+        ("v3/M-Q4_K_M.gguf", ["v1/M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], "has no 'v3/M-Q4_K_M.gguf'"),
+        ("M-Q4_K_M.gguf", ["v1/M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], "several files"),
+        ("M-Q4_K_M.gguf", ["M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], 0),
+        ("Q4_K_M", ["base/M-Q4_K_M.gguf", "instruct/M-Q4_K_M.gguf"], "several files"),
+        ("Q4_K_M", ["M-Q4_K_M.gguf", "v2/M-Q4_K_M.gguf"], "several files"),
+        ("", ["base/M-Q4_K_M.gguf", "instruct/M-Q8_0.gguf"], "several models"),
+        ("Q6_K", ["M-Q6_K.gguf", "Q6_K/M-Q6_K-00001-of-00002.gguf", "Q6_K/M-Q6_K-00002-of-00002.gguf"], 0),
+        ("Q6_K/M-Q6_K-00002-of-00002.gguf",
+         ["Q6_K/M-Q6_K-00001-of-00002.gguf", "M-Q6_K.gguf", "Q6_K/M-Q6_K-00002-of-00002.gguf"], 0),
+        ("M-Q6_K-00001-of-00003.gguf", ["M-Q6_K-00001-of-00003.gguf"], "lacks M-Q6_K-00002-of-00003"),
+        ("Q4_K_M", ["M-KQuant-17GB-Q4_K_M.gguf", "M-Dynamic-Q4_K_M.gguf"], "several files"),
+        ("Q4_K_M", ["M-Dynamic-Q4_K_M.gguf", "M-Q4_K_M.gguf"], 1),
+        ("kquant-17gb", ["M-KQuant-17GB-Q4_K_M.gguf", "M-Dynamic-Q4_K_M.gguf"], 0),
+        ("KQuant-17GB-Q4_K_M", ["M-Dynamic-Q4_K_M.gguf", "M-KQuant-17GB-Q4_K_M.gguf"], 1),
+        ("M-KQuant-17GB-Q4_K_M.gguf", ["M-Dynamic-Q4_K_M.gguf", "M-KQuant-17GB-Q4_K_M.gguf"], 1),
+        ("Balanced", ["M-APEX-Balanced.gguf", "M-APEX-I-Balanced.gguf", "M-APEX-Mini.gguf"], "several files"),
+        ("APEX-Balanced", ["M-APEX-Balanced.gguf", "M-APEX-I-Balanced.gguf"], 0),
+        ("mini", ["M-APEX-Balanced.gguf", "M-APEX-Mini.gguf"], 1),
+        ("_K_M", ["M-Q4_K_M.gguf", "M-Q8_0.gguf"], 0),  # as llama.cpp matches
+        ("q4_k_m", ["My Model (1)+x [y]-Q4_K_M.gguf"], 0),
+    ],
+)  # fmt: skip
+def test_what_a_suffix_means(suffix: str, files: list[str], meant: int | str) -> None:
+    size = 300 // len(files)
+    listing = [ListedFile(file, size if "-of-" in file else 2 * size) for file in files]
+    found = match(suffix, list_choices(listing, everything=suffix.endswith(".gguf")))
+    if isinstance(meant, str):
+        assert isinstance(found, LocalspecError)
+        assert meant in found.message
+    else:
+        assert isinstance(found, tuple)
+        assert files[meant] in [part for choice in found for part in list_parts(choice.file)]
+        assert len(found) == 1
+
+
+def test_files_of_one_content_are_one_model() -> None:
+    files = [ListedFile(f"{folder}M-Q4_K_M.gguf", 5, oid="a") for folder in ("", "Q4_K_M/")]
+    found = match("Q4_K_M", list_choices(files))
+    assert isinstance(found, tuple)
+    assert [choice.file for choice in found] == ["M-Q4_K_M.gguf"]
+    other = [files[0], ListedFile("Q4_K_M/M-Q4_K_M.gguf", 5, oid="b")]
+    assert isinstance(match("Q4_K_M", list_choices(other)), InvalidRequest)
+
+
 @pytest.mark.parametrize(
     ("gpu", "ram", "quant"),
     [
@@ -260,7 +424,9 @@ def test_all_pages_of_a_list_are_read(hub: TestHub) -> None:
         hub.add("own/many", f"folder/m-{number}.gguf", b"x" * number)
     hub.page = 3
     listing = Hub(hub.endpoint).list_files("own/many")
-    assert listing == tuple(ListedFile(f"folder/m-{number}.gguf", number) for number in range(7))
+    listed = [(file.file, file.size) for file in listing]
+    assert listed == [(f"folder/m-{number}.gguf", number) for number in range(7)]
+    assert len({file.oid for file in listing}) == 7
 
 
 def test_failures_of_the_list_are_errors(hub: TestHub) -> None:

@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "type": "file",
                     "path": file,
                     "size": len(entry.data),
-                    "oid": "0",
+                    "oid": entry.sha256[:40],
                     "lfs": {"oid": entry.sha256, "size": len(entry.data), "pointerSize": 134},
                 }
                 for file, entry in page

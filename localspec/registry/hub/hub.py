@@ -57,11 +57,15 @@ class RemoteFile:
 
 
 class ListedFile(msgspec.Struct, frozen=True):
-    """One file in the hub's list of a repository, or a folder (see `type`). The size is in bytes."""
+    """One file in the hub's list of a repository, or a folder (see `type`). The size is in bytes.
+
+    oid: the same for files of the same content, empty if unknown.
+    """
 
     file: str = msgspec.field(name="path")
     size: int = 0
     type: str = "file"
+    oid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,4 +430,6 @@ def list_in_cache(repo: str, revision: str = "main") -> tuple[ListedFile, ...]:
     except (OSError, ValueError):
         return ()
     resolved = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
-    return tuple(ListedFile(remote.file, remote.size) for remote in resolved if remote)
+    return tuple(
+        ListedFile(remote.file, remote.size, oid=remote.sha256) for remote in resolved if remote
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -18,8 +19,11 @@ from localspec.errors import BadGguf, InvalidRequest, NotOnHub
 from localspec.registry.catalogue import FILE_PATTERN, REPO_PATTERN, REVISION_PATTERN
 from localspec.registry.file_names import (
     MAX_BITS,
+    contains_word,
     count_bits,
+    find_model_folder,
     is_no_model,
+    split_name,
     split_quant,
     strip_part,
 )
@@ -29,12 +33,14 @@ from localspec.registry.hub.hub import ListedFile
 
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHER_PATHS = ("datasets", "spaces", "api", "collections", "papers")
-_SUFFIX = re.compile(r"[\w.-]{1,200}", re.ASCII)
+# A tag: a part of a path on the hub, as a rule a quantization.
+_SUFFIX = re.compile(r"(?!.*\.\.)[^/\\\x00-\x1f\x7f-\x9f][^\\\x00-\x1f\x7f-\x9f]{0,199}")
 # The most common quantization for each number of bits.
 _COMMON_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
 _MAX_BITS_PARTLY_ON_GPU = 4  # a model partly in main memory is slow, so fewer bits are better
 _MAX_NAME_CHARACTERS = 64
 _MAX_LISTED = 12  # quantizations in one sentence
+_COPY_SIZE_SHARE = 100  # a model in parts has the size of the whole one, but for a hundredth
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,19 +72,28 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One model of a repository.
 
-    file: its first file. parts: the number of files. size: bytes of all files. quant: empty if the name
-    states none. stem: the name without it, in lower case.
+    file: its first file. parts: the number of files. size: bytes of all files. quant: its quantization or
+    recipe, empty if the name states none. recipe: a maker's recipe beside a quantization. model: its folder
+    and name, in lower case and without these; files with the same are one model. oid: as in `ListedFile`,
+    empty for several files. missing: a part that the repository lacks.
     """
 
     file: str
     parts: int
     size: int
-    stem: str
+    model: tuple[str, str]
     quant: str
+    recipe: str = ""
+    oid: str = ""
+    missing: str = ""
+
+    @property
+    def stem(self) -> str:
+        return self.model[1]
 
     @property
     def label(self) -> str:
-        return self.quant or PurePosixPath(self.file).name
+        return "-".join(filter(None, (self.recipe, self.quant))) or PurePosixPath(self.file).name
 
     @property
     def bits(self) -> int:
@@ -165,19 +180,27 @@ def _parse_path(path: str, file: str) -> Reference | None:
 def derive_pair_name(target: Reference) -> str:
     """Return the name of the pair that a pull of this reference creates. It is always the same.
 
-    It consists of the owner, the repository and the part that is meant. A name that is too long is cut and
-    ends in some digits of its hash.
+    It consists of the owner, the repository and the part that is meant. It ends in some digits of its hash
+    if it is too long, or if characters of it may not be in a name.
     """
     owner, _, repo = target.repo.lower().partition("/")
     repo = re.sub(r"[-._]gguf$", "", repo)
-    suffix = target.quant
+    suffix = target.quant.lower()
     if target.file:
-        repo, suffix = strip_part(PurePosixPath(target.file).name).lower(), ""
+        folder, suffix = (
+            find_model_folder(target.file),
+            strip_part(PurePosixPath(target.file).name).lower(),
+        )
+        if re.match(
+            rf"{re.escape(repo)}(?![a-z0-9])", suffix
+        ):  # the file's name has the repository's
+            repo, suffix = (repo, suffix[len(repo) :].lstrip("-._")) if folder else (suffix, "")
+        repo = f"{repo}/{folder}" if folder else repo
     revision = "" if target.revision == "main" else target.revision[:12]
-    name = "-".join(part for part in (owner, repo, suffix.lower(), revision) if part)
-    name = re.sub(r"[^a-z0-9._-]+", "-", name).strip("._-")
-    if len(name) > _MAX_NAME_CHARACTERS:
-        digits = hashlib.sha256(name.encode()).hexdigest()[:8]
+    written = "-".join(part for part in (owner, repo, suffix, revision) if part)
+    name = re.sub(r"[^a-z0-9._-]+", "-", written).strip("._-")
+    if len(name) > _MAX_NAME_CHARACTERS or not re.fullmatch(r"[\w./-]*", written, re.ASCII):
+        digits = hashlib.sha256(written.encode()).hexdigest()[:8]
         name = f"{name[: _MAX_NAME_CHARACTERS - 9].rstrip('._-')}-{digits}"
     return name
 
@@ -197,29 +220,37 @@ def derive_model_name(repo: str) -> str:
 def list_choices(files: Iterable[ListedFile], *, everything: bool = False) -> tuple[Choice, ...]:
     """Return the models of a repository that could be a target or a draft, the largest first.
 
-    Parts of a split file form one model, which is left out if a part is missing. Of two files with the same
-    name and quantization, the one with fewer parts is used.
+    Parts of a split file form one model, which is left out if a part is missing.
 
-    everything: also return files that are something else by their name; their header shows what they are.
+    everything: also return files that are something else by their name, and models with a missing part.
     """
-    sizes = {file.file: file.size for file in files if FILE_PATTERN.fullmatch(file.file)}
-    models: dict[tuple[str, str], Choice] = {}
-    for file in sorted(sizes):
+    listed = {file.file: file for file in files if FILE_PATTERN.fullmatch(file.file)}
+    choices: list[Choice] = []
+    for file in listed:
         if not everything and is_no_model(PurePosixPath(file).name):
             continue
         try:
             parts = list_parts(file)
         except BadGguf:
             continue
-        if parts[0] != file or not all(part in sizes for part in parts):
+        present = [part for part in parts if part in listed]
+        missing = next((part for part in parts if part not in listed), "")
+        if present[0] != file or (missing and not everything):
             continue
-        stem, quant = split_quant(file)
-        size = sum(sizes[part] for part in parts)
-        choice = Choice(file=file, parts=len(parts), size=size, stem=stem, quant=quant)
-        known = models.get((stem, quant))
-        if known is None or choice.parts < known.parts:
-            models[stem, quant] = choice
-    return tuple(sorted(models.values(), key=lambda choice: (-choice.size, choice.file)))
+        name = split_name(file)
+        choices.append(
+            Choice(
+                file=file,
+                parts=len(parts),
+                size=sum(listed[part].size for part in present),
+                model=(find_model_folder(file), name.stem),
+                quant=name.quant or name.recipe.upper(),
+                recipe=name.recipe if name.quant else "",
+                oid=listed[file].oid if len(parts) == 1 else "",
+                missing=missing,
+            )
+        )
+    return tuple(sorted(choices, key=lambda choice: (-choice.size, choice.file)))
 
 
 def list_parts(file: str) -> list[str]:
@@ -235,59 +266,132 @@ def list_parts(file: str) -> list[str]:
 def match_choices(target: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]:
     """Return the models of a repository that a reference may mean.
 
-    A reference without a quantization or file means all quantizations of one model.
+    A file or a tag means one of them. A reference without either means all quantizations of one model.
 
     Raises:
         NotOnHub: there is no such model.
-        InvalidRequest: the repository has several models and the reference does not say which.
+        InvalidRequest: there are several, and the reference does not say which.
     """
     if not offered:
         raise NotOnHub(
             f"{target.repo} contains no GGUF file of a model that generates text; "
             "repositories that do are often named …-GGUF."
         )
-    matched = _match_suffix(target, offered)
+    matched = (
+        _match_file(target.file, offered) if target.file else _match_tag(target.quant, offered)
+    )
     if not matched:
-        labels = list(dict.fromkeys(choice.label for choice in offered))
+        names = _list_names([choice for choice in offered if not choice.missing])
+        name = shlex.quote(f"{target.repo}:{names[-1]}") if names else ""
+        example = f" Name one after a colon: {name}" if name else ""
         raise NotOnHub(
             f"{target.repo} has no '{target.file or target.quant}'; it has: "
-            f"{_join_names(labels)}. Name one after a colon: {target.repo}:{labels[-1]}"
+            f"{_join_names(names) or 'no whole model'}.{example}"
         )
-    stems = list(dict.fromkeys(choice.stem for choice in matched))
-    namesakes = [
-        stem for stem in stems if derive_model_name(stem) == derive_model_name(target.repo)
-    ]
-    if len(stems) > 1 and len(namesakes) != 1:
-        files = [choice.file for choice in matched]
-        raise InvalidRequest(
-            f"{target.repo} contains several models; name a file of one: "
-            f"{_join_names(files)}. For example: {target.repo}:{files[0]}",
-            param="name",
+    if target.file:
+        chosen = matched
+    else:
+        models = list(dict.fromkeys(choice.model for choice in matched))
+        repository_model = derive_model_name(target.repo)
+        namesakes = [model for model in models if derive_model_name(model[1]) == repository_model]
+        model = namesakes[0] if len(namesakes) == 1 else models[0]
+        if len(models) > 1 and len(namesakes) != 1:
+            raise _several_models_error(target, matched)
+        chosen = _merge_copies([choice for choice in matched if choice.model == model])
+        if target.quant and len(chosen) > 1:
+            tag = target.quant.lower()
+            chosen = [choice for choice in chosen if choice.label.lower() == tag] or chosen
+    labels = {choice.label.lower() for choice in chosen}
+    if len(chosen) > (1 if target.file or target.quant else len(labels)):
+        raise _several_models_error(target, chosen)
+    if chosen[0].missing:
+        raise NotOnHub(
+            f"{target.repo} lacks {chosen[0].missing}, a part of {target.file}, so that it cannot be used."
         )
-    return tuple(choice for choice in matched if choice.stem == (namesakes or stems)[0])
+    return tuple(chosen)
 
 
-def _match_suffix(target: Reference, offered: Sequence[Choice]) -> list[Choice]:
-    file, quant = target.file.lower(), target.quant.lower()
-    if file:
-        exact = [choice for choice in offered if choice.file.lower() == file]
-        return exact or [
-            choice
-            for choice in offered
-            if PurePosixPath(choice.file).name.lower() == PurePosixPath(file).name
+def _several_models_error(target: Reference, matched: Sequence[Choice]) -> InvalidRequest:
+    files = [choice.file for choice in matched]
+    suffix = target.file or target.quant
+    means = f"'{suffix}' may mean several files" if suffix else "contains several models"
+    return InvalidRequest(
+        f"{target.repo}{': ' if suffix else ' '}{means}; name a file of one: {_join_names(files)}. "
+        f"For example: {shlex.quote(f'{target.repo}:{files[0]}')}",
+        param="name",
+    )
+
+
+def _match_file(wanted: str, offered: Sequence[Choice]) -> list[Choice]:
+    """Return the models one of whose files has this path, or this name if no folder is stated."""
+
+    def select(convert: Callable[[str], str]) -> list[Choice]:
+        return [
+            choice for choice in offered if convert(wanted) in map(convert, list_parts(choice.file))
         ]
-    if not quant:
+
+    def name_of(path: str) -> str:
+        return PurePosixPath(path).name
+
+    found = select(str) or select(str.lower)
+    if found or "/" in wanted:
+        return found
+    return select(name_of) or select(lambda path: name_of(path).lower())
+
+
+def _match_tag(tag: str, offered: Sequence[Choice]) -> list[Choice]:
+    """Return the models that a tag may mean: a quantization, a whole name, or a part of a path.
+
+    Of the last kind, llama.cpp takes what "-" or "." follows, so whole words come first.
+    """
+    offered = [choice for choice in offered if not choice.missing]
+    if not tag:
         return list(offered)
+    wanted = tag.lower()
+    as_llama_cpp = re.compile(rf"{re.escape(tag)}[.-]", re.IGNORECASE)
     for is_match in (
-        lambda choice: choice.quant.lower() == quant,
-        lambda choice: strip_part(PurePosixPath(choice.file).name).lower() == quant,
+        lambda choice: wanted in (choice.quant.lower(), choice.label.lower()),
+        lambda choice: wanted == strip_part(PurePosixPath(choice.file).name).lower(),
+        lambda choice: wanted == strip_part(choice.file).lower(),
         # The quantization of a special recipe, without its prefix.
-        lambda choice: choice.quant.lower().partition("-")[2] == quant,
+        lambda choice: wanted == choice.quant.lower().partition("-")[2],
+        lambda choice: contains_word(strip_part(choice.file), tag),
+        lambda choice: as_llama_cpp.search(choice.file),
     ):
         matched = [choice for choice in offered if is_match(choice)]
         if matched:
             return matched
     return []
+
+
+def _merge_copies(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the quantizations of one model, each once: of copies of one, the one in the fewest files."""
+    merged: list[Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.parts, choice.file)):
+        if not any(_is_copy(choice, other) for other in merged):
+            merged.append(choice)
+    return [choice for choice in choices if choice in merged]
+
+
+def _is_copy(choice: Choice, other: Choice) -> bool:
+    """Return whether two files of one model hold the same: equal bytes, or one is split, the other whole."""
+    if choice.label.lower() != other.label.lower():
+        return False
+    if choice.oid and other.oid:
+        return choice.oid == other.oid
+    is_same_size = abs(choice.size - other.size) * _COPY_SIZE_SHARE <= other.size
+    return choice.parts != other.parts and is_same_size
+
+
+def _list_names(offered: Sequence[Choice]) -> list[str]:
+    """Return what to write after the colon for each model: its label, or its path if that is ambiguous."""
+
+    def means_one(choice: Choice) -> bool:
+        is_file = choice.label == PurePosixPath(choice.file).name
+        match = _match_file if is_file else _match_tag
+        return match(choice.label, offered) == [choice]
+
+    return [choice.label if means_one(choice) else choice.file for choice in offered]
 
 
 def choose_quantization(offered: Sequence[Choice], fits: Callable[[Choice], Fits]) -> Choice:
