@@ -16,6 +16,12 @@ import msgspec
 from localspec.daemon.completion.files import read_file
 from localspec.daemon.completion.pictures import read_picture
 from localspec.errors import InvalidRequest
+from localspec.extras.responses.client_tools import (
+    ClientTool,
+    describe_shell_output,
+    find_call,
+    find_client_tool,
+)
 from localspec.extras.responses.wire import InputItem, Part
 from localspec.protocol.requests import (
     ChatMessage,
@@ -29,8 +35,9 @@ from localspec.protocol.requests import (
 # ------------------------------------------------------------------------ tools
 # Translate tools of several kinds into functions, and calls back into what the client called the tool.
 #
-# Functions stay what they are, even inside namespaces. A custom tool becomes a function with one text. Tools
-# that OpenAI's own servers run (web search, files, computers) are left out, with a sentence that says so.
+# Functions stay what they are, even inside namespaces. A custom tool becomes a function with one text, and
+# one that the client runs becomes a function with OpenAI's schema. Tools that OpenAI's own servers run (web
+# search, stored files) are left out, with a sentence that says so.
 
 
 INPUT = "input"  # the one parameter of a custom tool
@@ -40,11 +47,12 @@ Choice = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """What a function stands for."""
+    """What a function stands for; `client_tool` is set for one that OpenAI has defined."""
 
     name: str  # the client's name of the tool
     custom: bool = False
     namespace: str = ""
+    client_tool: ClientTool | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +94,9 @@ def translate_tools(tools: list[dict[str, Any]], choice: str | dict[str, Any] | 
                 _add_namespace(result, tool, path)
             case "function" | "custom":
                 _add(result, tool, path)
+            case kind if client_tool := find_client_tool(tool):
+                function = Function(str(kind), client_tool.description, client_tool.parameters)
+                _offer(result, ToolKind(str(kind), client_tool=client_tool), function)
             case unknown_type:
                 result.ignored.append(
                     f"'{path}': a tool of type {_to_json(unknown_type)} cannot run here."
@@ -127,11 +138,20 @@ def _add(result: ToolSet, tool: dict[str, Any], path: str, namespace: str = "") 
         if not isinstance(parameters, dict | None):
             path += ".parameters"
             raise InvalidRequest(f"'{path}' must be an object.", param=path)
-    result.kinds[model_name] = ToolKind(name, custom, namespace)
-    offered = Tool(Function(model_name, text, parameters, tool.get("strict")))
-    function = {"name": model_name, "description": text or None, "parameters": parameters}
+    function = Function(model_name, text, parameters, tool.get("strict"))
+    _offer(result, ToolKind(name, custom, namespace), function)
+
+
+def _offer(result: ToolSet, kind: ToolKind, function: Function) -> None:
+    result.kinds[function.name] = kind
+    offered = Tool(function)
     # Models were trained with the keys in this order.
-    offered.__dict__["own"] = {"type": "function", "function": function}
+    shown = {
+        "name": function.name,
+        "description": function.description or None,
+        "parameters": function.parameters,
+    }
+    offered.__dict__["own"] = {"type": "function", "function": shown}
     result.offered.append(offered)
 
 
@@ -164,24 +184,31 @@ def _grammar_text(tool: dict[str, Any]) -> str:
 def _choose(result: ToolSet, choice: str | dict[str, Any] | None) -> None:
     if choice in (None, "auto"):
         return
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    kind = "computer" if kind == "computer_use" else kind
     if choice in ("none", "required"):
         result.choice = choice  # type: ignore[assignment] # one of these two
-    elif isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+    elif isinstance(choice, dict) and kind in ("function", "custom"):
         result.choice = _one_tool(result, choice)
-    elif isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+    elif isinstance(choice, dict) and kind == "allowed_tools":
         _allow_only(result, choice)
-    elif isinstance(choice, dict) and isinstance(choice.get("type"), str):
-        result.ignored.append(
-            f"'tool_choice': a tool of type {_to_json(choice['type'])} is not here."
-        )
+    elif isinstance(kind, str) and kind in result.kinds and result.kind(kind).client_tool:
+        result.choice = ToolChoice(NamedFunction(kind))
+    elif isinstance(kind, str) and result.offered:
+        result.ignored.append(f"'tool_choice': a tool of type {_to_json(kind)} is not here.")
+    elif isinstance(kind, str):
+        result.choice = "required"
     else:
         raise InvalidRequest(
             "'tool_choice' must be 'none', 'auto', 'required', or an object with a 'type'.",
             param="tool_choice",
         )
-    if result.choice == "required" and not result.offered:
-        result.choice = "auto"
-        result.ignored.append("'tool_choice': there is no tool here that could be called.")
+    if result.choice not in ("none", "auto") and not result.offered:
+        reasons = "".join(f" {sentence}" for sentence in result.ignored[:1])
+        raise InvalidRequest(
+            f"'tool_choice' demands a call, and there is no tool that could be called.{reasons}",
+            param="tool_choice",
+        )
 
 
 def _one_tool(result: ToolSet, choice: dict[str, Any]) -> ToolChoice:
@@ -210,8 +237,8 @@ def _allowed_names(choice: dict[str, Any]) -> Iterator[str]:
     if not isinstance(tools, list):
         raise InvalidRequest("'tool_choice.tools' must be a list.", param="tool_choice.tools")
     for entry in tools:
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-            yield entry["name"]
+        if isinstance(entry, dict):
+            yield str(entry.get("name") or entry.get("type"))
 
 
 # ------------------------------------------------------------------------ items
@@ -249,6 +276,7 @@ class MessageBuilder:
     resolve: Resolve
     messages: list[ChatMessage] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    _call_ids: dict[str, str] = field(default_factory=dict)  # by the id of the call's item
 
     def add(self, items: Sequence[InputItem]) -> None:
         """Add the messages of some items.
@@ -270,14 +298,48 @@ class MessageBuilder:
             case "custom_tool_call":
                 text = item.input if isinstance(item.input, str) else ""
                 self._add_call_item(item, path, msgspec.json.encode({INPUT: text}).decode())
-            case "function_call_output" | "custom_tool_call_output":
-                call_id = _require(item.call_id, f"{path}.call_id")
-                content = _output(item.output, f"{path}.output")
-                self.messages.append(ChatMessage("tool", content, tool_call_id=call_id))
+            case (
+                "function_call_output"
+                | "custom_tool_call_output"
+                | "shell_call_output"
+                | "local_shell_call_output"
+                | "apply_patch_call_output"
+                | "computer_call_output"
+            ):
+                self._add_result(item, path)
             case "item_reference":
                 self._add_referenced(_require(item.id, f"{path}.id"))
+            case _ if call := find_call(item):
+                self._add_client_call(item, path, *call)
             case other:
                 self.ignored.append(f"'{path}': an item of type '{other[:80]}' is not read here.")
+
+    def _add_client_call(self, item: InputItem, path: str, kind: str, tool: ClientTool) -> None:
+        call_id = _require(item.call_id, f"{path}.call_id")
+        try:
+            arguments = tool.read_arguments(item)
+        except (TypeError, ValueError):
+            path += f".{tool.member}"
+            raise InvalidRequest(f"'{path}' must be an object.", param=path) from None
+        if item.id:
+            self._call_ids[item.id] = call_id
+        self._add_call(call_id, kind, msgspec.json.encode(arguments).decode())
+
+    def _add_result(self, item: InputItem, path: str) -> None:
+        """Add the result of a call. One of a local shell has the call's id, or its item's, as `id`."""
+        call_id = item.call_id
+        if not call_id and item.type == "local_shell_call_output" and item.id:
+            call_id = self._call_ids.get(item.id, item.id)
+        call_id = _require(call_id, f"{path}.call_id")
+        output = item.output
+        if item.type == "shell_call_output" and isinstance(output, list):
+            output = describe_shell_output(output)
+        elif item.type == "apply_patch_call_output":
+            output = output or item.status or ""
+        elif isinstance(output, dict) and output.get("type") == "computer_screenshot":
+            output = [{**output, "type": "input_image"}]
+        content = _output(output, f"{path}.output")
+        self.messages.append(ChatMessage("tool", content, tool_call_id=call_id))
 
     def _add_message(self, item: InputItem, path: str) -> None:
         role = _require(item.role, f"{path}.role")

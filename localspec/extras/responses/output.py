@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.extras.responses import wire
@@ -136,7 +136,7 @@ class _OpenCall(_OpenItem):
         self.call = call
         self.kind: ToolKind = style.tools.kind(call.name)
 
-    def item(self, status: Status) -> FunctionCall | CustomCall:
+    def item(self, status: Status) -> OutputItem:
         key, namespace = f"{self.style.key}_{self.call.index}", self.kind.namespace or UNSET
         if self.kind.custom:
             return CustomCall(
@@ -166,6 +166,45 @@ class _OpenCall(_OpenItem):
             name = self.kind.name
             yield wire.ArgumentsDone(name=name, arguments=self.text, **self.at)
         yield from super().end(status)
+
+
+class _OpenClientCall(_OpenCall):
+    """A call of a tool that OpenAI has defined, which is sent when its arguments are complete.
+
+    If they do not have the shape of its item, it is sent as the call of a function.
+    """
+
+    def item(self, status: Status) -> OutputItem:
+        assert self.kind.client_tool is not None
+        key = f"{self.style.key}_{self.call.index}"
+        item = self.kind.client_tool.build_item(key, self.call.id, self.text, status)
+        return super().item(status) if item is None else item
+
+    def begin(self) -> Iterator[wire.Event]:
+        yield from ()
+
+    def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
+        self.text += text
+        yield from ()
+
+    def end(self, status: Status) -> Iterator[wire.Event]:
+        item = self.item("in_progress")
+        if isinstance(item, FunctionCall):
+            text, self.text = self.text, ""
+            yield from super().begin()
+            yield from super().add(text, [])
+            yield from super().end(status)
+            return
+        commands: list[str] = []
+        if isinstance(item, wire.ShellCall):
+            commands, item.action = item.action.commands, structs.replace(item.action, commands=[])
+        yield wire.ItemAdded(output_index=self.index, item=item)
+        for index, command in enumerate(commands):
+            at: dict[str, Any] = {"output_index": self.index, "command_index": index}
+            yield wire.CommandAdded(command="", **at)
+            yield wire.CommandDelta(delta=command, **at)
+            yield wire.CommandDone(command=command, **at)
+        yield wire.ItemDone(output_index=self.index, item=self.item(status))
 
 
 def build_items(
@@ -207,7 +246,9 @@ class Output:
             case Text():
                 yield from self._continue_or_begin(_OpenReasoning)
             case Call():
-                yield from self._begin(_OpenCall(self.style, 0, piece))
+                is_defined = self.style.tools.kind(piece.name).client_tool is not None
+                kind = _OpenClientCall if is_defined else _OpenCall
+                yield from self._begin(kind(self.style, 0, piece))
                 return
             case Arguments():
                 pass

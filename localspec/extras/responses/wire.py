@@ -86,8 +86,77 @@ class CustomCall(Struct, tag_field="type", tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = Message | Reasoning | FunctionCall | CustomCall
-AnyItem = Message | Reasoning | FunctionCall | CustomCall | FunctionOutput
+class ShellAction(Struct):
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCall(Struct, tag_field="type", tag="shell_call"):
+    id: str
+    call_id: str
+    action: ShellAction
+    status: Status = "completed"
+
+
+class LocalShellAction(Struct, tag_field="type", tag="exec"):
+    command: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCall(Struct, tag_field="type", tag="local_shell_call"):
+    id: str
+    call_id: str
+    action: LocalShellAction
+    status: Status = "completed"
+
+
+class CreateFile(Struct, tag_field="type", tag="create_file"):
+    path: str
+    diff: str = ""
+
+
+class UpdateFile(Struct, tag_field="type", tag="update_file"):
+    path: str
+    diff: str = ""
+
+
+class DeleteFile(Struct, tag_field="type", tag="delete_file"):
+    path: str
+
+
+class ApplyPatchCall(Struct, tag_field="type", tag="apply_patch_call"):
+    id: str
+    call_id: str
+    operation: CreateFile | UpdateFile | DeleteFile
+    status: Literal["in_progress", "completed"] = "completed"
+
+
+class ComputerCall(Struct, tag_field="type", tag="computer_call"):
+    """A use of a computer, with one `action` or, for the newer tool, with `actions`."""
+
+    id: str
+    call_id: str
+    action: dict[str, Any] | UnsetType = UNSET
+    actions: list[dict[str, Any]] | UnsetType = UNSET
+    pending_safety_checks: list[Any] = field(default_factory=list)
+    status: Status = "completed"
+
+
+OutputItem = (
+    Message
+    | Reasoning
+    | FunctionCall
+    | CustomCall
+    | ShellCall
+    | LocalShellCall
+    | ApplyPatchCall
+    | ComputerCall
+)
+AnyItem = OutputItem | FunctionOutput
 
 
 class ItemList(Struct):
@@ -352,6 +421,23 @@ class InputDone(ItemContentEvent, tag="response.custom_tool_call_input.done", kw
     input: str
 
 
+class CommandEvent(Event, kw_only=True):
+    output_index: int
+    command_index: int
+
+
+class CommandAdded(CommandEvent, tag="response.shell_call_command.added", kw_only=True):
+    command: str
+
+
+class CommandDelta(CommandEvent, tag="response.shell_call_command.delta", kw_only=True):
+    delta: str
+
+
+class CommandDone(CommandEvent, tag="response.shell_call_command.done", kw_only=True):
+    command: str
+
+
 AnyEvent = (
     Created
     | Queued
@@ -376,6 +462,9 @@ AnyEvent = (
     | ArgumentsDone
     | CustomToolInputDelta
     | InputDone
+    | CommandAdded
+    | CommandDelta
+    | CommandDone
 )
 
 
@@ -412,8 +501,8 @@ class Part(Struct):
 class InputItem(Struct):
     """One item of `input`. Without a `type` it is a message.
 
-    Of an item of unknown type no other field is read. The types of `arguments`, `input` and
-    `output` are checked where they are used.
+    Of an item of unknown type no other field is read. The types of `arguments`, `input`, `output`,
+    `action`, `actions` and `operation` are checked where they are used.
     """
 
     type: str | None = None
@@ -426,6 +515,10 @@ class InputItem(Struct):
     arguments: Any = None
     input: Any = None
     output: Any = None
+    action: Any = None
+    actions: Any = None
+    operation: Any = None
+    status: str | None = None
     summary: list[Part] | None = None
     encrypted_content: str | None = None
 
@@ -458,8 +551,9 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
       `keep_responses` in the configuration says otherwise.
     - `background`: the answer goes on without its client, and is read by its id. It must be stored.
     - `conversation`, `prompt`: refused.
-    - `tools`, `input`: functions and custom tools, messages, calls, their results and thoughts.
-      Items of other types are left out, and `localspec.ignored` names them.
+    - `tools`, `input`: functions, custom tools and those that the client runs (`shell`, `local_shell`,
+      `apply_patch`, `computer`); messages, calls, their results and thoughts. Tools and items of
+      other types are left out, and `localspec.ignored` names them.
     """
 
     refusal_table: ClassVar[str] = "chat"
