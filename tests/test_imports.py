@@ -55,6 +55,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "installation": (set(), "daemon and client print it, and neither may depend on the other"),
     "relay": (set(), "a worker and a tunnel both have one, and neither knows the other"),
     "children": (set(), "daemon and engine both start processes, and neither knows the other"),
+    "picture_files": (set(), "the daemon checks a picture, and the engine's process decodes it"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "model_traits": ({"protocol"}, "as compatibility; a model's purpose stands in frames, too"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
@@ -84,7 +85,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it must be testable without a daemon; what it returns goes over the socket as it is",
     ),
     "daemon": (
-        {"children", "protocol", "registry", "machine", *LEAVES},
+        {"children", "picture_files", "protocol", "registry", "machine", *LEAVES},
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
@@ -96,6 +97,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
             "files",
             "model_traits",
             "paths",
+            "picture_files",
             "relay",
         },
         "it must be testable, and replaceable, without a daemon",

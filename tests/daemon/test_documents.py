@@ -724,6 +724,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(home: Home, tmp_path
         (picture_part(picture("WEBP")), "a WebP picture"),
         (picture_part(picture("AVIF")), "an AVIF picture"),
         (picture_part(picture("TIFF")), "a TIFF picture"),
+        (picture_part(picture("PNG", transparency=(0, 0, 0))), "a picture with transparency"),
     ):
         refused = ask(home, part)
         assert refused.status == 400

@@ -26,7 +26,7 @@ MAX_PAGES = 100  # of one document
 MAX_PICTURE_BYTES = 64 << 20  # of all pages of one document
 # Pixels of a page's longer side. Without a text beside it, the letters must be legible in the picture.
 PAGE_PIXELS, SCAN_PIXELS = 1024, 1536
-PICTURE_FORMATS = ("WEBP", "AVIF", "TIFF")  # as Pillow calls them
+PICTURE_FORMATS = ("WEBP", "AVIF", "TIFF", "PNG", "GIF", "BMP")  # as Pillow calls them
 # PDFium's marks, by version, for the hyphen of a word that it has joined across two lines.
 _JOINED_HYPHENS = dict.fromkeys(map(ord, "\x02\ufffe"))
 
@@ -96,10 +96,17 @@ def convert_picture(data: bytes) -> bytes:
 
 def _to_rgb(image: Any) -> Any:
     """Return a picture without transparency, with 8 bits for each value."""
-    from PIL import Image
+    from PIL import Image, ImageChops
 
     if image.mode.startswith("I;16"):  # Pillow would make all but the darkest values white.
-        return image.convert("I").point(lambda value: value * (1 / 256)).convert("RGB")
+        hidden, shades = image.info.pop("transparency", None), image.convert("I")
+        paper = shades.point(lambda value: value * (1 / 256)).convert("RGB")
+        if hidden is not None:
+            lighter = shades.point(lambda value: value - hidden).convert("L")
+            darker = shades.point(lambda value: value * -1 + hidden).convert("L")
+            others = ImageChops.lighter(lighter, darker)
+            paper.paste("white", mask=others.point(lambda value: 0 if value else 255))
+        return paper
     if not image.has_transparency_data:
         return image.convert("RGB")
     # llama.cpp ignores transparency, and would show what is hidden.

@@ -1,16 +1,15 @@
 """Expand the files of a chat into what models read: text, and pictures that llama.cpp decodes.
 
 A page of a PDF document becomes its text. If it shows more than that, and the pair reads pictures, it also
-becomes a picture. Pictures in formats that llama.cpp does not decode are converted. All of this happens in
-other processes (`converter`). What is done here with the bytes of a file runs in threads, because it would
-delay other requests.
+becomes a picture. Pictures that llama.cpp does not decode, or not as a person sees them, are converted. All
+of this happens in other processes (`converter`). What is done here with the bytes of a file runs in threads,
+because it would delay other requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -74,7 +73,7 @@ def read_file(file: object, path: str, field: str = "file_data") -> File:
 
 
 def has_files(messages: Sequence[ChatMessage]) -> bool:
-    """Return whether there is something to expand in the messages."""
+    """Return whether there is something to expand in the messages. It takes the time to read all pictures."""
     return any(
         part.type == "file" or _is_converted(part)
         for message in messages
@@ -84,12 +83,16 @@ def has_files(messages: Sequence[ChatMessage]) -> bool:
 
 
 def _is_converted(part: ContentPart) -> bool:
-    """Return whether a part is a picture in a format that llama.cpp does not decode."""
-    if part.type != "image_url" or (url := picture_url(part)) is None:
-        return False
-    with contextlib.suppress(binascii.Error, ValueError):
-        return bool(converted_format(base64.b64decode(url.partition(",")[2][:16])))
+    """Return whether a part is a picture that must be converted. One that cannot be read is refused later."""
+    with contextlib.suppress(InvalidRequest):
+        return bool(part.type == "image_url" and _read_if_converted(part, ""))
     return False
+
+
+def _read_if_converted(part: ContentPart, path: str) -> bytes:
+    """Return the picture file of a part if it must be converted, else b"". Raises as `read_picture`."""
+    picture = read_picture(picture_url(part) or "", path)
+    return picture if converted_format(picture) else b""
 
 
 async def expand_files(
@@ -113,7 +116,7 @@ async def expand_files(
                 file = await asyncio.to_thread(read_file, part.file, f"{path}.file")
                 parts, note = await _expand(file, converter, pair, reads_pictures)
                 notes.append(note)
-            elif reads_pictures and _is_converted(part):
+            elif reads_pictures and picture_url(part) is not None:
                 parts = [await _convert_picture(part, f"{path}.image_url", converter)]
             else:
                 expanded.append(part)
@@ -206,7 +209,9 @@ def _document_parts(name: str, pages: Sequence[Page]) -> list[ContentPart]:
 
 
 async def _convert_picture(part: ContentPart, path: str, converter: Converter) -> ContentPart:
-    picture = await asyncio.to_thread(read_picture, picture_url(part) or "", path)
+    """Return the part of a picture as llama.cpp reads it."""
+    if not (picture := await asyncio.to_thread(_read_if_converted, part, path)):
+        return part
     conversion = await converter.convert(picture, with_pictures=True)
     if conversion.problem:
         raise InvalidRequest(f"'{path}': the picture {conversion.problem}.", param=path)

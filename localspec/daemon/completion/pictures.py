@@ -1,13 +1,14 @@
 """Read the pictures of a request: where they are in its messages, their format and their size.
 
 A picture is only decoded in processes for that. Here its first bytes are read, which say how much memory
-that will take. Formats that llama.cpp does not decode are converted first (`files`).
+that will take. What llama.cpp does not decode, or not as a person sees it, is converted first (`files`).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 import secrets
 import struct
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
+from localspec.picture_files import PNG_SIGNATURE, png_chunks
 from localspec.protocol.requests import ContentPart
 
 MAX_PICTURES = 64  # of one request
@@ -33,6 +35,8 @@ _OTHER_FORMATS = (
 )
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _STANDALONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
+# The control block of a frame, whose lowest bit says that one of its colours is transparent.
+_GIF_TRANSPARENCY = re.compile(b"!\xf9\x04[" + re.escape(bytes(range(1, 256, 2))) + b"]")
 
 
 @dataclass(slots=True)
@@ -123,12 +127,13 @@ def check_picture(picture: bytes, path: str) -> None:
     Raises:
         InvalidRequest: the format cannot be read here, or the picture is too large.
     """
-    if converted := converted_format(picture):
-        require_extra("PIL", converted, path)
-        return  # The process that converts it reads the size.
-    size = _read_size(picture)
-    if size is None:
+    converted, size = converted_format(picture), _read_size(picture)
+    if size is None and not converted:
         raise InvalidRequest(f"'{path}' is {_describe(picture)}; {_READABLE}.", param=path)
+    if converted:
+        require_extra("PIL", converted, path)
+    if size is None:
+        return  # The process that converts it reads the size.
     width, height = size
     if not width or not height:
         raise InvalidRequest(f"'{path}': the picture is damaged: it states no size.", param=path)
@@ -140,13 +145,34 @@ def check_picture(picture: bytes, path: str) -> None:
         )
 
 
-def converted_format(start: bytes) -> str:
-    """Return the format of a picture that begins with these 12 bytes, if it must be converted; else ""."""
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+def converted_format(picture: bytes) -> str:
+    """Return what a picture file is if it must be converted, else "".
+
+    llama.cpp does not decode it, or it would show the colours that its transparency hides. Whether any of its
+    pixels is transparent is not known here.
+    """
+    if picture[:4] == b"RIFF" and picture[8:12] == b"WEBP":
         return "a WebP picture"
-    if start[4:12] in (b"ftypavif", b"ftypavis"):
+    if picture[4:12] in (b"ftypavif", b"ftypavis"):
         return "an AVIF picture"
-    return "a TIFF picture" if start[:4] in (b"II*\0", b"MM\0*") else ""
+    if picture[:4] in (b"II*\0", b"MM\0*"):
+        return "a TIFF picture"
+    return "a picture with transparency" if _has_transparency(picture) else ""
+
+
+def _has_transparency(picture: bytes) -> bool:
+    """Return whether the pixels of a PNG, GIF or BMP file may be transparent."""
+    if picture.startswith(PNG_SIGNATURE):
+        has_alpha = picture[25:26] in (
+            b"\4",
+            b"\6",
+        )  # grey or coloured, with a value for each pixel
+        return has_alpha or any(kind == b"tRNS" for kind, _, _ in png_chunks(picture))
+    if picture.startswith(b"GIF89a"):
+        return _GIF_TRANSPARENCY.search(picture) is not None
+    if picture.startswith(b"BM"):  # from its third version on, the header has a mask for these bits
+        return (picture[14:15], picture[28:29]) >= (b"8", b" ") and any(picture[66:70])
+    return False
 
 
 def require_extra(package: str, kind: str, path: str) -> None:
@@ -180,7 +206,7 @@ def _describe(picture: bytes) -> str:
 def _read_size(picture: bytes) -> tuple[int, int] | None:
     """Return the width and height that a file states, (0, 0) if it is damaged, None if it is no picture."""
     try:
-        if picture.startswith(b"\x89PNG\r\n\x1a\n"):
+        if picture.startswith(PNG_SIGNATURE):
             return _unpack(">II", picture, 16) if picture[12:16] == b"IHDR" else (0, 0)
         if picture.startswith((b"GIF87a", b"GIF89a")):
             return _unpack("<HH", picture, 6)

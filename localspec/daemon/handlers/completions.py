@@ -117,7 +117,7 @@ async def apply_template(request: Request) -> Response:
     daemon = state_of(request)
     pair = await daemon.resolve_pair(body.model, request.receive)
     convert_function_messages(body)
-    if has_files(body.messages):
+    if await asyncio.to_thread(has_files, body.messages):
         await expand_chat(request, body, pair)
     call_form = EXPLAINED
     if uses_tools(body):
@@ -307,7 +307,7 @@ async def prepare_chat(
     daemon = state_of(request)
     tools.check_tools(body)
     call_form = EXPLAINED
-    if has_files(body.messages):
+    if await asyncio.to_thread(has_files, body.messages):
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
         note = await expand_chat(request, body, pair)
     if uses_tools(body):

@@ -20,6 +20,7 @@ import msgspec
 
 from localspec.engine import llama
 from localspec.errors import LoadFailed
+from localspec.picture_files import PNG_SIGNATURE, png_chunks
 from localspec.protocol.frames import Frame, encode_frame, read_frame
 
 NICENESS = 5  # Generating an answer has priority over encoding a picture.
@@ -111,16 +112,14 @@ def has_surplus_data(picture: bytes) -> bool:
 
     llama.cpp's decoder would unpack all of it, up to 4 GiB.
     """
-    if not picture.startswith(b"\x89PNG"):
+    if not picture.startswith(PNG_SIGNATURE):
         return False
     width, height = struct.unpack_from(">II", picture, 16)
     # Eight bytes for each pixel, and one or more for each row, of seven pictures if it is interlaced.
     remaining = 8 * width * height + 8 * height + 1024
-    unpacker, position = zlib.decompressobj(), 8
-    while position + 8 <= len(picture):
-        length, kind = struct.unpack_from(">I4s", picture, position)
-        data = picture[position + 8 : position + 8 + length]
-        position += 12 + length
+    unpacker = zlib.decompressobj()
+    for kind, start, end in png_chunks(picture):
+        data = picture[start:end]
         while kind == b"IDAT" and data and not unpacker.eof:
             try:
                 remaining -= len(unpacker.decompress(data, _UNPACKED_BYTES))

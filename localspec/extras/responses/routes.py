@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -141,7 +142,7 @@ async def _read_input(
         if item.type == "item_reference" and item.id:
             with _as_invalid_field(f"input[{index}].id"):
                 referenced[item.id] = await _stored_item(daemon, item.id)
-    return previous, parse_input(body, referenced.__getitem__)
+    return previous, await asyncio.to_thread(parse_input, body, referenced.__getitem__)
 
 
 class _PreparedChat(NamedTuple):
@@ -168,7 +169,8 @@ async def _prepare_chat(
     repeated = None
     if body.store and previous is None:
         repeated = await _find_repeated(daemon, body)
-    pair, note, is_expanded = None, "", not has_files(chat.messages)
+    pair, note = None, ""
+    is_expanded = not await asyncio.to_thread(has_files, chat.messages)
     if not is_expanded and (repeated or not body.background):
         pair = await daemon.resolve_pair(chat.model, request.receive)
         note, is_expanded = await expand_chat(request, chat, pair), True

@@ -1,0 +1,140 @@
+"""Pictures of every format and form become the pixels that a person sees, beside Pillow's reading of them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from localspec.daemon.completion import files
+from localspec.daemon.completion.conversion_child import convert
+from localspec.daemon.completion.converter import Converter
+from localspec.daemon.completion.pictures import picture_url, read_picture
+from localspec.protocol.requests import ChatMessage, ContentPart
+
+Pixels = npt.NDArray[np.uint8]
+WIDTH, HEIGHT = 12, 8
+
+
+def colours(*, n_bytes: int = 4) -> Pixels:
+    """Return colours with their alpha: a column each that is hidden, half hidden and shown, and so on."""
+    pixels = np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, n_bytes), dtype=np.uint8)
+    pixels[..., -1] = np.resize([0, 128, 255], WIDTH)
+    return pixels
+
+
+def on_white(pixels: Pixels) -> Pixels:
+    """Return what is seen of colours (of a grey value or three of them) with their alpha on white paper."""
+    shown, alpha = pixels[..., :-1].astype(float), pixels[..., -1:] / 255.0
+    seen = (shown * alpha + 255 * (1 - alpha)).round().astype(np.uint8)
+    return np.broadcast_to(seen, (*seen.shape[:2], 3))
+
+
+def save(image: Image.Image, format: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def indexed(n_hidden: int = 1) -> tuple[Image.Image, Pixels]:
+    """Return a picture of ten colours, and how it looks with the first of them hidden."""
+    image = Image.new("P", (WIDTH, HEIGHT))
+    palette = np.random.default_rng(2).integers(0, 255, (10, 3), dtype=np.uint8)
+    image.putpalette(palette.tobytes())
+    indices = np.arange(WIDTH * HEIGHT).reshape(HEIGHT, WIDTH) % 10
+    image.putdata(indices.ravel().tolist())
+    seen = palette[indices]
+    seen[indices < n_hidden] = 255
+    return image, seen
+
+
+def alpha_bmp(pixels: Pixels) -> bytes:
+    """Return a BMP file of RGBA pixels, with masks for their bits."""
+    height, width, _ = pixels.shape
+    masks = [0x000000FF, 0x0000FF00, 0x00FF0000, 0xFF000000]
+    header = [np.array([56, width, height], "<u4"), np.array([1, 32], "<u2"), np.array([3], "<u4")]
+    numbers = [*header, np.zeros(5, "<u4"), np.array(masks, "<u4")]
+    body = b"".join(number.tobytes() for number in numbers)
+    start = 14 + len(body)
+    size = start + pixels.size
+    top = b"BM" + np.array([size, 0, start], "<u4").tobytes()
+    return top + body + pixels[::-1].tobytes()
+
+
+class DirectConverter(Converter):
+    """A converter without processes."""
+
+    def _run(self, kind: str, data: bytes, cancelled: threading.Event) -> bytes:
+        return msgspec.msgpack.encode(convert(data, with_pictures=True))
+
+
+def expand(picture: bytes, *, url: str = "") -> bytes:
+    """Return the picture file that the engine gets for a picture in a chat."""
+    url = url or f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    message = ChatMessage("user", [ContentPart("image_url", image_url={"url": url})])
+    if files.has_files([message]):
+        expansion = files.expand_files([message], DirectConverter(), pair="p", reads_pictures=True)
+        asyncio.run(expansion)
+    assert isinstance(message.content, list)
+    return read_picture(picture_url(message.content[0]) or "", "p")
+
+
+def decoded(picture: bytes) -> Pixels:
+    """Return the pixels of a picture file as llama.cpp sees them: it ignores transparency."""
+    opened = Image.open(io.BytesIO(picture))
+    return np.asarray(opened.convert("RGBA").convert("RGB"))
+
+
+_RGBA, _GREY = colours(), colours(n_bytes=2)
+_OPAQUE = Image.fromarray(np.ascontiguousarray(_RGBA[..., :3]))
+_INDEXED, _INDEXED_SEEN = indexed()
+_KEY = tuple(int(value) for value in _RGBA[0, 0, :3])
+_KEYED = np.where((_RGBA[..., :3] == _KEY).all(2, keepdims=True), 255, _RGBA[..., :3])
+
+
+@pytest.mark.parametrize(
+    ("picture", "seen"),
+    [
+        (save(Image.fromarray(_RGBA), "PNG"), on_white(_RGBA)),
+        (save(Image.fromarray(_GREY, "LA"), "PNG"), on_white(_GREY)),
+        (save(_INDEXED, "PNG", transparency=0), _INDEXED_SEEN),
+        (save(_INDEXED, "PNG", transparency=b"\0" * 3), indexed(3)[1]),
+        (save(_INDEXED, "GIF", transparency=0), _INDEXED_SEEN),
+        (save(_OPAQUE, "PNG", transparency=_KEY), _KEYED),
+        (
+            save(Image.fromarray(_RGBA[..., 0]), "PNG", transparency=_KEY[0]),
+            np.where(_RGBA[..., :1] == _KEY[0], 255, _RGBA[..., :1]).repeat(3, 2),
+        ),
+        (
+            save(Image.fromarray(_RGBA[..., 0] * np.uint16(256)), "PNG", transparency=_KEY[0] << 8),
+            np.where(_RGBA[..., :1] == _KEY[0], 255, _RGBA[..., :1]).repeat(3, 2),
+        ),
+        (save(Image.fromarray(_RGBA), "WEBP", lossless=True, exact=True), on_white(_RGBA)),
+        (save(Image.fromarray(_RGBA), "TIFF"), on_white(_RGBA)),
+        (alpha_bmp(_RGBA), on_white(_RGBA)),
+    ],
+    ids=[
+        *("PNG", "grey PNG", "indexed PNG", "indexed PNG of several", "GIF", "PNG with a key"),
+        *("grey PNG with a key", "PNG of 16 bits with a key", "WebP", "TIFF", "BMP"),
+    ],
+)
+def test_what_is_transparent_is_seen_on_white(picture: bytes, seen: Pixels) -> None:
+    found = decoded(expand(picture)).astype(int)
+    assert found.shape == seen.shape
+    assert np.abs(found - seen).max() <= 1
+
+
+@pytest.mark.parametrize("format", ["PNG", "GIF", "BMP", "JPEG"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1"])
+def test_a_picture_without_transparency_is_passed_on_as_it_is(format: str, mode: str) -> None:
+    image = _OPAQUE.convert(mode)
+    picture = save(image.convert("L") if format == "JPEG" and mode != "RGB" else image, format)
+    assert expand(picture) == picture
