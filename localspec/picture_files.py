@@ -1,14 +1,19 @@
-"""Walk through the parts of PNG files, without decoding what is in them.
+"""Walk through the parts of PNG and JPEG files, without decoding their pixels.
 
 Any bytes are read, and none is trusted: a damaged file has fewer parts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+JPEG_SIGNATURE = b"\xff\xd8\xff"
+_START_OF_SCAN = 0xDA
+_STANDALONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
+_EXIF, _EXIF_MARKER, _ORIENTATION_TAG, _SHORT = b"Exif\0\0", 0xE1, 0x0112, 3
 
 
 def png_chunks(picture: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -19,3 +24,57 @@ def png_chunks(picture: bytes) -> Iterator[tuple[bytes, int, int]]:
         start = position + 8
         yield kind, start, start + length
         position = start + length + 4
+
+
+def jpeg_segments(picture: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the marker of each segment of a JPEG file, and where its data begins and ends.
+
+    The last one is the first scan's header, which pixels follow.
+    """
+    position = 2
+    while position + 4 <= len(picture) and picture[position] == 0xFF:
+        marker = picture[position + 1]
+        if marker == 0xFF:  # a fill byte
+            position += 1
+        elif marker in _STANDALONE_MARKERS:
+            position += 2
+        else:
+            (length,) = struct.unpack_from(">H", picture, position + 2)
+            yield marker, position + 4, position + 2 + length
+            if marker == _START_OF_SCAN:
+                return
+            position += 2 + length
+
+
+def read_orientation(picture: bytes) -> int:
+    """Return how a JPEG or PNG file is to be turned, from 1 (as it is) to 8, as Exif counts."""
+    if picture.startswith(JPEG_SIGNATURE):
+        parts = (
+            picture[start:end]
+            for kind, start, end in jpeg_segments(picture)
+            if kind == _EXIF_MARKER
+        )
+        exif = next((part for part in parts if part.startswith(_EXIF)), b"")
+    else:
+        chunks = png_chunks(picture) if picture.startswith(PNG_SIGNATURE) else ()
+        exif = next((picture[start:end] for kind, start, end in chunks if kind == b"eXIf"), b"")
+    with contextlib.suppress(struct.error):  # it ends too early
+        return _find_orientation(exif.removeprefix(_EXIF))
+    return 1
+
+
+def _find_orientation(exif: bytes) -> int:
+    """Return the orientation in Exif data, 1 if there is no valid one. Raises struct.error."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None:
+        return 1
+    (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+    (n_entries,) = struct.unpack_from(f"{order}H", exif, directory)
+    for entry in range(directory + 2, directory + 2 + 12 * n_entries, 12):
+        tag, kind = struct.unpack_from(f"{order}HH", exif, entry)
+        if tag == _ORIENTATION_TAG:
+            (value,) = struct.unpack_from(
+                f"{order}{'H' if kind == _SHORT else 'I'}", exif, entry + 8
+            )
+            return value if 1 <= value <= 8 else 1
+    return 1

@@ -6,19 +6,26 @@ import asyncio
 import base64
 import io
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import ExifTags, Image, ImageOps
 
 from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import convert
 from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import picture_url, read_picture
+from localspec.engine.llama import Projector, initialise
+from localspec.picture_files import PNG_SIGNATURE, read_orientation
 from localspec.protocol.requests import ChatMessage, ContentPart
+from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
+from tests.support.projectors import write_projector
 
 Pixels = npt.NDArray[np.uint8]
 WIDTH, HEIGHT = 12, 8
@@ -85,6 +92,118 @@ def expand(picture: bytes, *, url: str = "") -> bytes:
         asyncio.run(expansion)
     assert isinstance(message.content, list)
     return read_picture(picture_url(message.content[0]) or "", "p")
+
+
+@pytest.fixture(scope="module")
+def projector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Projector]:
+    initialise()
+    folder = tmp_path_factory.mktemp("projector")
+    target = contextual_pair(folder).target
+    file = write_projector(folder / "mmproj.gguf", CONTEXT_SHAPE.n_embd)
+    opened = Projector(str(file), target, n_threads=1, on_gpu=False)
+    yield opened
+    opened.close()
+
+
+def reaching_llama_cpp(projector: Projector, picture: bytes) -> Pixels:
+    """Return the pixels that llama.cpp turns into rows for a picture file."""
+    bitmap = projector._decode(picture, read_orientation(picture))
+    pixels = projector._pixels(bitmap).copy()
+    projector._library.mtmd_bitmap_free(bitmap)
+    return pixels
+
+
+def seen_by_pillow(picture: bytes) -> Pixels:
+    """Return the pixels of a picture file, upright and on white paper."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(picture)))
+    if image.mode.startswith("I;16"):
+        return (np.asarray(image) >> 8).astype(np.uint8)[..., None].repeat(3, 2)
+    paper = Image.new("RGBA", image.size, "white")
+    paper.alpha_composite(image.convert("RGBA"))
+    return np.asarray(paper.convert("RGB"))
+
+
+# The modes in which Pillow writes each format, and how far another decoder may be from its pixels.
+_FORMS: dict[str, tuple[tuple[str, ...], int, dict[str, Any]]] = {
+    "PNG": (("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), 0, {}),
+    "JPEG": (("L", "RGB"), 6, {"quality": 95, "subsampling": 0}),
+    "WEBP": (("RGB", "RGBA"), 0, {}),
+    "TIFF": (("L", "LA", "P", "RGB", "RGBA", "I;16"), 0, {}),
+    "AVIF": (("RGB", "RGBA"), 0, {}),
+    "GIF": (("L", "P"), 0, {}),
+    "BMP": (("1", "L", "P", "RGB"), 0, {}),
+}
+_HAVE_EXIF = ("PNG", "JPEG", "WEBP", "TIFF", "AVIF")
+
+
+def make_picture(
+    form: tuple[str, str], size: tuple[int, int], seed: int, orientation: int, *, hides: bool
+) -> bytes:
+    """Return a picture file. hides: whether one of its palette's colours is transparent."""
+    format, mode = form
+    values = np.random.default_rng(seed).integers(0, 256, (*size, 4), dtype=np.uint8)
+    if mode == "I;16":
+        image = Image.fromarray(values[..., 0] * np.uint16(257))
+    else:
+        image = Image.fromarray(values).convert(mode)
+    options = dict(_FORMS[format][2])
+    if format in _HAVE_EXIF:
+        options["exif"] = Image.Exif()
+        options["exif"][ExifTags.Base.Orientation] = orientation
+    if mode == "P" and format in ("PNG", "GIF") and hides:
+        options["transparency"] = int(np.asarray(image)[0, 0])
+    return save(image, format, **options)
+
+
+@given(
+    form=st.sampled_from([(format, mode) for format in _FORMS for mode in _FORMS[format][0]]),
+    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    seed=st.integers(0, 99),
+    orientation=st.integers(1, 8),
+    hides=st.booleans(),
+)
+def test_llama_cpp_gets_what_a_person_sees(
+    projector: Projector,
+    form: tuple[str, str],
+    size: tuple[int, int],
+    seed: int,
+    orientation: int,
+    hides: bool,
+) -> None:
+    picture = make_picture(form, size, seed, orientation, hides=hides)
+    found = reaching_llama_cpp(projector, expand(picture)).astype(int)
+    expected = seen_by_pillow(picture)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= _FORMS[form[0]][1]
+
+
+@pytest.mark.parametrize("format", _HAVE_EXIF)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_file_says(
+    projector: Projector, format: str, orientation: int
+) -> None:
+    """The reference is Pillow's for all but the first: that one shows that there is something to turn."""
+    picture = make_picture((format, "RGB"), (10, 6), 1, orientation, hides=False)
+    found = reaching_llama_cpp(projector, expand(picture)).astype(int)
+    unturned = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
+    assert found.shape == ((6, 10, 3) if orientation >= 5 else (10, 6, 3))
+    assert np.abs(found - seen_by_pillow(picture)).max() <= _FORMS[format][1]
+    if format in ("PNG", "JPEG", "WEBP"):  # Pillow turns the others while it reads them
+        is_same = found.shape == unturned.shape and np.abs(found - unturned).max() <= 6
+        assert is_same == (orientation == 1)
+
+
+@given(
+    st.sampled_from([b"\xff\xd8\xff", PNG_SIGNATURE, b""]),
+    st.binary(max_size=80),
+    st.integers(0, 80),
+)
+def test_any_bytes_have_an_orientation(start: bytes, rest: bytes, cut: int) -> None:
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + rest
+    block = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    chunk = len(exif).to_bytes(4, "big") + b"eXIf" + exif
+    for picture in (start + rest, start[:2] + block[:cut], start + chunk[:cut], start + chunk):
+        assert 1 <= read_orientation(picture) <= 8
 
 
 def decoded(picture: bytes) -> Pixels:

@@ -74,12 +74,12 @@ def convert(data: bytes, *, with_pictures: bool) -> Conversion:
 
 
 def convert_picture(data: bytes) -> bytes:
-    """Return a picture, of several the first one, as a PNG file without transparency.
+    """Return a picture, of several the first one, as a PNG file: upright, and without transparency.
 
     Raises:
         Refused: it has too many pixels, or too many bits for each.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own check would call the file damaged.
     with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
@@ -91,6 +91,7 @@ def convert_picture(data: bytes) -> bytes:
         if image.mode in ("I", "F"):
             raise Refused("has 32 bits for each grey value; at most 16 can be read. Convert it")
         image.load()
+        ImageOps.exif_transpose(image, in_place=True)
         return _encode_png(_to_rgb(image))
 
 

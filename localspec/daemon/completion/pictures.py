@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
-from localspec.picture_files import PNG_SIGNATURE, png_chunks
+from localspec.picture_files import JPEG_SIGNATURE, PNG_SIGNATURE, jpeg_segments, png_chunks
 from localspec.protocol.requests import ContentPart
 
 MAX_PICTURES = 64  # of one request
@@ -34,7 +34,6 @@ _OTHER_FORMATS = (
     (b"8BPS", "a Photoshop picture"),
 )
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_STANDALONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
 # The control block of a frame, whose lowest bit says that one of its colours is transparent.
 _GIF_TRANSPARENCY = re.compile(b"!\xf9\x04[" + re.escape(bytes(range(1, 256, 2))) + b"]")
 
@@ -214,7 +213,7 @@ def _read_size(picture: bytes) -> tuple[int, int] | None:
             (header_size,) = struct.unpack_from("<I", picture, 14)
             width, height = _unpack("<HH" if header_size == 12 else "<ii", picture, 18)
             return abs(width), abs(height)
-        if picture.startswith(b"\xff\xd8\xff"):
+        if picture.startswith(JPEG_SIGNATURE):
             return _read_jpeg_size(picture)
     except struct.error:  # the file ends too early
         return 0, 0
@@ -228,19 +227,8 @@ def _unpack(layout: str, data: bytes, offset: int) -> tuple[int, int]:
 
 def _read_jpeg_size(picture: bytes) -> tuple[int, int]:
     """Return the width and height in the first frame header, (0, 0) if there is none."""
-    position = 2
-    while position + 4 <= len(picture):
-        if picture[position] != 0xFF:
-            return 0, 0
-        marker = picture[position + 1]
-        if marker == 0xFF:  # a fill byte
-            position += 1
-        elif marker in _SOF_MARKERS:
-            height, width = _unpack(">HH", picture, position + 5)
+    for marker, start, _ in jpeg_segments(picture):
+        if marker in _SOF_MARKERS:
+            height, width = _unpack(">HH", picture, start + 1)
             return width, height
-        elif marker in _STANDALONE_MARKERS:
-            position += 2
-        else:
-            (length,) = struct.unpack_from(">H", picture, position + 2)
-            position += 2 + length
     return 0, 0

@@ -22,6 +22,7 @@ from localspec.engine.llama.model import (
 from localspec.engine.llama.pictures import PictureRows
 from localspec.errors import InvalidRequest, LoadFailed
 
+Pixels = npt.NDArray[np.uint8]
 # Architectures for which llama.cpp ends the process if a row has no token.
 _TEXT_ONLY = frozenset({"glm4", "glm4moe", "granite-switch"})
 
@@ -38,6 +39,15 @@ def _read_architecture(model: Any) -> str:
     buffer = ctypes.create_string_buffer(128)
     size = C.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
     return "" if size < 0 else buffer.value.decode("utf-8", "replace")
+
+
+def turn_pixels(pixels: Pixels, orientation: int) -> Pixels:
+    """Return the pixels of a picture (height, width, 3) as its Exif orientation, from 1 to 8, says."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    rows = -1 if orientation in (3, 4, 7, 8) else 1
+    columns = -1 if orientation in (2, 3, 6, 7) else 1
+    return pixels[::rows, ::columns]
 
 
 class UnreadablePicture(InvalidRequest):
@@ -104,24 +114,20 @@ class Projector(Resource):
             return f"llama.cpp reads no pictures with a target of this kind ({architecture})"
         return ""
 
-    def encode(self, picture: bytes) -> list[list[int] | PictureRows]:
+    def encode(self, picture: bytes, orientation: int = 1) -> list[list[int] | PictureRows]:
         """Return what the target reads for a picture file, in order: tokens of text, and rows from place 0.
+
+        orientation: how the picture is turned first, as Exif counts.
 
         Raises:
             UnreadablePicture: the file cannot be decoded.
         """
         library = self._library
-        data = (ctypes.c_uint8 * len(picture)).from_buffer_copy(picture)
-        options = library.mtmd_helper_init_opt_default()
-        wrapper = library.mtmd_helper_bitmap_init_from_buf_wrapper(
-            self._handle, data, len(picture), False, options
-        )
-        if not wrapper.bitmap:
-            raise UnreadablePicture("The picture cannot be decoded: its file is damaged.")
+        bitmap = self._decode(picture, orientation)
         chunks = library.mtmd_input_chunks_init()
         try:
             text = library.mtmd_input_text(self._marker, len(self._marker), False, True)
-            bitmaps = (ctypes.c_void_p * 1)(wrapper.bitmap)
+            bitmaps = (ctypes.c_void_p * 1)(bitmap)
             code = library.mtmd_tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1)
             if code:
                 raise UnreadablePicture(
@@ -132,7 +138,33 @@ class Projector(Resource):
             return [self._read_chunk(chunk) for chunk in parts]
         finally:
             library.mtmd_input_chunks_free(chunks)
-            library.mtmd_bitmap_free(wrapper.bitmap)
+            library.mtmd_bitmap_free(bitmap)
+
+    def _decode(self, picture: bytes, orientation: int) -> Any:
+        """Return the bitmap of a picture file, turned. Raises UnreadablePicture."""
+        library = self._library
+        data = (ctypes.c_uint8 * len(picture)).from_buffer_copy(picture)
+        options = library.mtmd_helper_init_opt_default()
+        wrapper = library.mtmd_helper_bitmap_init_from_buf_wrapper(
+            self._handle, data, len(picture), False, options
+        )
+        if not wrapper.bitmap:
+            raise UnreadablePicture("The picture cannot be decoded: its file is damaged.")
+        if orientation == 1:
+            return wrapper.bitmap
+        pixels = turn_pixels(self._pixels(wrapper.bitmap), orientation).copy()
+        library.mtmd_bitmap_free(wrapper.bitmap)
+        height, width, _ = pixels.shape
+        return library.mtmd_bitmap_init(
+            width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        )
+
+    def _pixels(self, bitmap: Any) -> Pixels:
+        """Return a view on the pixels of a bitmap (height, width, 3)."""
+        library = self._library
+        shape = library.mtmd_bitmap_get_ny(bitmap), library.mtmd_bitmap_get_nx(bitmap), 3
+        data = ctypes.cast(library.mtmd_bitmap_get_data(bitmap), ctypes.POINTER(ctypes.c_uint8))
+        return np.ctypeslib.as_array(data, shape)
 
     def _read_chunk(self, chunk: Any) -> list[int] | PictureRows:
         library = self._library

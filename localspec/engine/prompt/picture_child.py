@@ -20,7 +20,7 @@ import msgspec
 
 from localspec.engine import llama
 from localspec.errors import LoadFailed
-from localspec.picture_files import PNG_SIGNATURE, png_chunks
+from localspec.picture_files import PNG_SIGNATURE, png_chunks, read_orientation
 from localspec.protocol.frames import Frame, encode_frame, read_frame
 
 NICENESS = 5  # Generating an answer has priority over encoding a picture.
@@ -74,7 +74,7 @@ def encode(projector: llama.Projector, picture: bytes) -> EncodedPicture:
     if has_surplus_data(picture):
         return EncodedPicture(problem="The picture is damaged: it has more pixels than it states.")
     try:
-        parts = projector.encode(picture)
+        parts = projector.encode(picture, read_orientation(picture))
     except llama.UnreadablePicture as error:
         return EncodedPicture(problem=error.message)
     return EncodedPicture(
