@@ -31,6 +31,7 @@ MAX_ATTACHED_BYTES = 23 << 20
 # Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _PDF = b"%PDF-"
+_MAX_BYTES_BEFORE_PDF = 1024
 _UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PICTURE_SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 # First bytes of files that are not text, with a description for the error message.
@@ -254,18 +255,26 @@ def _read_attachment(name: str) -> bytes:
         return b""
     try:
         with open(name, "rb") as file:  # noqa: PTH123 - importing pathlib would delay `ask -m`
-            start = file.read(12)
-            if _is_picture(start) or (start.startswith(_PDF) and _reads_pdf()):
+            start = file.read(_MAX_BYTES_BEFORE_PDF + len(_PDF))
+            if _is_picture(start):
                 return start + file.read(MAX_ATTACHED_BYTES)
+            if _PDF in start and _reads_pdf():
+                data = start + file.read(MAX_ATTACHED_BYTES)
+                return data if _is_pdf(data) else b""
     except OSError:
         pass  # `read_text` says what is wrong with it
     return b""
 
 
 def _is_picture(start: bytes) -> bool:
-    is_webp = start[:4] == b"RIFF" and start[8:] == b"WEBP"
+    is_webp = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
     is_bmp = start.startswith(b"BM") and b"\0" in start  # a text may begin with these letters
-    return start.startswith(_PICTURE_SIGNATURES) or is_webp or is_bmp or start[4:] == b"ftypavif"
+    return start.startswith(_PICTURE_SIGNATURES) or is_webp or is_bmp or start[4:12] == b"ftypavif"
+
+
+def _is_pdf(data: bytes) -> bool:
+    """Return what the daemon will say: other bytes may precede the header of a PDF document."""
+    return data.lstrip().startswith(_PDF) or b"startxref" in data[-2048:]
 
 
 def _reads_pdf() -> bool:
@@ -279,7 +288,7 @@ def _to_part(name: str, data: bytes) -> dict[str, Any]:
     import base64
 
     url = f"data:;base64,{base64.b64encode(data).decode()}"
-    if data.startswith(_PDF):
+    if not _is_picture(data):
         return {"type": "file", "file": {"filename": name.rpartition("/")[2], "file_data": url}}
     return {"type": "image_url", "image_url": {"url": url}}
 

@@ -200,7 +200,7 @@ def test_any_notebook_is_text_or_refused(value: object) -> None:
 
 
 def test_a_pdf_goes_to_the_daemon(warm: Home, tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(pdf(show("Hello")))
+    (tmp_path / "a.pdf").write_bytes(b"\n" * 9 + b"\xff" * 1000 + pdf(show("Hello")))
     question, _ = ask_model(warm, "-f", "*.pdf", "say it", cwd=tmp_path)
     assert question == "a.pdf, page 1 of 1:\nHello\n\nsay it"
     run = warm.run("ask", "-f", "a.pdf", cwd=tmp_path)

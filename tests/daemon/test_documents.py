@@ -25,6 +25,7 @@ from localspec.daemon.completion.conversion_child import (
     SCAN_PIXELS,
     Conversion,
     Page,
+    is_pdf,
 )
 from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import decode_base64, picture_url
@@ -136,6 +137,22 @@ def test_a_page_becomes_a_picture_if_it_shows_more_than_text() -> None:
 def test_without_pictures_a_document_is_its_text() -> None:
     pages = convert(REPORT, with_pictures=False).pages
     assert pages == [Page("Hello"), Page("Look", b"", True)]
+
+
+@pytest.mark.parametrize(
+    "start", [b"\n \n", b"HTTP/1.1 200 OK\r\n\r\n", b"\xff\0" * 512, b"x" * 1024]
+)
+def test_bytes_before_a_document_are_passed_over(start: bytes) -> None:
+    file = {"file_data": encode(start + REPORT)}
+    assert is_pdf(files.read_file(file, "p").data)
+    assert convert(start + REPORT) == convert(REPORT)
+
+
+@pytest.mark.parametrize(
+    "text", [b"A document begins with %PDF-1.7 or so.", b"x" * 1025 + REPORT, b"startxref %PDF"]
+)
+def test_a_text_about_documents_is_a_text(text: bytes) -> None:
+    assert files.read_file({"file_data": encode(text)}, "p").text.encode() == text
 
 
 def test_a_word_that_a_line_end_divides_is_joined() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import string
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -20,8 +22,14 @@ from PIL import ExifTags, Image, ImageOps
 from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import convert
 from localspec.daemon.completion.converter import Converter
-from localspec.daemon.completion.pictures import picture_url, read_picture
+from localspec.daemon.completion.pictures import (
+    decode_base64,
+    picture_url,
+    read_data_url,
+    read_picture,
+)
 from localspec.engine.llama import Projector, initialise
+from localspec.errors import InvalidRequest
 from localspec.picture_files import PNG_SIGNATURE, read_orientation
 from localspec.protocol.requests import ChatMessage, ContentPart
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
@@ -76,6 +84,46 @@ def alpha_bmp(pixels: Pixels) -> bytes:
     return top + body + pixels[::-1].tobytes()
 
 
+def in_lines(data: bytes, end: str = "\n") -> str:
+    return base64.encodebytes(data).decode().replace("\n", end)
+
+
+# How clients write base64.
+SPELLINGS: dict[str, Callable[[bytes], str]] = {
+    "plain": lambda data: base64.b64encode(data).decode(),
+    "lines": in_lines,
+    "lines of Windows": lambda data: in_lines(data, "\r\n"),
+    "indented lines": lambda data: "  " + in_lines(data, "\n\t "),
+    "without padding": lambda data: base64.b64encode(data).decode().rstrip("="),
+    "for URLs": lambda data: base64.urlsafe_b64encode(data).decode(),
+    "for URLs, without padding": lambda data: base64.urlsafe_b64encode(data).decode().rstrip("="),
+}
+
+
+@given(st.sampled_from(sorted(SPELLINGS)), st.binary(max_size=300))
+def test_base64_is_read_as_clients_write_it(spelling: str, data: bytes) -> None:
+    text = SPELLINGS[spelling](data)
+    assert decode_base64(text, "p") == data
+    assert decode_base64(read_data_url(f"data:x/y;base64,{quote(text)}", "p", ""), "p") == data
+    assert decode_base64(read_data_url(f" DATA:; base64,{text}", "p", ""), "p") == data
+
+
+ALPHABET = f"{string.ascii_letters}{string.digits}+/-_= \t\n\f\r"
+
+
+@given(st.binary(max_size=30), st.integers(0, 40), st.characters(exclude_characters=ALPHABET))
+def test_a_character_that_is_no_base64_is_refused(data: bytes, place: int, other: str) -> None:
+    text = SPELLINGS["plain"](data)
+    with pytest.raises(InvalidRequest, match="'p' is not valid base64"):
+        decode_base64(text[:place] + other + text[place:], "p")
+
+
+@pytest.mark.parametrize("text", ["A", "AAAAA", "=", "A===", "AA=A", "QUJD\0", "é"])
+def test_half_a_character_is_no_base64(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="'p' is not valid base64"):
+        decode_base64(text, "p")
+
+
 class DirectConverter(Converter):
     """A converter without processes."""
 
@@ -83,9 +131,9 @@ class DirectConverter(Converter):
         return msgspec.msgpack.encode(convert(data, with_pictures=True))
 
 
-def expand(picture: bytes, *, url: str = "") -> bytes:
+def expand(picture: bytes, spelling: str = "plain") -> bytes:
     """Return the picture file that the engine gets for a picture in a chat."""
-    url = url or f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    url = f"data:image/png;base64,{SPELLINGS[spelling](picture)}"
     message = ChatMessage("user", [ContentPart("image_url", image_url={"url": url})])
     if files.has_files([message]):
         expansion = files.expand_files([message], DirectConverter(), pair="p", reads_pictures=True)
@@ -161,6 +209,7 @@ def make_picture(
     seed=st.integers(0, 99),
     orientation=st.integers(1, 8),
     hides=st.booleans(),
+    spelling=st.sampled_from(sorted(SPELLINGS)),
 )
 def test_llama_cpp_gets_what_a_person_sees(
     projector: Projector,
@@ -169,9 +218,10 @@ def test_llama_cpp_gets_what_a_person_sees(
     seed: int,
     orientation: int,
     hides: bool,
+    spelling: str,
 ) -> None:
     picture = make_picture(form, size, seed, orientation, hides=hides)
-    found = reaching_llama_cpp(projector, expand(picture)).astype(int)
+    found = reaching_llama_cpp(projector, expand(picture, spelling)).astype(int)
     expected = seen_by_pillow(picture)
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= _FORMS[form[0]][1]

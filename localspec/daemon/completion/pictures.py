@@ -7,13 +7,13 @@ that will take. What llama.cpp does not decode, or not as a person sees it, is c
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import secrets
 import struct
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from urllib.parse import unquote
 
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
 from localspec.errors import InvalidRequest
@@ -26,6 +26,7 @@ MAX_PICTURES = 64  # of one request
 PLACEHOLDER = "[picture]"
 
 _READABLE = "PNG, JPEG, GIF, BMP, WebP, AVIF and TIFF pictures can be read"
+_BASE64_ALPHABET = bytes.maketrans(b"-_", b"+/")
 # First bytes of formats that are not read.
 _OTHER_FORMATS = (
     (b"%PDF-", "a PDF document, which is sent as a file and not as a picture"),
@@ -89,16 +90,16 @@ def read_data_url(url: str, path: str, example: str) -> str:
         InvalidRequest: it is another URL, or not in base64.
     """
     head, comma, data = url.partition(",")
-    scheme, _, kind = head.partition(":")
+    scheme, _, kind = head.strip().partition(":")
     if scheme.lower() != "data" or not comma:
         raise InvalidRequest(
             f"'{path}' must be a data URL ({example}): localspec works offline, and reads no files for a "
             "client.",
             param=path,
         )
-    if not kind.lower().endswith(";base64"):
+    if not kind.lower().replace(" ", "").endswith(";base64"):
         raise InvalidRequest(f"'{path}': a data URL must be in base64.", param=path)
-    return data
+    return unquote(data) if "%" in data else data
 
 
 def decode_picture(data: str, path: str) -> bytes:
@@ -113,10 +114,15 @@ def decode_picture(data: str, path: str) -> bytes:
 
 
 def decode_base64(data: str, path: str) -> bytes:
-    """Return the bytes of base64 text. Raises InvalidRequest if it is none."""
+    """Return the bytes of base64 text, with blanks, without its end or in the alphabet for URLs, too.
+
+    Raises:
+        InvalidRequest: it is not base64.
+    """
     try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
+        encoded = data.encode("ascii").translate(_BASE64_ALPHABET, b" \t\n\f\r")
+        return base64.b64decode(encoded + b"=" * (-len(encoded) % 4), validate=True)
+    except ValueError:  # or a subclass: UnicodeEncodeError, binascii.Error
         raise InvalidRequest(f"'{path}' is not valid base64.", param=path) from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.daemon.completion.pictures import decode_picture
+from localspec.daemon.completion.pictures import read_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.ollama.wire import (
@@ -140,9 +140,9 @@ def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
         _check_images(source.images, f"messages[{index}].images")
         content: str | list[ContentPart] | None = source.content
         if source.images:
-            # Ollama's images are base64 alone.
-            urls = [f"data:;base64,{image}" for image in source.images]
-            content = [ContentPart("image_url", image_url=url) for url in urls]
+            content = [
+                ContentPart("image_url", image_url=_to_url(image)) for image in source.images
+            ]
             content.append(ContentPart("text", source.content or ""))
         message = ChatMessage(source.role, content, reasoning_content=source.thinking)
         if source.tool_calls:
@@ -183,4 +183,9 @@ def _check_images(images: Sequence[Any] | None, path: str) -> None:
     for index, image in enumerate(images or []):
         if not isinstance(image, str):
             raise InvalidRequest(f"'{path}[{index}]' must be a picture file in base64.", param=path)
-        decode_picture(image, f"{path}[{index}]")
+        read_picture(_to_url(image), f"{path}[{index}]")
+
+
+def _to_url(image: str) -> str:
+    """Return the data URL of an image, which Ollama's clients send as base64 alone, or as such a URL."""
+    return image if ":" in image[:20] else f"data:;base64,{image}"
