@@ -35,23 +35,42 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-INTERRUPTED = 130  # exit code, as shells report a program that Ctrl-C ended
+INTERRUPTED = -2  # exit code of a command that Ctrl-C (SIGINT) ended, as `subprocess` reports it
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The code is 0, 1, 2 (usage error), 3 (no daemon) or 130 (interrupted).
+    The code is 0, 1, 2 (usage error), 3 (no daemon), or that of a program that a signal ended. Without
+    `argv` this process is the program, and a signal really ends it: a shell runs the rest of a loop after a
+    program that only returns 130.
     """
     streams.prepare()
     arguments = sys.argv[1:] if argv is None else argv
-    debug = "--debug" in arguments
-    return _run_guarded(lambda: _dispatch(arguments), debug=debug)
+    code = _run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+    if code < 0 and argv is None:
+        _end_by_signal(-code)
+    return code if code >= 0 else 128 - code
 
 
 def short() -> int:
     """Run `localspec ask` for the program `ask`, whatever its first word is."""
-    return main(["ask", *sys.argv[1:]])
+    sys.argv.insert(1, "ask")
+    return main()
+
+
+def _end_by_signal(number: int) -> None:
+    """End this process by a signal, after what Python does at exit."""
+    import atexit
+    import contextlib
+    import os
+    import signal
+
+    atexit._run_exitfuncs()
+    streams.drop_output()
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -80,7 +99,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run_guarded(command: Callable[[], int], *, debug: bool) -> int:
-    """Run `command` and return its exit code.
+    """Run `command` and return its exit code, which is negative if a signal ended it.
 
     An error is printed as one sentence. An interrupt or a closed pipe prints nothing.
     """

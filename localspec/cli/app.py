@@ -258,7 +258,9 @@ def run(arguments: list[str]) -> int:
     """
     try:
         code = app.main(arguments, prog_name="localspec", standalone_mode=False)
-    except click.exceptions.Abort:
+    except click.exceptions.Abort as error:
+        if isinstance(error.__context__, EOFError):  # no signal, as Ctrl-D at a question
+            return 130
         raise KeyboardInterrupt from None
     except click.ClickException as error:
         import io

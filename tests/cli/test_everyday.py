@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -56,7 +57,7 @@ def test_an_interrupted_answer_is_marked(warm: Home) -> None:
     with terminal(warm.environment, "ask", "forever") as session:
         session.expect("1 2")
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
     assert warm.run("history", "show", "last").stdout.rstrip().endswith("*(interrupted)*")
 
 
@@ -216,7 +217,7 @@ def test_logs(warm: Home) -> None:
             log.write("a new line\n")
         session.expect("a new line")
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
 
 
 def test_there_is_no_log_before_the_first_start(home: Home) -> None:
@@ -233,7 +234,7 @@ def test_status_watch_runs_until_ctrl_c(warm: Home) -> None:
         lines = re.split(r"[\r\n]", session.raw[offset:])
         assert max(len(ESCAPES.sub("", line)) for line in lines) <= 40
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

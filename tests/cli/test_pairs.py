@@ -155,7 +155,7 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=PATIENCE)
     slow.hub.rate = 1e3  # Slow enough to be still running at the last of these checks.
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     assert "The pull of tiny continues in the daemon. To watch it: localspec pull tiny" in stderr
     assert list_pulls(slow)["tiny"]["state"] == "downloading"
     assert "downloading" in slow.run("pulls").stdout
@@ -171,7 +171,7 @@ def test_ctrl_c_in_a_terminal_ends_the_bar_with_a_new_line(slow: PullingHome, co
     with terminal(slow.environment, "pull", "tiny", columns=columns) as session:
         session.expect("%")
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
         assert "To watch it: localspec pull tiny" in " ".join(session.text.split())
         # Lines that are redrawn must fit, or the window would scroll.
         raw = session.raw.replace("^C", "")  # Remove the terminal's echo.

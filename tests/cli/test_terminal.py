@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon
-from tests.support.terminal import ESCAPES, terminal
+from tests.support.shells import shell, status, with_program
+from tests.support.terminal import ESCAPES, PATIENCE, terminal
 
 TEXT = (
     "# Title\n\nA **bold** word and `code`.\n\n- one\n- two\n\n```python\nprint('hi')\n```\n\nend"
@@ -80,7 +81,7 @@ def test_ctrl_c_ends_the_answer_with_130_and_a_line_of_its_own(warm: Home) -> No
     with terminal(warm.environment, "ask", "forever") as session:
         session.expect("2 3")
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
         assert "Traceback" not in session.text
         assert session.raw.endswith("\n")
 
@@ -91,14 +92,14 @@ def test_ctrl_c_before_the_first_token(warm: Home) -> None:
     with terminal(warm.environment, "ask", "--no-stream", "forever") as session:
         session._read(0.6)
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
 
 
 def test_ctrl_c_while_the_model_thinks(warm: Home) -> None:
     with terminal(warm.environment, "ask", "think") as session:
         session.expect("2 3")
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
         assert session.raw.endswith("\n")
         assert "Traceback" not in session.text
 
@@ -110,7 +111,7 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
     with terminal(home.environment, "ask", "say hello") as session:
         session.expect("loading")
         session.interrupt()
-        assert session.wait() == 130
+        assert session.wait() == -signal.SIGINT
         assert session.raw.rsplit("\r", 1)[-1] == "\x1b[K"
     os.kill(daemon.worker_pid(), signal.SIGKILL)  # The worker would go on loading.
 
@@ -174,3 +175,59 @@ def test_nothing_to_ask_at_a_terminal_does_not_wait_for_input(warm: Home) -> Non
     with terminal(warm.environment, "ask") as session:
         assert session.wait() == 2
         assert "No question given" in session.text
+
+
+# ------------------------------------------------------------------ signals
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("localspec ask forever", "2 3"),
+        ("localspec ask --temp=0 forever", "2 3"),  # click parses this one
+        ("localspec ask --no-stream late 30", ""),
+        ("ask forever", "2 3"),
+        ("localspec explain forever", "2 3"),
+        ("localspec logs -f -n 1000", "listens on"),
+        ("localspec status --watch", "requests"),
+        ("localspec history rm --all", "permanently?"),
+        ("sleep 100 | localspec ask it", ""),
+    ],
+)
+def test_ctrl_c_ends_a_loop_of_bash(warm: Home, command: str, shown: str) -> None:
+    """Bash only ends a loop if the program died of SIGINT; one that returns 130 has handled it."""
+    with_program(warm)
+    with shell(warm, "bash") as session:
+        session.send(f"for i in 1 2 3; do echo run $((i + 10)); {command}; done; echo all done\n")
+        session.expect("run 11")
+        if shown:
+            session.expect(shown)
+        else:
+            session._read(1.5)
+        session.interrupt()
+        session.expect("ready> ")
+        session.send(status("bash"))
+        session.expect("[130]")
+        assert "run 12" not in session.text
+        assert "Traceback" not in session.text
+
+
+def test_a_signal_ends_the_process_after_what_python_does_at_exit(warm: Home) -> None:
+    program = (
+        "import atexit, sys; from localspec import cli; atexit.register(print, 'at exit');"
+        "sys.argv[1:] = ['ask', '--plain', 'forever']; sys.exit(cli.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=warm.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"0 "
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT
+    assert output.endswith(b"at exit\n")
+    assert errors == b""

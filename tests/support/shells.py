@@ -23,12 +23,14 @@ BECOME = ("-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])")
 
 
 def with_program(home: Home) -> None:
-    """Let shells of this home find `localspec`."""
+    """Let shells of this home find `localspec` and `ask`."""
     folder = home.root / "bin"
     folder.mkdir(exist_ok=True)
-    program = folder / "localspec"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localspec "$@"\n')
-    program.chmod(0o755)
+    short = "-c 'import sys; from localspec import cli; sys.exit(cli.short())'"
+    for name, words in {"localspec": "-m localspec", "ask": short}.items():
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        program.chmod(0o755)
     home.environment["PATH"] = f"{folder}:{home.environment['PATH']}"
 
 

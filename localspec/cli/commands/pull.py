@@ -19,7 +19,6 @@ from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, UsageError, error_from_code
 
-INTERRUPTED = 130
 _RUNNING_STATES = ("checking", "downloading", "verifying")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -96,7 +95,7 @@ def pull_command(
                 f"The pull of {pair_name} continues in the daemon. To watch it: localspec pull {pair_name}; "
                 f"to cancel it: localspec pulls cancel {pair_name}"
             )
-        return INTERRUPTED
+        raise
     return pulls.outcome()
 
 

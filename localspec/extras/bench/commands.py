@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from localspec.extras.bench.running import BenchPlan
 
 
-_INTERRUPTED = 130
 _DEFAULT_TOKENS, _QUICK_TOKENS = 128, 64
 _DEFAULT_REPETITIONS, _QUICK_REPETITIONS = 2, 3
 _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
@@ -120,7 +119,7 @@ def command(names: tuple[str, ...], **options: Any) -> int:
         report_data = _measure(names[0] if names else "", drafts, plan)
         _print_report(report_data, options)
     if plan.stopping.when is not None:
-        return _INTERRUPTED
+        return -plan.stopping.number  # end as the signal would have ended this process
     return 1 if report_data.partial else 0
 
 

@@ -45,6 +45,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.when: float | None = None
+        self.number = 0  # the first signal
         self._waits = False
 
     @contextlib.contextmanager
@@ -73,9 +74,9 @@ class StopSignals:
         finally:
             self._waits = False
 
-    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
         is_second = self.when is not None and time.monotonic() - self.when > _SECOND_SIGNAL_S
-        self.when = self.when or time.monotonic()
+        self.when, self.number = self.when or time.monotonic(), self.number or number
         if self._waits or is_second:
             raise KeyboardInterrupt
 

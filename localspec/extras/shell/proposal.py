@@ -212,7 +212,7 @@ def _read_key(show: Callable[[], None]) -> str:
 
 
 def _edit(command: str) -> str | None:
-    """Let a person edit the command. Returns None after Ctrl-C, Ctrl-D, or an empty result."""
+    """Let a person edit the command. Returns None after Ctrl-D, or an empty result."""
     from prompt_toolkit import PromptSession
 
     render.dim("Enter runs it, Alt-Enter adds a line, Ctrl-C cancels.")
@@ -221,7 +221,7 @@ def _edit(command: str) -> str | None:
     )
     try:
         return session.prompt("", default=command).strip("\n") or None
-    except (KeyboardInterrupt, EOFError):
+    except EOFError:
         return None
 
 
