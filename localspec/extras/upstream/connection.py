@@ -214,10 +214,14 @@ class UpstreamConnection:
         deadline = time.monotonic() + self.upstream.first_token_timeout
         async with self._open_response("POST", path, body, deadline) as response:
             content_type = response.headers.get("content-type", "")
-            if content_type.partition(";")[0].strip().lower() != "text/event-stream":
+            media_type = content_type.partition(";")[0].strip().lower()
+            # A server that cannot stream sends the whole answer as JSON.
+            if media_type not in ("text/event-stream", "application/json"):
                 kind = self.clean(content_type)[:80]
                 raise self.invalid_response(f"'{kind}' in place of an event stream")
-            yield ResponseLines(self, response, deadline, max_bytes)
+            lines = ResponseLines(self, response, deadline, max_bytes)
+            lines.are_events = media_type == "text/event-stream"
+            yield lines
 
     @contextlib.asynccontextmanager
     async def _open_response(
@@ -504,6 +508,7 @@ class ResponseLines:
         self._chunks = response.aiter_raw()
         self._deadline = deadline
         self._silence: float | None = None
+        self.are_events = True  # or one JSON object
 
     def use_silence_timeout(self) -> None:
         self._silence = self._connection.upstream.silence_timeout
@@ -530,7 +535,7 @@ class ResponseLines:
                     f"a line has more than {MAX_LINE_BYTES >> 20} MiB"
                 )
         if buffer:
-            yield bytes(buffer)
+            yield bytes(buffer).removesuffix(b"\r")
 
     async def _next_chunk(self) -> bytes:
         now = time.monotonic()

@@ -5,6 +5,7 @@ Nothing is trusted: a value of a wrong type or size ends the answer with an erro
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from localspec.errors import RETRYABLE, InvalidRequest, LocalspecError, UpstreamError
+from localspec.extras.upstream.calls import StreamedCalls
 from localspec.extras.upstream.connection import MAX_LINE_BYTES, ResponseLines, UpstreamConnection
 from localspec.extras.upstream.dialects import DraftCounts, ServerDialect, parse_count
 from localspec.extras.upstream.request import UpstreamRequest
@@ -26,8 +28,8 @@ _DONE = b"[DONE]"
 
 async def parse_events(
     connection: UpstreamConnection, lines: ResponseLines
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the objects of a stream, and an empty one for [DONE].
+) -> AsyncGenerator[dict[str, Any] | None, None]:
+    """Yield the objects of a stream, and None for [DONE]. A response that is one JSON object has one event.
 
     Raises:
         UpstreamError: An event is not a JSON object. Also the errors of `ResponseLines`.
@@ -35,8 +37,8 @@ async def parse_events(
     parts: list[bytes] = []
     size = 0
     async for line in lines:
-        if line.startswith(b"data:"):
-            parts.append(line[5:].removeprefix(b" "))
+        if not lines.are_events or line.startswith(b"data:"):
+            parts.append(line.removeprefix(b"data:").removeprefix(b" "))
             size += len(line) + 1
             if size > MAX_LINE_BYTES:
                 raise connection.invalid_response(
@@ -44,32 +46,48 @@ async def parse_events(
                 )
         elif not line and parts:
             event, parts, size = b"\n".join(parts), [], 0
-            if not event:
-                continue
+            if event:
+                yield _decode_event(connection, event)
             if event == _DONE:
-                yield {}
                 return
-            decoded = connection.decode(event)
-            if not isinstance(decoded, dict) or not decoded:
-                raise connection.invalid_response("an event of the stream is not an object")
-            yield decoded
         elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
             raise connection.invalid_response("a line of the stream does not belong to an event")
-    # Data after the last empty line is an incomplete event, which is dropped.
+    if event := b"\n".join(parts):
+        # Some servers leave out the empty line after the last event. An event that was cut off is no JSON.
+        with contextlib.suppress(*[UpstreamError] * lines.are_events):
+            yield _decode_event(connection, event)
+
+
+def _decode_event(connection: UpstreamConnection, event: bytes) -> dict[str, Any] | None:
+    if event == _DONE:
+        return None
+    decoded = connection.decode(event)
+    if not isinstance(decoded, dict):
+        raise connection.invalid_response("an event of the stream is not an object")
+    return decoded
 
 
 # ------------------------------------------------------------------------ reply
 
 
-# Our finish reasons by OpenAI's.
+# The finish reasons of OpenAI and of other servers, in lower case, by ours.
 _FINISH_REASONS = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "stop",
-    "function_call": "stop",
+    "stop": {
+        *("stop", "tool_calls", "function_call", "tool_call", "tool_use", "function_calls"),
+        *("eos", "eos_token", "end_turn", "end", "stop_sequence", "stop_token", "stop_word"),
+        *("complete", "completed", "done", "finish", "finished"),
+    },
+    "length": {
+        *("length", "max_tokens", "max_length", "max_new_tokens", "max_output_tokens"),
+        *("max_completion_tokens", "model_length", "token_limit"),
+    },
+    "withheld": {"content_filter", "content_filtered", "safety", "recitation", "refusal"},
+    "aborted": {
+        *("abort", "aborted", "cancel", "cancelled", "canceled", "error", "timeout"),
+        *("insufficient_system_resource", "interrupted"),
+    },
 }
-_MAX_CALLS = 1024
-_MAX_NAME_CHARACTERS = 1024  # of a call's name, and of its id
+_HEAD_CHARACTERS = 64  # of the answer, by which its repetition is recognized
 
 
 class UpstreamReply:
@@ -94,7 +112,10 @@ class UpstreamReply:
         self._tokens = 0  # tokens that came as ids or with log-probabilities
         self._characters = 0
         self._text_characters = 0  # of the answer's text, without thoughts and calls
-        self._calls: dict[int, int] = {}  # our index of a call by the server's
+        self._head = ""  # the beginning of the text
+        self._calls = StreamedCalls(connection.invalid_response)
+        self._choice: object = None  # the server's number of the choice
+        self._has_blank_reason = False
         self._prompt_tokens = self._completion_tokens = 0
         self._cached_tokens = 0
         self._stop: str | None = None
@@ -103,19 +124,37 @@ class UpstreamReply:
         self._reported: frames.Speculation | None = None  # by another localspec
 
     def parse_chunk(self, chunk: dict[str, Any]) -> Iterator[frames.Delta]:
-        """Yield what a chunk adds to the answer. An empty chunk ends the stream."""
-        if not chunk:
-            self._end_stream()
-            return
-        if "error" in chunk:
+        """Yield what a chunk adds to the answer."""
+        if chunk.get("error") is not None:
             raise self._server_error(chunk["error"])
+        if chunk.get("object") == "error":  # of older vLLM
+            raise self._server_error(chunk)
         is_native = self._sent.api == "native"
         delta = self._parse_native(chunk) if is_native else self._parse_choice(chunk)
         self._read_usage(chunk)
-        if delta is None or self._sent.only_read:
+        if delta is None:
             return
         self._set_offsets(delta)
         delta.timings = self._timings if "timings" in chunk else None
+        yield from self._pass_on(delta)
+
+    def end(self, *, marked: bool) -> Iterator[frames.Delta]:
+        """Yield the rest of the answer. `marked`: the server has marked the end of the stream.
+
+        Raises:
+            UpstreamError: The stream ended before the answer did, or a call is not complete.
+        """
+        if not self.finish and marked and self._has_blank_reason:
+            limit = self._sent.max_tokens
+            self.finish = "length" if 0 < (limit or 0) <= self._completion_tokens else "stop"
+        if not self.finish:
+            raise self._connection.invalid_response("the answer was cut off")
+        calls = [*self._calls.end(cut=self.finish == "length")]
+        yield from self._pass_on(frames.Delta(0, "", calls=calls))
+
+    def _pass_on(self, delta: frames.Delta) -> Iterator[frames.Delta]:
+        if self._sent.only_read:
+            return
         self._check_length(delta)
         if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
             self._last_at = time.monotonic()
@@ -139,15 +178,6 @@ class UpstreamReply:
                 else "the answer is longer than any that is allowed"
             )
 
-    def truncated_error(self) -> UpstreamError:
-        """Return the error that the stream ended before the answer did."""
-        return self._connection.invalid_response("the answer was cut off")
-
-    def _end_stream(self) -> None:
-        if not self.finish:
-            raise self.truncated_error()
-        self.over = True
-
     def _server_error(self, error: object) -> LocalspecError:
         text = error.get("message") if isinstance(error, dict) else error
         message = self._connection.clean(text).removeprefix(RETRYABLE) or "it gave no reason."
@@ -160,32 +190,51 @@ class UpstreamReply:
     # ------------------------------------------------------------------ text, thoughts, calls
 
     def _parse_choice(self, chunk: Mapping[str, Any]) -> frames.Delta | None:
-        choices = chunk.get("choices")
+        choices = chunk.get("choices") or []
         if not isinstance(choices, list):
-            raise self._connection.invalid_response("an event has no 'choices'")
-        if not choices:
+            raise self._connection.invalid_response("'choices' is not a list")
+        if not choices:  # only counts, or nothing, to keep the connection alive
             return None
         choice = choices[0]
         if not isinstance(choice, dict):
             raise self._connection.invalid_response("a choice is not an object")
+        number = choice.get("index") or 0
+        self._choice = number if self._choice is None else self._choice
+        if len(choices) > 1 or number != self._choice:
+            raise self._connection.invalid_response("it sends several answers at once")
         delta = frames.Delta(0, "")
         if self._sent.api == "text":
             delta.text = self._get_text(choice, "text")
         else:
-            message = choice.get("delta") or {}
-            if not isinstance(message, dict):
-                raise self._connection.invalid_response("a delta is not an object")
-            delta.text = self._get_text(message, "content")
+            message = self._get_message(choice)
+            delta.text = self._get_text(message, "content") or self._get_text(choice, "text")
             delta.thought = self._get_text(message, "reasoning_content") or self._get_text(
                 message, "reasoning"
             )
-            delta.calls = list(self._parse_calls(message.get("tool_calls") or []))
+            old_call = message.get("function_call")  # OpenAI's older name, for one call
+            self._calls.add(
+                message.get("tool_calls") or ([{"function": old_call}] if old_call else [])
+            )
+            delta.calls = [*self._calls.take()]
         delta.ids = self._parse_ids(choice.get("token_ids") or [])
         delta.logprobs = self._parse_logprobs(choice.get("logprobs"))
         self._set_finish(choice.get("finish_reason"))
         stop = choice.get("stop_reason")
         self._stop = stop if isinstance(stop, str) else self._stop
         return delta
+
+    def _get_message(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a message that a choice has, which some servers call `message`."""
+        name = "delta" if choice.get("delta") else "message"
+        message = choice.get(name) or {}
+        if not isinstance(message, dict):
+            raise self._connection.invalid_response(f"a {name} is not an object")
+        if name == "message" and self._head:
+            # The same name is used for all of the text so far, too.
+            text = self._get_text(message, "content")
+            if len(text) >= self._text_characters and text.startswith(self._head):
+                raise self._connection.invalid_response("a 'message' repeats the text before it")
+        return message
 
     def _parse_native(self, chunk: Mapping[str, Any]) -> frames.Delta:
         """Parse a chunk of llama-server's own paths."""
@@ -212,34 +261,26 @@ class UpstreamReply:
         return value or ""
 
     def _set_finish(self, reason: object) -> None:
-        if reason is None:
+        if reason is None or reason == "":
+            self._has_blank_reason = self._has_blank_reason or reason == ""
             return
-        if reason == "content_filter":
-            raise UpstreamError(f"The server of '{self._connection.name}' withheld the answer.")
-        if not isinstance(reason, str) or reason not in _FINISH_REASONS:
-            raise self._connection.invalid_response("its 'finish_reason' is not known")
-        self.finish = _FINISH_REASONS[reason]
-
-    def _parse_calls(self, parts: object) -> Iterator[frames.CallPart]:
-        if not isinstance(parts, list):
-            raise self._connection.invalid_response("'tool_calls' is not a list")
-        for part in parts:
-            function = part.get("function") if isinstance(part, dict) else None
-            server_index = (
-                parse_count(part.get("index", len(self._calls))) if isinstance(part, dict) else None
-            )
-            if server_index is None or not isinstance(function, dict | None):
-                raise self._connection.invalid_response("a call is not an object")
-            name = self._get_text(function or {}, "name")
-            call_id = self._get_text(part, "id")
-            is_new = server_index not in self._calls
-            if (is_new and not name) or max(len(name), len(call_id)) > _MAX_NAME_CHARACTERS:
-                raise self._connection.invalid_response("a call has no name")
-            if is_new and len(self._calls) >= _MAX_CALLS:
-                raise self._connection.invalid_response(f"it has more than {_MAX_CALLS} calls")
-            index = self._calls.setdefault(server_index, len(self._calls))
-            arguments = self._get_text(function or {}, "arguments")
-            yield frames.CallPart(index, name if is_new else "", call_id, arguments)
+        shown = self._connection.clean(reason)[:80]
+        known = (ours for ours, theirs in _FINISH_REASONS.items() if shown.lower() in theirs)
+        match next(known, None):
+            case None:
+                raise self._connection.invalid_response(
+                    f"its 'finish_reason' '{shown}' is not known"
+                    if shown
+                    else "its 'finish_reason' is not a text"
+                )
+            case "withheld":
+                raise UpstreamError(f"The server of '{self._connection.name}' withheld the answer.")
+            case "aborted":
+                raise UpstreamError(
+                    f"The server of '{self._connection.name}' broke the answer off ('{shown}')."
+                )
+            case finish:
+                self.finish = finish
 
     # ------------------------------------------------------------------ log-probabilities
 
@@ -266,6 +307,8 @@ class UpstreamReply:
             token.offset = offset if offset >= self._text_characters else -1
             offset += len(token.piece.decode("utf-8", "replace"))
         self._text_characters += len(delta.text)
+        if len(self._head) < _HEAD_CHARACTERS:
+            self._head = (self._head + delta.text)[:_HEAD_CHARACTERS]
 
     # ------------------------------------------------------------------ figures
 

@@ -271,15 +271,16 @@ class UpstreamServer:
         async with connection.stream(sent.path, sent.body, sent.max_bytes) as lines:
             yield frames.Started(0, 0, 0, note=sent.note)
             reply = UpstreamReply(connection, dialect, sent, began)
+            marked = False
             async with contextlib.aclosing(parse_events(connection, lines)) as chunks:
                 async for chunk in chunks:
-                    for delta in reply.parse_chunk(chunk):
+                    for delta in reply.parse_chunk(chunk) if chunk is not None else ():
                         lines.use_silence_timeout()
                         yield delta
-                    if reply.over:
+                    if marked := chunk is None or reply.over:
                         break
-            if not reply.over:
-                raise reply.truncated_error()
+            for delta in reply.end(marked=marked):
+                yield delta
             await _finish_stream(lines)
         self._reports_drafts = self._reports_drafts or reply.reports_drafts
         yield reply.done(

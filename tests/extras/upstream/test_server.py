@@ -583,7 +583,12 @@ def test_unreachable_servers_and_refusals_have_plain_messages() -> None:
         ),
         (encode_response({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
         (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|is not HTTP"),
-        (encode_response({"choices": []}), UpstreamError, "in place of an event stream"),
+        (encode_response({"choices": []}), UpstreamError, "was cut off"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n",
+            UpstreamError,
+            "'text/html' in place of an event stream",
+        ),
         (
             encode_response({}, "307 There", "location: http://[\r\n"),
             UpstreamError,
