@@ -28,6 +28,7 @@ from localspec.protocol.requests import (
     ResponseFormat,
 )
 
+_SEPARATOR = "\n\n"  # between the contents of joined messages
 _ZERO_DURATION = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 
 
@@ -40,7 +41,7 @@ def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
     return translate_request(
         ChatRequest,
         request.options or Options(),
-        messages=_messages(request.messages or []),
+        messages=_join_neighbours(_messages(request.messages or [])),
         tools=request.tools,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs if request.logprobs else None,
@@ -134,7 +135,8 @@ def _thinking(request: OllamaRequest) -> dict[str, Any]:
 
 def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
     """Translate the messages, and add the ids of calls that Ollama's clients mostly leave out."""
-    messages, call_count = [], 0
+    messages: list[ChatMessage] = []
+    call_count = 0
     pending: list[tuple[str, str]] = []  # id and name of each call without a result yet
     for index, source in enumerate(ollama_messages):
         _check_images(source.images, f"messages[{index}].images")
@@ -147,14 +149,16 @@ def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
         message = ChatMessage(source.role, content, reasoning_content=source.thinking)
         if source.tool_calls:
             # Mistral's templates refuse ids that do not have nine characters.
-            pending = [
+            calls = [
                 (call.id or f"call{call_count + number:05d}", call.function.name)
                 for number, call in enumerate(source.tool_calls)
             ]
-            call_count += len(pending)
+            call_count += len(calls)
+            is_next = bool(messages) and messages[-1].role == source.role  # and is joined
+            pending = [*pending, *calls] if is_next else [*calls]
             message.tool_calls = [
                 {"id": call_id, "type": "function", "function": msgspec.to_builtins(call.function)}
-                for (call_id, _), call in zip(pending, source.tool_calls, strict=True)
+                for (call_id, _), call in zip(calls, source.tool_calls, strict=True)
             ]
         elif source.role == "tool":
             message.name = source.tool_name
@@ -163,6 +167,36 @@ def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
             message.content = ""
         messages.append(message)
     return messages
+
+
+def _join_neighbours(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Join neighbouring messages of one role, except results of tools, as Ollama does for its templates."""
+    joined: list[ChatMessage] = []
+    for message in messages:
+        if joined and joined[-1].role == message.role != "tool":
+            _append_message(joined[-1], message)
+        else:
+            joined.append(message)
+    return joined
+
+
+def _append_message(message: ChatMessage, more: ChatMessage) -> None:
+    if isinstance(message.content, list) or isinstance(more.content, list):
+        parts = [_content_parts(content) for content in (message.content, more.content)]
+        separator = [ContentPart("text", _SEPARATOR)] if all(parts) else []
+        message.content = [*parts[0], *separator, *parts[1]]
+    else:
+        texts = [text for text in (message.content, more.content) if text]
+        message.content = _SEPARATOR.join(texts) if texts else message.content
+    thoughts = filter(None, (message.reasoning_content, more.reasoning_content))
+    message.reasoning_content = _SEPARATOR.join(thoughts) or None
+    message.tool_calls = [*(message.tool_calls or []), *(more.tool_calls or [])] or None
+
+
+def _content_parts(content: str | list[ContentPart] | None) -> list[ContentPart]:
+    if isinstance(content, list):
+        return content
+    return [ContentPart("text", content)] if content else []
 
 
 def _pop_call_id(pending: list[tuple[str, str]], tool: str | None) -> str | None:

@@ -168,6 +168,43 @@ def test_tool_results_are_matched_to_calls_without_ids(client: ollama.Client) ->
     assert messages[1]["extra"]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
 
 
+def test_neighbouring_messages_of_one_role_are_joined(client: ollama.Client) -> None:
+    """As in Ollama, for every role but a tool's; an agent may leave two answers at the end."""
+    call = {"function": {"name": "a", "arguments": {}}}
+    history = [
+        {"role": "system", "content": "one"},
+        {"role": "system", "content": "two"},
+        *user_message("three"),
+        *user_message(""),
+        *user_message("four"),
+        {"role": "assistant", "tool_calls": [call], "thinking": "five"},
+        {"role": "assistant", "content": "six", "tool_calls": [call], "thinking": "seven"},
+        {"role": "tool", "content": "eight"},
+        {"role": "tool", "content": "nine"},
+        *user_message("echo"),
+    ]
+    messages = read_frame(client, messages=history)["prompt"]["messages"]
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("system", "one\n\ntwo"),
+        ("user", "three\n\nfour"),
+        ("assistant", "six"),
+        ("tool", "eight"),
+        ("tool", "nine"),
+        ("user", "echo"),
+    ]
+    assert messages[2]["extra"]["reasoning_content"] == "five\n\nseven"
+    ids = [call["id"] for call in messages[2]["extra"]["tool_calls"]]
+    assert ids == [message["extra"]["tool_call_id"] for message in messages[3:5]]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_answers_at_the_end_are_continued_as_one(client: ollama.Client, count: int) -> None:
+    ends = [{"role": "assistant", "content": f"part {number}"} for number in range(count)]
+    answer = client.chat("default", [*user_message("hi"), *ends])
+    # The scripted engine repeats the last message.
+    assert answer.message.content == "\n\n".join(end["content"] for end in ends)
+
+
 def test_options_are_passed_to_the_engine(client: ollama.Client) -> None:
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2}
     frame = read_frame(client, options={**options, "seed": 3, "num_predict": 9, "stop": ["x"]})
