@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import openai
@@ -87,13 +89,50 @@ def test_the_official_client_works_with_the_token(api: TcpHome) -> None:
 def test_without_the_token_there_is_401(api: TcpHome, authorization: str) -> None:
     answer = api.get("/v1/models", authorization=authorization.format(api.token))
     assert answer.status == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["www-authenticate"] == 'Bearer, Basic realm="localspec"'
     assert answer.error["type"] == "invalid_request_error"
     assert api.token not in answer.body.decode()
 
 
 def test_the_scheme_is_read_as_the_standard_has_it(api: TcpHome) -> None:
     assert api.get("/v1/models", authorization=f"bearer  {api.token}").status == 200
+
+
+def encode_basic(user_and_password: str) -> str:
+    return base64.b64encode(user_and_password.encode()).decode()
+
+
+def test_the_token_may_be_the_password_of_an_address(api: TcpHome) -> None:
+    """Some clients accept an address and no header."""
+    for user in ("localspec", "", "jürgen", "a b"):
+        url = api.url.replace("://", f"://{quote(user)}:{api.token}@")
+        assert httpx2.get(f"{url}/v1/models").status_code == 200
+    credentials = encode_basic(f"x:{api.token}")
+    assert api.get("/v1/models", authorization=f"basic  {credentials}").status == 200
+    assert api.get("/v1/models", authorization=f"Basic {credentials}", host="evil.x").status == 403
+
+
+@pytest.mark.parametrize(
+    "password", ["{}", ":", "x:", "x:{}x", "x:x{}", "x::{}", "{}:", "{}:x", "x:{} ", "\0:ü", "x"]
+)
+def test_a_wrong_password_gets_401(api: TcpHome, password: str) -> None:
+    credentials = encode_basic(password.format(api.token))
+    for authorization in (f"Basic {credentials}", f"Basic {credentials}!", f"Bearer {credentials}"):
+        answer = api.get("/v1/models", authorization=authorization)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == 'Bearer, Basic realm="localspec"'
+
+
+@pytest.mark.parametrize(
+    ("site", "status"),
+    [("cross-site", 401), ("same-site", 401), ("same-origin", 200), ("none", 200), ("", 200)],
+)
+def test_a_page_cannot_use_the_password_that_its_browser_knows(
+    api: TcpHome, site: str, status: int
+) -> None:
+    """A browser adds it by itself, even to a picture's address on a foreign page."""
+    basic = f"Basic {encode_basic(f'x:{api.token}')}"
+    assert api.get("/v1/models", authorization=basic, sec_fetch_site=site).status == status
 
 
 def test_only_health_needs_no_token(api: TcpHome) -> None:

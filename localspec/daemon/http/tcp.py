@@ -8,6 +8,7 @@ from a foreign web page, and must carry the token. A person can allow more host 
 
 from __future__ import annotations
 
+import base64
 import errno
 import hmac
 import ipaddress
@@ -32,6 +33,8 @@ from localspec.errors import Forbidden, Unauthorized, UnsafePath, UsageError
 # Paths without a token. As in llama-server, a program that waits for the daemon may not have it yet.
 _PUBLIC_PATHS = frozenset({"/health"})
 _TOKEN_BYTES = 32
+# Bearer is first, because some clients read one scheme only.
+_CHALLENGE = 'Bearer, Basic realm="localspec"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,16 @@ class TcpAuth:
         Raises:
             Unauthorized: The token is missing or wrong.
         """
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        token = given.strip().encode() if scheme.lower() == "bearer" else b""
+        # A browser adds a password that it knows to the requests of foreign pages, too. Only those that have
+        # an Origin have been checked.
+        site = headers.get("sec-fetch-site", "none")
+        if scheme.lower() == "basic" and ("origin" in headers or site in ("none", "same-origin")):
+            token = _basic_password(given.strip())
         expected = self.token.encode()
         # Clients may send a placeholder in one of the headers, so any header may hold the token.
-        matches = hmac.compare_digest(bearer.encode(), expected)
+        matches = hmac.compare_digest(token, expected)
         for name in ("x-api-key", "api-key"):  # sent by Anthropic's and by Azure's clients
             matches |= hmac.compare_digest(headers.get(name, "").strip().encode(), expected)
         if not matches:
@@ -100,6 +108,14 @@ class TcpAuth:
         bound = ipaddress.ip_address(self.address)
         # If we listen on all addresses, any numeric address is fine: DNS rebinding needs a name.
         return address.is_loopback or address == bound or bound.is_unspecified
+
+
+def _basic_password(credentials: str) -> bytes:
+    """Return the password of HTTP Basic, whatever the user's name, or b"" if there is none."""
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def came_by_tcp(scope: Scope) -> bool:
@@ -143,7 +159,7 @@ class TcpAuthMiddleware:
         except (Forbidden, Unauthorized) as error:
             app = response = errors.ErrorResponse(error)
             if isinstance(error, Unauthorized):
-                response.headers["www-authenticate"] = "Bearer"
+                response.headers["www-authenticate"] = _CHALLENGE
         if not origin:
             return app
         # Without these headers a browser hides a response from the page. Here the page is already allowed.
