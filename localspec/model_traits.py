@@ -170,6 +170,12 @@ def sidecar_kind(architecture: str, tensors: Collection[str]) -> SidecarKind | N
     return "mtp" if has_heads and FIRST_TRUNK_TENSOR not in tensors else None
 
 
+def may_hold_sidecar(target: str, architecture: str) -> bool:
+    """Return whether a file of an architecture may be a sidecar for a target, by the architectures alone."""
+    has_same_heads = architecture == target and target in _TESTED_HEADS
+    return architecture in _HEADS or has_same_heads
+
+
 def reads_target_cache(architecture: str) -> bool:
     """Return whether MTP heads of this architecture have no cache and read that of their target."""
     return architecture in _CACHE_READERS

@@ -22,21 +22,24 @@ _RECIPE_IN_NAME = re.compile(
 )
 # Other names of folders for quantizations.
 _BITS_FOLDER = re.compile(r"(?:gguf|(?:I?Q)?\d+(?:[-_.]?bits?)?)?", re.IGNORECASE)
-# Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
-_SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
-    "mtp": re.compile(
-        r"^mtp[-._]|[-._]mtp-only(?:[-._]|$)|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE
-    ),
+# Words in the names of sidecars, each with what they draft with. Models have them too: those with heads in
+# their file, or that are called an assistant.
+_SIDECAR_WORDS: dict[SidecarKind, re.Pattern[str]] = {
+    "mtp": re.compile(r"(?:^|[-._])mtp(?:[-._]|$)|gemma.*-assistant(?:[-._]|$)", re.IGNORECASE),
     "dflash": re.compile(
-        r"(?:^|[-._])dflash\d*(?:[-._]|$)|^muse.*-assistant(?:[-._]|$)", re.IGNORECASE
+        r"(?:^|[-._])dflash\d*(?:[-._]|$)|muse.*-assistant(?:[-._]|$)", re.IGNORECASE
     ),
     "dspark": re.compile(r"(?:^|[-._])dspark\d*(?:[-._]|$)", re.IGNORECASE),
     "eagle3": re.compile(r"(?:^|[-._])eagle-?3(?:[-._]|$)", re.IGNORECASE),
 }
-# Files that are no models and do not draft: image projectors, importance matrices and adapters.
-_NOT_A_MODEL = re.compile(
-    r"(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector)(?:[-._]|$)", re.IGNORECASE
+# Names of sidecars alone: llama.cpp's converter puts the kind first, and llama.cpp takes none for a model.
+_SURE_SIDECAR = re.compile(
+    r"^(?:mtp|dflash|dspark|eagle3)-|[-._]mtp-only(?:[-._]|$)", re.IGNORECASE
 )
+# Files that are no models and do not draft: image projectors, importance matrices, and adapters, whose names
+# may also say that one was merged into a model.
+_NOT_A_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|imatrix)(?:[-._]|$)", re.IGNORECASE)
+_MAY_BE_NO_MODEL = re.compile(r"(?:^|[-._])(?:lora|adapter|projector)(?:[-._]|$)", re.IGNORECASE)
 _PROJECTOR_NAME = re.compile(r"(?:^|[-._])mmproj(?:[-._]|$)", re.IGNORECASE)
 # Pictures are read about as well with eight bits as with 16, and rounding to fewer is seen in fine print.
 _PROJECTOR_QUANTS = ("Q8_0", "F16", "BF16", "F32")
@@ -47,7 +50,7 @@ _MAX_SIDECAR_SHARE = 10  # target size / size of a sidecar of 8 bits
 
 
 class SidecarFile(NamedTuple):
-    """A file that looks like a sidecar, and what it seems to draft with."""
+    """A sidecar, and what it drafts with."""
 
     file: str
     kind: SidecarKind
@@ -57,29 +60,33 @@ class SidecarFile(NamedTuple):
 
 
 def guess_sidecar_kind(file: str) -> SidecarKind | None:
-    """Return what a file seems to draft with by its name, or None if it does not look like a sidecar."""
-    name = strip_part(PurePosixPath(file).name)
-    return next((kind for kind, pattern in _SIDECAR_NAMES.items() if pattern.search(name)), None)
+    """Return what a file would draft with by its name or folder, or None if they name no kind of sidecar.
+
+    Only its header shows whether it is a sidecar.
+    """
+    path = PurePosixPath(file)
+    for name in (strip_part(path.name), path.parent.name):
+        for kind, pattern in _SIDECAR_WORDS.items():
+            if pattern.search(name):
+                return kind
+    return None
 
 
 def rank_sidecars(
-    sizes: Mapping[str, int], target: str, target_size: int
+    kinds: Mapping[str, SidecarKind], sizes: Mapping[str, int], target: str, target_size: int
 ) -> tuple[SidecarFile, ...]:
-    """Return the files that look like sidecars of a target, the best first: by kind, name, and quantization.
+    """Return the sidecars of a target, the best first: by kind, name, and quantization.
 
-    sizes: bytes of each file. target: the target's file. target_size: bytes of all its parts, which decide
-    whether 8 bits pay.
+    kinds: what each file drafts with. sizes: bytes of each file. target: the target's file. target_size:
+    bytes of all its parts, which decide whether 8 bits pay.
     """
     stem = split_quant(target)[0]
     ranked = []
-    for file, size in sizes.items():
-        kind = guess_sidecar_kind(file)
-        if kind is None:
-            continue
+    for file, kind in kinds.items():
         sidecar_stem, quant = split_quant(file)
-        is_large = quant == "Q8_0" and size * _MAX_SIDECAR_SHARE > target_size
+        is_large = quant == "Q8_0" and sizes[file] * _MAX_SIDECAR_SHARE > target_size
         rank = len(_SIDECAR_QUANTS) if is_large else _rank_sidecar_quant(quant)
-        order = list(_SIDECAR_NAMES).index(kind)
+        order = list(_SIDECAR_WORDS).index(kind)
         key = order, stem not in sidecar_stem, rank, len(file), file
         ranked.append((key, SidecarFile(file, kind)))
     return tuple(sidecar for _, sidecar in sorted(ranked))
@@ -117,8 +124,18 @@ def _rank_sidecar_quant(quant: str) -> int:
     return len(_SIDECAR_QUANTS) + 1 + places.index(True)
 
 
-def is_no_model(name: str) -> bool:
-    return bool(_NOT_A_MODEL.search(name)) or guess_sidecar_kind(name) is not None
+def is_no_model(file: str) -> bool:
+    """Return whether a file is no model, by a name that leaves no doubt."""
+    name = strip_part(PurePosixPath(file).name)
+    return bool(_NOT_A_MODEL.search(name) or _SURE_SIDECAR.search(name))
+
+
+def may_be_no_model(file: str) -> bool:
+    """Return whether a file may be a sidecar or adapter by its name, so that its header must be read."""
+    name = strip_part(PurePosixPath(file).name)
+    return bool(
+        guess_sidecar_kind(file) or _NOT_A_MODEL.search(name) or _MAY_BE_NO_MODEL.search(name)
+    )
 
 
 def strip_part(name: str) -> str:

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, write_model
-from localspec.errors import ModelNotFound, NotOnHub
+from benchmarks.synthetic_heads import write_heads, write_heads_apart
+from localspec.errors import InvalidRequest, ModelNotFound, NotOnHub
 from localspec.model_traits import POOLINGS
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.header import fit
@@ -21,6 +22,7 @@ from tests.support.gguf_files import U32, model
 from tests.support.hub import TestHub
 
 REPO = "maker/Tiny-8B-GGUF"
+WHOLE = Reference(repo=REPO)
 SMALL = model(layers=1, filler=30_000, seed=2).data()
 
 
@@ -44,8 +46,8 @@ def make_pair(target: str, draft: str) -> CataloguePair:
     )
 
 
-def make_target(**options: object) -> PullTarget:
-    return PullTarget(name="w", asked=REPO, target=Reference(repo=REPO), **options)  # type: ignore[arg-type]
+def make_target(reference: Reference = WHOLE, **options: object) -> PullTarget:
+    return PullTarget(name="w", asked=REPO, target=reference, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M", "Q2_K", "none"])
@@ -148,6 +150,28 @@ def test_a_path_is_pulled_from_its_own_folder(hub: TestHub, puller: Puller) -> N
         assert puller.store.model_path(record.target).read_bytes() == content
         names.add(record.name)
     assert len(names) == 3
+
+
+def test_a_model_and_the_same_with_heads_are_asked_about(
+    hub: TestHub, puller: Puller, tmp_path: Path
+) -> None:
+    """Heads alone beside the model, under the same name, are its draft."""
+    repo = "maker/Qwythos-9B-GGUF"
+    write_heads_apart(tmp_path / "model", tmp_path / "heads", architecture="qwen35")
+    write_heads(tmp_path / "with heads", architecture="qwen35")
+    hub.add(repo, "Qwythos-9B-Q6_K.gguf", (tmp_path / "model").read_bytes())
+    for content, is_asked in (("with heads", True), ("heads", False)):
+        hub.add(repo, "Qwythos-9B-MTP-Q6_K.gguf", (tmp_path / content).read_bytes())
+        for quant in ("", "Q6_K"):
+            wanted = make_target(reference=Reference(repo=repo, quant=quant))
+            if is_asked:
+                with pytest.raises(InvalidRequest, match=r"Qwythos-9B-MTP-Q6_K.gguf.*example"):
+                    decide(puller, wanted, make_catalogue())
+            else:
+                pair = decide(puller, wanted, make_catalogue()).pair
+                assert pair.target.file == "Qwythos-9B-Q6_K.gguf"
+                assert pair.sidecar
+                assert pair.sidecar.file == "Qwythos-9B-MTP-Q6_K.gguf"
 
 
 def test_a_decided_pair_is_not_decided_again(files: TestHub, puller: Puller) -> None:

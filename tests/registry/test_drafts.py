@@ -13,14 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.synthetic import Shape, target_cycle, write_model
+from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, Shape, target_cycle, write_model
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import TINY_HEADS, write_heads, write_heads_apart
+from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.errors import LocalspecError
 from localspec.protocol.pairs import DraftView
 from localspec.registry.disk.discovery import FoundModel, find_models
-from localspec.registry.disk.drafts import Trial, acceptance_interval, estimate_gains, rank_drafts
+from localspec.registry.disk.drafts import (
+    Trial,
+    acceptance_interval,
+    estimate_gains,
+    find_own_drafts,
+    judge_all,
+    rank_drafts,
+)
 from localspec.registry.header.model import read_local_model
 from localspec.registry.store.local import add_own_pair
 from localspec.registry.store.store import Store
@@ -152,6 +160,47 @@ def with_heads(tmp_path: Path) -> tuple[Path, list[FoundModel]]:
     (tmp_path / "trunk.gguf").unlink()
     files = sorted(tmp_path.glob("*.gguf"))
     return target, [FoundModel(file, file.name, "here") for file in files]
+
+
+@pytest.mark.parametrize(
+    "target", ["gemma-4-E4B-it-Q8_0.gguf", "gemma-3-4b-cooking-assistant-Q8_0.gguf"]
+)
+@pytest.mark.parametrize(
+    "sidecar",
+    [
+        "gemma-4-E4B-it-Q8_0-MTP.gguf",
+        "Qwen3.8-27B-mtp-Q8_0.gguf",
+        "MTP/gemma-4-E4B-it-Q8_0.gguf",
+        "mtp/heads.gguf",
+        "eagle3-q.gguf",
+        "whatever.gguf",
+        "Big-eagle3-Dynamic+x (1).GGUF",
+    ],
+)
+@pytest.mark.parametrize("kind", ["mtp", "gemma4", "eagle3", "dflash"])
+def test_a_sidecar_beside_a_target_is_known_by_its_header(
+    tmp_path: Path, kind: str, target: str, sidecar: str
+) -> None:
+    path, drafting, cycle = tmp_path / target, tmp_path / sidecar, target_cycle(TINY_TARGET.n_vocab)
+    drafting.parent.mkdir(exist_ok=True)
+    if kind == "mtp":
+        write_heads_apart(path, drafting, architecture="qwen35")
+    elif kind == "gemma4":
+        (tmp_path / "made").mkdir()
+        for made, place in zip(
+            write_with_sidecar(tmp_path / "made"), (path, drafting), strict=True
+        ):
+            made.rename(place)
+    else:
+        write_model(path, TINY_TARGET, cycle)
+        (write_eagle if kind == "eagle3" else write_block)(drafting, TINY_TARGET, cycle)
+    write_model(tmp_path / "eagle3-is-a-model.gguf", TINY_DRAFT, cycle)
+    write_model(tmp_path / "other-mtp-Q8_0.gguf", TINY_TARGET, cycle)
+    (tmp_path / "dflash-damaged.gguf").write_bytes(b"GGUF")
+    assert find_own_drafts(path) == [drafting]
+    found = [FoundModel(file, file.name, "here") for file in tmp_path.rglob("*.[gG]*")]
+    (judged,) = (item for item in judge_all(found) if item.path == str(path))
+    assert judged.drafts[0] == str(drafting)
 
 
 def test_own_heads_and_sidecars_come_in_the_order_in_which_they_are_taken(

@@ -7,7 +7,12 @@ import random
 import pytest
 
 from localspec.model_traits import SidecarKind
-from localspec.registry.file_names import guess_sidecar_kind, is_no_model, rank_sidecars
+from localspec.registry.file_names import (
+    guess_sidecar_kind,
+    is_no_model,
+    may_be_no_model,
+    rank_sidecars,
+)
 
 GB = 1_000_000_000
 TARGET = "Qwen3.6-27B-Q4_K_M.gguf"
@@ -29,7 +34,6 @@ TARGET = "Qwen3.6-27B-Q4_K_M.gguf"
         ("Muse-Glimmer-30B-assistant-Q8_0.gguf", "dflash"),
         ("dflash-kquant.gguf", "dflash"),
         ("dspark-DeepSeek-V4-Flash-0731-00001-of-00002.gguf", "dspark"),
-        ("Qwen3.6-27B-MTP-Q4_K_M.gguf", None),  # a whole model with its heads
         ("Medical-Assistant-7B-Q4_K_M.gguf", None),
         ("Smtp-Writer-1B.gguf", None),
         (TARGET, None),
@@ -37,7 +41,27 @@ TARGET = "Qwen3.6-27B-Q4_K_M.gguf"
 )
 def test_sidecars_are_known_by_their_names(name: str, kind: SidecarKind | None) -> None:
     assert guess_sidecar_kind(name) == kind
-    assert is_no_model(name.rpartition("/")[2]) == (kind is not None)
+    assert may_be_no_model(name) == (kind is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_sure"),
+    [
+        ("mtp-Qwen3.6-27B-Q8_0.gguf", True),
+        ("Qwen3.8-27B-MTP-ONLY-Q8_0.gguf", True),
+        ("MTP/dflash-Qwen3-8B-Q8_0.gguf", True),
+        ("mmproj-Qwen3-8B-F16.gguf", True),
+        ("Qwen3.6-27B-MTP-Q4_K_M.gguf", False),  # a whole model with its heads
+        ("gemma-4-E2B-it-Q8_0-MTP.gguf", False),  # heads alone
+        ("MTP/gemma-4-E2B-it-Q8_0.gguf", False),
+        ("gemma-3-4b-cooking-assistant-Q8_0.gguf", False),
+        ("Llama-eagle3-tuned-Q8_0.gguf", False),
+        ("Llama-lora-merged-Q8_0.gguf", False),
+    ],
+)
+def test_some_names_leave_doubt(name: str, is_sure: bool) -> None:
+    assert may_be_no_model(name)
+    assert is_no_model(name) == is_sure
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -56,11 +80,13 @@ def test_the_best_sidecar_comes_first(seed: int) -> None:
     ]
     shuffled = best_first.copy()
     random.Random(seed).shuffle(shuffled)
-    ranked = rank_sidecars(dict([*shuffled, (TARGET, 16 * GB)]), TARGET, 16 * GB)
+    kinds = {name: kind for name, _ in shuffled if (kind := guess_sidecar_kind(name))}
+    ranked = rank_sidecars(kinds, dict(shuffled), TARGET, 16 * GB)
     assert [sidecar.file for sidecar in ranked] == [name for name, _ in best_first]
 
 
 def test_four_bits_are_preferred_where_eight_would_be_a_large_part_of_a_round() -> None:
     sizes = {"mtp-a-Q8_0.gguf": GB, "mtp-a-Q4_0.gguf": GB // 2, "mtp-a-BF16.gguf": 2 * GB}
-    ranked = [sidecar.file for sidecar in rank_sidecars(sizes, "a-Q4_K_M.gguf", 3 * GB)]
+    kinds: dict[str, SidecarKind] = dict.fromkeys(sizes, "mtp")
+    ranked = [sidecar.file for sidecar in rank_sidecars(kinds, sizes, "a-Q4_K_M.gguf", 3 * GB)]
     assert ranked == ["mtp-a-Q4_0.gguf", "mtp-a-Q8_0.gguf", "mtp-a-BF16.gguf"]

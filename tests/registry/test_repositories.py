@@ -23,7 +23,7 @@ from localspec.registry.hub.hub import Hub, ListedFile
 from localspec.registry.hub.repository import parse_reference
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.resolve import PullTarget, decide
-from tests.support.gguf_files import model
+from tests.support.gguf_files import STRING, model
 from tests.support.hub import TestHub
 
 # What the model of a repository is: without heads (for which sidecar), or with heads in its file.
@@ -303,6 +303,59 @@ LISTINGS = [
         "MTP/mtp-gemma-4-26B-A4B-it-Q8_0.gguf",
     ),
     Listing(
+        "unsloth/gemma-4-E2B-it-GGUF",
+        "gemma4",
+        {
+            **quants("gemma-4-E2B-it-*.gguf", BF16=9.3, Q8_0=5.0, Q4_K_M=3.1),
+            **quants("MTP/gemma-4-E2B-it-*-MTP.gguf", BF16=0.16, F16=0.16, Q8_0=0.09),
+        },
+        "gemma-4-E2B-it-Q8_0.gguf",
+        "MTP/gemma-4-E2B-it-Q8_0-MTP.gguf",
+    ),
+    Listing(
+        "maker/other-name-GGUF",  # neither the repository nor a folder helps
+        "gemma4",
+        {
+            "gemma-4-E2B-it-Q8_0.gguf": 5.0,
+            "gemma-4-E2B-it-Q8_0-MTP.gguf": 0.09,
+            "gemma-4-E2B-it-BF16-MTP.gguf": 0.16,
+        },
+        "gemma-4-E2B-it-Q8_0.gguf",
+        "gemma-4-E2B-it-Q8_0-MTP.gguf",
+        asked=":Q8_0",
+    ),
+    Listing(
+        "maker/Qwen3.8-27B-GGUF",
+        "qwen35",
+        {"Qwen3.8-27B-Q4_K_M.gguf": 16.6, "Qwen3.8-27B-mtp-Q8_0.gguf": 1.6},
+        "Qwen3.8-27B-Q4_K_M.gguf",
+        "Qwen3.8-27B-mtp-Q8_0.gguf",
+    ),
+    *(
+        Listing(
+            f"cook/{name}-GGUF",
+            "llama",
+            quants(f"{name}-*.gguf", Q8_0=4.1),
+            f"{name}-Q8_0.gguf",
+            "",
+        )
+        for name in (
+            "gemma-3-4b-cooking-assistant",
+            "muse-assistant-tuned",
+            "Llama-3-8B-eagle3-tuned",
+            "Llama-3-8B-DFlash-merged",
+            "Llama-3-8B-lora-merged",
+            "mtp-7b",
+        )
+    ),
+    Listing(
+        "cook/recipes-GGUF",
+        "llama",
+        {"Llama-3-8B-cook-Q8_0.gguf": 8.0, "Llama-3-8B-cook-adapter-Q8_0.gguf": 0.1},
+        "Llama-3-8B-cook-Q8_0.gguf",
+        "",
+    ),
+    Listing(
         "poolside/Laguna-XS-2.1-GGUF",
         "other",
         {"Laguna-XS-2.1-Q8_0.gguf": 18.0, "Laguna-XS-2.1-DFlash-Q8_0.gguf": 1.0},
@@ -354,6 +407,7 @@ def write_contents(folder: Path) -> dict[str, bytes]:
     for kind in ("dflash", "dspark"):
         write_block(folder / kind, TINY_TARGET, cycle, kind=kind)
     model(filler=4000).write(folder / "other")
+    model().put("general.type", STRING, "adapter").write(folder / "adapter")
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
@@ -365,10 +419,13 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def choose_content(listing: Listing, file: str, contents: dict[str, bytes]) -> bytes:
     """Return what a file of the listing holds."""
     name = file.lower().rpartition("/")[2]
+    if listing.repo.startswith("cook/"):  # whatever their names say, these are whole models
+        return contents["adapter" if "adapter" in name else "llama"]
     for kind in ("eagle3", "dflash", "dspark"):
         if kind in name:
             return contents[kind]
-    if name.startswith("mtp-") or "assistant" in name:
+    is_apart = file == listing.draft or ("e2b" in name and name.endswith("-mtp.gguf"))
+    if is_apart or name.startswith("mtp-") or "assistant" in name:
         return contents.get(f"{listing.kind} mtp", b"heads of another kind")
     return contents[listing.kind] if name.endswith(".gguf") else b"no model"
 
@@ -401,5 +458,5 @@ def test_a_pull_takes_the_right_files(
     assert (taken.file if taken else "in the file" * pair.embedded_heads) == listing.draft
     unused = {file for file in sizes if file.startswith(("mtp-", "eagle3-", "dflash-", "dspark-"))}
     sentence = " ".join(decision.said)
-    for file in sorted(unused - {listing.draft})[:1]:
+    for file in sorted(unused - {listing.target, listing.draft})[:1]:
         assert "Not used: " in sentence, file

@@ -489,10 +489,10 @@ class Registry:
         The target's own path stands for the heads in its file. The files are read once for each state of
         them.
         """
-        from localspec.registry.disk.drafts import find_own_drafts, list_sidecars
+        from localspec.registry.disk.drafts import find_own_drafts, list_files_beside
 
         try:
-            state = tuple(_file_state(path) for path in (target, *list_sidecars(target)))
+            state = tuple(_file_state(path) for path in (target, *list_files_beside(target)))
             with self._checking:
                 if state not in self._own_drafts:
                     drafts = tuple(str(path) for path in find_own_drafts(target))

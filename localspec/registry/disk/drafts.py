@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from localspec.compatibility import Compatibility, Tokenizer, compare_tokenizers
 from localspec.errors import LocalspecError
+from localspec.model_traits import SidecarKind, may_hold_sidecar
 from localspec.protocol.pairs import (
     AddRequest,
     DiskModel,
@@ -27,7 +28,8 @@ from localspec.registry.catalogue import explain_reserved_name
 from localspec.registry.disk.discovery import FoundModel
 from localspec.registry.file_names import guess_sidecar_kind, rank_sidecars
 from localspec.registry.header.architectures import describe_rollback
-from localspec.registry.header.model import ModelInfo, read_local_model
+from localspec.registry.header.gguf import FileSource, read_architecture
+from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
 from localspec.registry.header.pairing import judge_pair
 from localspec.registry.header.vocabulary import read_vocabulary
 
@@ -139,21 +141,39 @@ def _find_own_sidecars(target: _Candidate, sidecars: Sequence[_Candidate]) -> li
         for index, sidecar in enumerate(sidecars)
         if sidecar.sidecar and judge_pair(model, sidecar.sidecar).matched
     }
+    kinds = {
+        name: item.sidecar.sidecar
+        for name, item in fitting.items()
+        if item.sidecar and item.sidecar.sidecar
+    }
     sizes = {name: sidecar.weights for name, sidecar in fitting.items()}
-    ranked = rank_sidecars(sizes, target.found.name, target.weights)
+    ranked = rank_sidecars(kinds, sizes, target.found.name, target.weights)
     return [fitting[sidecar.file].found for sidecar in ranked]
 
 
-def list_sidecars(target: Path) -> list[Path]:
-    """Return the files in the folder of a target whose names look like a sidecar's."""
-    files = target.parent.glob("*.[gG][gG][uU][fF]")
-    return [path for path in files if guess_sidecar_kind(path.name) and path.is_file()]
+def list_files_beside(target: Path) -> list[Path]:
+    """Return the other GGUF files in the folder of a target, and in folders for sidecars, such as MTP/."""
+    own = set(shard_paths(target))
+    folders = [target.parent]
+    with contextlib.suppress(OSError):
+        folders += [
+            folder
+            for folder in target.parent.iterdir()
+            if guess_sidecar_kind(folder.name) and folder.is_dir()
+        ]
+    return [
+        path
+        for folder in folders
+        for path in sorted(folder.glob("*.[gG][gG][uU][fF]"))
+        if path not in own and path.is_file()
+    ]
 
 
 def find_own_drafts(target: Path) -> list[Path]:
     """Return what drafts for a target without being named, the best first.
 
-    It is the target itself if its file has MTP heads, and then the sidecars of its folder that fit.
+    It is the target itself if its file has MTP heads, and then the sidecars beside it that fit. Their headers
+    show what they are.
 
     Raises:
         BadGguf, UnsafeModel: the target cannot be used.
@@ -162,13 +182,17 @@ def find_own_drafts(target: Path) -> list[Path]:
     if model.pooling:
         return []
     drafts = [target] if model.drafting_heads else []
-    sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
-    for sidecar in rank_sidecars(sizes, target.name, model.weights):
-        path = target.with_name(sidecar.file)
+    sidecars: dict[str, ModelInfo] = {}
+    for path in list_files_beside(target):
         with contextlib.suppress(LocalspecError):
-            if judge_pair(model, read_local_model(path, as_draft=True)).matched:
-                drafts.append(path)
-    return drafts
+            if may_hold_sidecar(model.architecture, read_architecture(FileSource(path))):
+                sidecar = read_local_model(path, as_draft=None)
+                if sidecar.sidecar and judge_pair(model, sidecar).matched:
+                    sidecars[str(path.relative_to(target.parent))] = sidecar
+    kinds = {file: model.sidecar for file, model in sidecars.items() if model.sidecar}
+    sizes = {file: model.file_size for file, model in sidecars.items()}
+    ranked = rank_sidecars(kinds, sizes, target.name, model.weights)
+    return drafts + [target.parent / sidecar.file for sidecar in ranked]
 
 
 def find_sidecar(target: Path) -> Path | None:
@@ -177,7 +201,7 @@ def find_sidecar(target: Path) -> Path | None:
     Raises:
         BadGguf, UnsafeModel: the target cannot be used.
     """
-    drafts = find_own_drafts(target) if list_sidecars(target) else []
+    drafts = find_own_drafts(target) if list_files_beside(target) else []
     return drafts[0] if drafts and drafts[0] != target else None
 
 
@@ -195,7 +219,7 @@ def _read_candidate(
 
     The tokens take 15 MB, so models with the same tokenizer share one copy.
     """
-    model = read_local_model(file.path, as_draft=guess_sidecar_kind(file.name) is not None)
+    model = read_local_model(file.path, as_draft=None)
     vocabulary = read_vocabulary(model.header)
     tokenizer = vocabulary.tokenizer
     digest = hashlib.sha256(vocabulary.tokens.raw).digest()
@@ -412,6 +436,9 @@ def _wilson_interval(rate: float, count: int) -> tuple[float, float]:
 
 FormatFile = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
 OWN_HEADS = "its own MTP heads"
+_SIDECAR_KINDS: dict[DraftKind, SidecarKind] = {
+    "mtp-sidecar": "mtp", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark",
+}  # fmt: skip
 
 
 def rank_drafts(
@@ -464,8 +491,9 @@ def _order_drafts(target: ModelInfo, views: Sequence[DraftView]) -> list[DraftVi
         for index, view in enumerate(views)
         if view.matched and view.kind != "model"
     }
+    kinds = {name: _SIDECAR_KINDS[view.kind] for name, view in sidecars.items()}
     sizes = {name: view.size for name, view in sidecars.items()}
-    ranked = [sidecar.file for sidecar in rank_sidecars(sizes, target.name, target.weights)]
+    ranked = [sidecar.file for sidecar in rank_sidecars(kinds, sizes, target.name, target.weights)]
     places = {sidecars[file].path: place for place, file in enumerate(ranked)}
 
     def place(view: DraftView) -> tuple[bool, bool, int, int, str]:

@@ -75,6 +75,7 @@ class FileSource:
 # ------------------------------------------------------------------------ gguf
 
 
+_MAX_KEYS_BEFORE_ARCHITECTURE = 8
 FIRST_FETCH_BYTES = 64 << 10
 # The largest known header has 20 MB (262 000 tokens with scores and merges).
 MAX_HEADER_BYTES = 128 << 20
@@ -301,6 +302,25 @@ def read_header(source: Source) -> Header:
         data_offset,
         len(cursor.buffer),
     )
+
+
+def read_architecture(source: Source) -> str:
+    """Return the architecture that a file states, or "" if that is not among its first keys.
+
+    Converters write it first, so this reads far less than a header with its tokens.
+
+    Raises:
+        BadGguf: as `read_header`.
+    """
+    cursor = _Cursor(source)
+    _read_start(cursor)
+    _, key_count = cursor.read_u64(), cursor.read_u64()
+    for _ in range(min(key_count, _MAX_KEYS_BEFORE_ARCHITECTURE)):
+        key = cursor.read_name("a metadata key", MAX_KEY_LENGTH)
+        value = _read_value(cursor, key)
+        if key == "general.architecture":
+            return value if isinstance(value, str) else ""
+    return ""
 
 
 def _read_start(cursor: _Cursor) -> int:

@@ -277,10 +277,10 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(name) for name in shard_names(path.name)]
 
 
-def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> ModelInfo:
+def read_model(sources: Sequence[Source], *, as_draft: bool | None = False) -> ModelInfo:
     """Read and check the headers of a model's files: one, or all shards in order.
 
-    as_draft: a sidecar is allowed too.
+    as_draft: a sidecar is allowed too. None: the file may be a target or a draft.
 
     Raises:
         BadGguf, UnsafeModel: one sentence that names the file and what is wrong.
@@ -290,7 +290,7 @@ def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> ModelInf
     return describe_model(headers, as_draft=as_draft)
 
 
-def read_local_model(path: Path, *, as_draft: bool = False) -> ModelInfo:
+def read_local_model(path: Path, *, as_draft: bool | None = False) -> ModelInfo:
     """Read and check the model at `path`; its shards must be in the same folder. as_draft: as `read_model`.
 
     Raises:
@@ -321,7 +321,7 @@ def check_shards(headers: Sequence[Header]) -> None:
         raise BadGguf(f"The parts of {first.name} do not contain the {total} tensors it declares.")
 
 
-def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> ModelInfo:
+def describe_model(headers: Sequence[Header], *, as_draft: bool | None = False) -> ModelInfo:
     """Return the numbers of a model after checking each of them. as_draft: as `read_model`.
 
     Raises:
@@ -406,7 +406,7 @@ def _check_blocks(
 
 
 def _check_architecture(
-    header: Header, as_draft: bool, tensors: Set[str]
+    header: Header, as_draft: bool | None, tensors: Set[str]
 ) -> tuple[str, Pooling | None, SidecarKind | None]:
     """Return the architecture, the pooling of a model that turns texts into numbers, and a sidecar's kind.
 
@@ -415,7 +415,7 @@ def _check_architecture(
     """
     architecture, pooling = header.metadata.get("general.architecture"), None
     sidecar = sidecar_kind(architecture, tensors) if isinstance(architecture, str) else None
-    if sidecar and not as_draft:
+    if sidecar and as_draft is False:
         reason = explain_no_text(str(architecture)) or HEADS_ONLY_REASON
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
     if not sidecar:
@@ -500,7 +500,7 @@ def _check_block(header: Header, tensors: Mapping[str, Tensor]) -> None:
             _read_number(header, f"dflash.{key}", 1, MAX_WIDTH)
 
 
-def _check_purpose(header: Header, as_draft: bool) -> Pooling | None:
+def _check_purpose(header: Header, as_draft: bool | None) -> Pooling | None:
     """Return the pooling of a model that turns texts into numbers, or None if it writes text.
 
     Raises:

@@ -222,12 +222,12 @@ def list_choices(files: Iterable[ListedFile], *, everything: bool = False) -> tu
 
     Parts of a split file form one model, which is left out if a part is missing.
 
-    everything: also return files that are something else by their name, and models with a missing part.
+    everything: also return files that are something else by their names, and models with a missing part.
     """
     listed = {file.file: file for file in files if FILE_PATTERN.fullmatch(file.file)}
     choices: list[Choice] = []
     for file in listed:
-        if not everything and is_no_model(PurePosixPath(file).name):
+        if not everything and is_no_model(file):
             continue
         try:
             parts = list_parts(file)

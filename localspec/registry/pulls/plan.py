@@ -191,7 +191,7 @@ class Planner:
         weights: HubFile,
         cancel: threading.Event | None = None,
         *,
-        as_draft: bool = False,
+        as_draft: bool | None = False,
     ) -> PlannedModel:
         """Find a model's files and read their headers; without a repository, those of a local file.
 

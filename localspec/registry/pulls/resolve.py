@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -28,7 +29,7 @@ from localspec.errors import (
     UnsafePath,
 )
 from localspec.files import sync_folder
-from localspec.model_traits import SIDECAR_LABELS
+from localspec.model_traits import SIDECAR_LABELS, SidecarKind
 from localspec.paths import read_file
 from localspec.registry.catalogue import (
     FILE_PATTERN,
@@ -41,6 +42,8 @@ from localspec.registry.disk.discovery import find_models
 from localspec.registry.file_names import (
     SidecarFile,
     guess_sidecar_kind,
+    is_no_model,
+    may_be_no_model,
     rank_projectors,
     rank_sidecars,
 )
@@ -310,6 +313,8 @@ _MIN_WEIGHT_RATIO = 3
 # Most drafts of the catalogue, and most sidecars, that are checked: each costs the download of a header.
 _MAX_CATALOGUE_DRAFTS = 3
 _MAX_SIDECARS = 3
+# Most models of a repository whose headers are read to see which of them are models.
+_MAX_READ_MODELS = 6
 # A quantization that leaves no memory for this context is too large.
 _REQUIRED_CONTEXT_TOKENS = 32_768
 # The number of parameters in a model name.
@@ -349,6 +354,10 @@ def decide(
     return _Decider(planner, request, catalogue, cancel).run()
 
 
+# What a file is: a model, a sidecar of this kind, or something else.
+_Purpose = SidecarKind | Literal["model", ""]
+
+
 class _Decider:
     """One decision in progress, which reads each header only once."""
 
@@ -362,6 +371,7 @@ class _Decider:
         self._planner, self._request = planner, request
         self._catalogue, self._cancel = catalogue, cancel
         self._known: dict[HubFile, PlannedModel] = {}
+        self._purposes: dict[tuple[str, tuple[str, str]], _Purpose] = {}  # by repository and model
         self._offers: tuple[Offer, ...] = ()
         self._earlier = _find_earlier_pull(planner, request)
 
@@ -419,15 +429,7 @@ class _Decider:
 
     def _choose_target(self, reference: Reference, listed: Sequence[ListedFile]) -> CataloguePair:
         """Return a pair that has only the target."""
-        choices = list_choices(listed, everything=bool(reference.file))
-        kinds = {kind for file in listed if (kind := guess_sidecar_kind(file.file))}
-        if kinds and not choices:
-            labels = " and ".join(sorted(SIDECAR_LABELS[kind] for kind in kinds))
-            raise NotOnHub(
-                f"{reference.repo} contains no model, only what drafts for one ({labels}). Pull the "
-                f"model with it: localspec pull OWNER/REPO --draft {reference}"
-            )
-        matched = match_choices(reference, choices)
+        matched = self._match_models(reference, listed)
         earlier = [
             choice
             for choice in matched
@@ -454,6 +456,73 @@ class _Decider:
             licence=licence[:80] if isinstance(licence, str) else "unknown",
             roles=("chat", "fim") if fim else ("chat",),
         )
+
+    def _match_models(
+        self, reference: Reference, listed: Sequence[ListedFile]
+    ) -> tuple[Choice, ...]:
+        """Return what a reference may mean. Where names leave doubt, headers show which files are models.
+
+        Raises:
+            NotOnHub, InvalidRequest: as `match_choices`.
+        """
+        if reference.file:
+            return match_choices(reference, list_choices(listed, everything=True))
+        # Files that are no models by their names are looked at if there are no others.
+        offered = list_choices(listed) or tuple(
+            choice for choice in list_choices(listed, everything=True) if not choice.missing
+        )
+        while offered:
+            several: InvalidRequest | None = None
+            try:
+                matched = match_choices(reference, offered)
+                doubtful = [choice for choice in matched if may_be_no_model(choice.file)]
+            except InvalidRequest as error:
+                several, doubtful = error, [*offered]
+            unread: dict[tuple[str, str], list[Choice]] = {}
+            for choice in doubtful:
+                if (reference.repo, choice.model) not in self._purposes:
+                    unread.setdefault(choice.model, []).append(choice)
+            if several and (not unread or len(unread) > _MAX_READ_MODELS):
+                raise several
+            if not unread:
+                return matched
+            for choices in unread.values():
+                self._read_purpose(reference, choose_quantization(choices, self._fit_check(None)))
+            offered = tuple(
+                choice
+                for choice in offered
+                if self._purposes.get((reference.repo, choice.model), "model") == "model"
+            )
+        kinds = {kind for file in listed if (kind := guess_sidecar_kind(file.file))}
+        if not kinds:
+            return match_choices(reference, ())
+        labels = " and ".join(sorted(SIDECAR_LABELS[kind] for kind in kinds))
+        raise NotOnHub(
+            f"{reference.repo} contains no model, only what drafts for one ({labels}). Pull the "
+            f"model with it: localspec pull OWNER/REPO --draft {reference}"
+        )
+
+    def _read_purpose(self, reference: Reference, choice: Choice) -> _Purpose:
+        """Return what a file and its other quantizations are, according to its header.
+
+        A header that cannot be used says nothing, so that the name decides.
+        """
+        weights = _to_weights(reference, choice)
+        purpose: _Purpose
+        try:
+            planned = self._planner.look(weights, self._cancel, as_draft=None)
+        except PullCancelled:
+            raise
+        except LocalspecError:
+            purpose = guess_sidecar_kind(choice.file) or (
+                "" if may_be_no_model(choice.file) else "model"
+            )
+        else:
+            purpose = planned.model.sidecar or "model"
+            if not planned.model.pooling:
+                self._known[weights] = planned
+        self._purposes[reference.repo, choice.model] = purpose
+        return purpose
 
     def _choose_quant(self, reference: Reference, matched: Sequence[Choice]) -> Choice:
         """Return the best of several quantizations.
@@ -506,11 +575,12 @@ class _Decider:
         """
         listed = self._list_files(reference.repo, reference.revision)
         is_of_target = derive_model_name(pair.target.repo) == derive_model_name(reference.repo)
-        if not reference.file and (is_of_target or not list_choices(listed)):
-            for file, _ in self._rank_sidecars(pair.target, listed):
+        has_no_sure_model = all(may_be_no_model(choice.file) for choice in list_choices(listed))
+        if not reference.file and (is_of_target or has_no_sure_model):
+            for file, _ in self._rank_sidecars(pair.target, reference, listed):
                 if reference.quant.lower() in file.lower():
                     return HubFile(repo=reference.repo, file=file, revision=reference.revision)
-        matched = match_choices(reference, list_choices(listed, everything=bool(reference.file)))
+        matched = self._match_models(reference, listed)
         return _to_weights(reference, choose_quantization(matched, lambda _: "yes"))
 
     def _propose_draft(
@@ -527,7 +597,8 @@ class _Decider:
             return msgspec.structs.replace(pair, roles=roles_for_pooling(target.pooling)), ""
         if chosen := self._choose_catalogue_draft(pair, target, _keep_name):
             return chosen
-        sidecars = self._rank_sidecars(pair.target, listed)
+        repository = Reference(repo=pair.target.repo, revision=pair.target.revision)
+        sidecars = self._rank_sidecars(pair.target, repository, listed)
         if target.header.metadata.get(f"{target.architecture}.nextn_predict_layers"):
             pair = msgspec.structs.replace(pair, embedded_heads=True)
             sentence = "Drafts: this model's own heads (MTP), which are in its file."
@@ -535,7 +606,7 @@ class _Decider:
         for sidecar in sidecars[:_MAX_SIDECARS]:
             file = sidecar.file
             weights = HubFile(repo=pair.target.repo, file=file, revision=pair.target.revision)
-            if self._is_suitable(target, partial(self._read_draft, weights)):
+            if self._is_suitable(target, partial(self._read_draft, weights), sidecar=True):
                 unused = [other for other in sidecars if other != sidecar]
                 pair = msgspec.structs.replace(pair, sidecar=weights)
                 described = (
@@ -599,13 +670,25 @@ class _Decider:
         return None
 
     def _rank_sidecars(
-        self, target: HubFile, listed: Sequence[ListedFile]
+        self, target: HubFile, reference: Reference, listed: Sequence[ListedFile]
     ) -> tuple[SidecarFile, ...]:
-        sizes = {file.file: file.size for file in listed if FILE_PATTERN.fullmatch(file.file)}
-        target_size = sum(sizes.get(part, 0) for part in list_parts(target.file))
-        return rank_sidecars(
-            sizes, target.file, target_size or self._read_header(target).model.weights
-        )
+        """Return the sidecars of a repository, the best for the target first."""
+        choices = list_choices(listed, everything=True)
+        sizes = {choice.file: choice.size for choice in choices}
+        own = [choice.model for choice in choices if choice.file == target.file]
+        if reference.repo == target.repo:
+            choices = tuple(choice for choice in choices if choice.model not in own)
+        kinds: dict[str, SidecarKind] = {}
+        for choice in choices:
+            kind = guess_sidecar_kind(choice.file)
+            purpose = self._purposes.get((reference.repo, choice.model))
+            if purpose is None and kind and not is_no_model(choice.file):
+                purpose = self._read_purpose(reference, choice)
+            purpose = purpose or kind
+            if purpose and purpose != "model" and not choice.missing:
+                kinds[choice.file] = purpose
+        target_size = sizes.get(target.file) or self._read_header(target).model.weights
+        return rank_sidecars(kinds, sizes, target.file, target_size)
 
     def _list_others(self, sidecars: Sequence[SidecarFile]) -> str:
         """Return a sentence that names the sidecars which are not used, or an empty text."""
@@ -615,10 +698,13 @@ class _Decider:
         listed = ", ".join(map(str, sidecars[:_MAX_SIDECARS]))
         return f" Not used: {listed}{f' and {more} more' if more > 0 else ''}."
 
-    def _is_suitable(self, target: ModelInfo, read_draft: Callable[[], ModelInfo]) -> bool:
+    def _is_suitable(
+        self, target: ModelInfo, read_draft: Callable[[], ModelInfo], *, sidecar: bool = False
+    ) -> bool:
         """Return whether a model can be the draft and is small enough to save time.
 
-        Of a sidecar, a pass reads far less than its size: a row of its embedding, not all of it.
+        sidecar: it must be one, of which a pass reads far less than its size: a row of its embedding, not
+        all of it.
         """
         try:
             draft = read_draft()
@@ -627,7 +713,8 @@ class _Decider:
             raise
         except LocalspecError:
             return False
-        return bool(draft.sidecar) or draft.weights * _MIN_WEIGHT_RATIO <= target.weights
+        is_small = draft.weights * _MIN_WEIGHT_RATIO <= target.weights
+        return bool(draft.sidecar) or (is_small and not sidecar)
 
     def _catalogue_drafts(
         self, target: HubFile, model: ModelInfo, simplify: Callable[[str], str]
