@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.engine.prompt.pictures import RequestPictures
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers, Unfinished
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sampling.grammars.process import GrammarProcess
@@ -433,13 +434,15 @@ class FakePreparer:
     def estimate_s(self, request: Any) -> float:
         return 0.0
 
-    def has_new_pictures(self, request: Any) -> bool:
-        return False
+    def find_pictures(self, request: Any) -> RequestPictures:
+        return RequestPictures()
 
-    def encode_pictures(self, request: Any, is_cancelled: Callable[[], bool]) -> None:
+    def encode_next(
+        self, request: Any, pictures: RequestPictures, is_cancelled: Callable[[], bool]
+    ) -> None:
         raise AssertionError("there are none")
 
-    def begin(self, request: Any) -> Any:
+    def begin(self, request: Any, pictures: RequestPictures) -> Any:
         if "slow" not in request.prompt.text:
             return request
 
@@ -454,7 +457,7 @@ class FakePreparer:
 
         return Unfinished(finish)
 
-    def answer(self, request: Any) -> dict[str, object]:
+    def answer(self, request: Any, pictures: RequestPictures) -> dict[str, object]:
         return {}
 
 
@@ -480,6 +483,49 @@ def test_unfinished_request_holds_up_no_other() -> None:
     assert isinstance(failed, Failed)
     assert (failed.id, failed.param) == (2, "grammar")
     assert wait_for_frame(frames, lambda frame: frame == Preparing(2, begins=False))
+
+
+class TurnPreparer(FakePreparer):
+    """A fake preparer that notes whose pictures are encoded, each as soon as the test lets it go on."""
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        super().__init__()
+        self.counts = counts  # of new pictures, by request
+        self.turns: list[int] = []
+        self.go_on = threading.Semaphore(0)
+
+    def find_pictures(self, request: Any) -> RequestPictures:
+        return RequestPictures(missing=[b"picture"] * self.counts[request.id])
+
+    def encode_next(
+        self, request: Any, pictures: RequestPictures, is_cancelled: Callable[[], bool]
+    ) -> None:
+        self.turns.append(request.id)
+        assert self.go_on.acquire(timeout=PATIENCE)
+        if is_cancelled():
+            raise Cancelled("The request was cancelled.")
+        del pictures.missing[0]
+
+
+def test_requests_take_turns_with_their_pictures() -> None:
+    frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[Generate] = queue.SimpleQueue()
+    preparers: Preparers[Generate] = Preparers(frames.put, ready.put)
+    preparer = TurnPreparer({1: 60, 2: 1, 3: 2, 4: 60, 5: 0})
+    preparers.use(preparer, [preparer] * SLOW_THREADS)
+    preparers.start()
+    for number in range(1, 6):
+        preparers.put(Generate(number, TextPrompt("quick")))
+    assert ready.get(timeout=PATIENCE).id == 5  # all are in the queue, and the first is encoded
+    preparer.go_on.release(4 + 3 + 1)
+    assert {ready.get(timeout=PATIENCE).id for _ in range(2)} == {2, 3}
+    assert preparer.turns[:6] == [1, 2, 3, 4, 1, 3]
+    preparers.cancel(1)
+    preparers.cancel(4)
+    preparer.go_on.release(2)
+    failed = [wait_for_frame(frames, lambda frame: isinstance(frame, Failed)) for _ in range(2)]
+    assert {(frame.id, frame.code) for frame in failed} == {(1, "cancelled"), (4, "cancelled")}
+    assert len(preparer.turns) <= 9
 
 
 def wait_for_frame(frames: queue.SimpleQueue[Frame], matches: Callable[[Frame], bool]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from localspec.engine.llama import (
     split_pictures,
     without_pictures,
 )
+from localspec.engine.prompt import pictures as prompt_pictures
 from localspec.engine.prompt.picture_child import OpenProjector
-from localspec.engine.prompt.pictures import Encoded, Pictures, place_pictures
+from localspec.engine.prompt.pictures import Encoded, Pictures, RequestPictures, place_pictures
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.errors import ContextExceeded, InvalidRequest, LoadFailed
+from localspec.errors import Cancelled, ContextExceeded, InvalidRequest, LoadFailed
 from localspec.protocol.frames import (
     ChatPrompt,
     EngineSettings,
@@ -307,6 +309,46 @@ def test_a_picture_is_found_again_by_its_content(
     check_beside_library(files, projector, f"Before {MARK} other words", [png(11)], fresh, other)
 
 
+@pytest.mark.parametrize("n_kept", [0, 1, 3, 4])
+def test_a_picture_is_encoded_once_by_a_request(
+    files: PairFiles, projector: Path, monkeypatch: pytest.MonkeyPatch, n_kept: int
+) -> None:
+    """The cache has no room for all of its pictures. The next request encodes those that are missing."""
+    questions = [
+        f"{MARK}{MARK} or {MARK} or {MARK}, {MARK}?",
+        f"{MARK}{MARK} and {MARK}{MARK}{MARK}?",
+    ]
+    shown = [png(seed) for seed in (70, 71, 72, 73, 70)]
+    with seeing(files, projector) as pair:
+        n_bytes = pair.pictures.encode(png(1), never).n_bytes
+        monkeypatch.setattr(prompt_pictures, "CACHE_BYTES", n_kept * n_bytes)
+        ask, counts = pair.pictures._ask, list[int]()
+
+        def count(*arguments: Any) -> Any:
+            counts[-1] += 1
+            return ask(*arguments)
+
+        monkeypatch.setattr(pair.pictures, "_ask", count)
+        for question in [*questions, questions[0]]:
+            counts.append(0)
+            answer = pair.ask(question, *shown)
+            check_beside_library(files, projector, question, shown, answer)
+        assert counts == [4, 4 - max(n_kept, 1), 4 - max(n_kept, 1)]
+
+
+def test_each_picture_of_a_request_can_be_cancelled(loaded: Seeing) -> None:
+    prompt = ChatPrompt([Message("user", MARK * 2)], pictures=[png(80), png(81)], picture_mark=MARK)
+    request = Generate(1, prompt)
+    for n_left in (2, 1):
+        pictures = loaded.preparer.find_pictures(request)
+        assert len(pictures.missing) == n_left
+        assert loaded.pictures._process is not None
+        loaded.pictures._process.send_signal(signal.SIGSTOP)  # so that it encodes nothing before
+        with pytest.raises(Cancelled):
+            loaded.preparer.encode_next(request, pictures, lambda: True)
+        loaded.preparer.encode_next(request, pictures, never)
+
+
 @pytest.mark.parametrize("kind", ["draft", "ngram", "auto"])
 def test_drafts_change_no_greedy_answer(
     loaded: Seeing, files: PairFiles, projector: Path, kind: str
@@ -418,15 +460,21 @@ def test_earlier_texts_are_remembered_without_their_pictures(loaded: Seeing) -> 
 # ------------------------------------------------------------------------ refusals
 
 
+def encode_all(preparer: Preparer, request: Generate, pictures: RequestPictures) -> None:
+    while pictures.missing:
+        preparer.encode_next(request, pictures, never)
+
+
 def test_too_many_pictures_for_the_context_are_refused(files: PairFiles, projector: Path) -> None:
     with seeing(files, projector, n_ctx=256) as pair:
         prompt = ChatPrompt(
             [Message("user", MARK * 20)], pictures=[png(i) for i in range(20)], picture_mark=MARK
         )
         request = Generate(1, prompt)
-        assert pair.preparer.has_new_pictures(request)
+        found = pair.preparer.find_pictures(request)
+        assert len(found.missing) == 20
         with pytest.raises(ContextExceeded, match="16 of 20 pictures have 256 tokens"):
-            pair.preparer.encode_pictures(request, lambda: False)
+            encode_all(pair.preparer, request, found)
 
 
 def test_a_pair_without_a_projector_refuses_and_says_what_to_do(files: PairFiles) -> None:

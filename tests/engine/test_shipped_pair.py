@@ -9,6 +9,7 @@ import pytest
 
 import localspec
 from localspec.engine.pair.pair import LoadedPair
+from localspec.engine.prompt.pictures import RequestPictures
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.frames import ChatPrompt, Message, PairFiles, Sampling, SpeculationSettings
@@ -58,7 +59,10 @@ def list_prompts(pair: LoadedPair) -> list[list[int]]:
     )
     try:
         preparer = Preparer(pair, renderer)
-        chat_prompts = [preparer.tokens(ChatPrompt([Message("user", text)])) for text in QUESTIONS]
+        chat_prompts = [
+            preparer.tokens(ChatPrompt([Message("user", text)]), RequestPictures())
+            for text in QUESTIONS
+        ]
     finally:
         renderer.close()
     return chat_prompts + [vocab.tokenize(t, add_special=True, parse_special=False) for t in CODE]

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,6 +79,17 @@ def _to_rows(part: PicturePart, start: int, n_embd: int) -> PictureRows:
     if part.positions:
         positions = np.frombuffer(part.positions, np.int32).reshape(len(rows), -1)
     return PictureRows(start, rows, part.n_places, positions, part.both_ways)
+
+
+@dataclass(slots=True)
+class RequestPictures:
+    """The different picture files of a request: the encodings of some, and those that must be encoded first.
+
+    It keeps the encodings until the request is prepared, also those that the cache has no room for.
+    """
+
+    encoded: dict[bytes, Encoded] = field(default_factory=dict)
+    missing: list[bytes] = field(default_factory=list)
 
 
 class Pictures:

@@ -25,7 +25,7 @@ from localspec.engine.prompt.infill import (
     make_text_tokenizer,
     prompt_budget,
 )
-from localspec.engine.prompt.pictures import Encoded, Pictures, place_pictures
+from localspec.engine.prompt.pictures import Encoded, Pictures, RequestPictures, place_pictures
 from localspec.engine.prompt.preparers import (
     EngineRequest,
     SmallRequest,
@@ -119,38 +119,48 @@ class Preparer:
             "\n".join(_texts(request)), cuts=_count_messages(request)
         )
 
-    def has_new_pictures(self, request: EngineRequest | SmallRequest) -> bool:
-        """Return whether the request has pictures that are not encoded yet."""
-        encoder = self._pictures
-        return encoder is not None and any(
-            encoder.find(picture) is None for picture in _pictures_of(request)
-        )
+    def find_pictures(self, request: EngineRequest | SmallRequest) -> RequestPictures:
+        """Find out which pictures of a request are encoded already."""
+        pictures = RequestPictures()
+        if self._pictures is None:
+            return pictures
+        for file in dict.fromkeys(_pictures_of(request)):
+            if (encoded := self._pictures.find(file)) is not None:
+                pictures.encoded[file] = encoded
+            else:
+                pictures.missing.append(file)
+        return pictures
 
-    def encode_pictures(
-        self, request: EngineRequest | SmallRequest, is_cancelled: IsCancelled
+    def encode_next(
+        self,
+        request: EngineRequest | SmallRequest,
+        pictures: RequestPictures,
+        is_cancelled: IsCancelled,
     ) -> None:
-        """Encode the pictures of a request, in any thread.
+        """Encode the first missing picture of a request, in any thread.
 
         Raises:
-            InvalidRequest: a picture cannot be encoded.
+            InvalidRequest: the picture cannot be encoded.
             ContextExceeded: the pictures do not fit in the context.
             Cancelled: `is_cancelled` returned True.
             Unavailable: the process that encodes pictures does not work.
         """
-        n_tokens, pictures = 0, _pictures_of(request)
-        for count, picture in enumerate(pictures, start=1):
-            encoded = self._encoded(picture, is_cancelled)
-            n_tokens += encoded.n_tokens
-            self._check_rows(encoded)
-            if n_tokens >= self._pair.n_ctx:
-                raise ContextExceeded(
-                    f"{count} of {len(pictures)} pictures have {n_tokens} tokens, which "
-                    f"{EXCEEDS_CONTEXT} of {self._pair.n_ctx} tokens; send fewer or set a larger "
-                    "`context`.",
-                    param="messages",
-                    n_prompt_tokens=n_tokens,
-                    n_ctx=self._pair.n_ctx,
-                )
+        assert self._pictures is not None
+        file = pictures.missing[0]
+        pictures.encoded[file] = self._pictures.encode(file, is_cancelled)
+        del pictures.missing[0]
+        self._check_rows(pictures.encoded[file])
+        files = _pictures_of(request)
+        counts = [pictures.encoded[file].n_tokens for file in files if file in pictures.encoded]
+        if (n_tokens := sum(counts)) >= self._pair.n_ctx:
+            raise ContextExceeded(
+                f"{len(counts)} of {len(files)} pictures have {n_tokens} tokens, which "
+                f"{EXCEEDS_CONTEXT} of {self._pair.n_ctx} tokens; send fewer or set a larger "
+                "`context`.",
+                param="messages",
+                n_prompt_tokens=n_tokens,
+                n_ctx=self._pair.n_ctx,
+            )
 
     def _check_rows(self, encoded: Encoded) -> None:
         """Refuse a picture whose rows attend to each other and do not fit into one pass."""
@@ -162,26 +172,24 @@ class Preparer:
                 param="messages",
             )
 
-    def _encoded(self, picture: bytes, is_cancelled: IsCancelled = NEVER_CANCELLED) -> Encoded:
-        if self._pictures is None:
-            raise InvalidRequest(
-                f"The pair '{self._pair.files.name}' reads text and no pictures. "
-                f"{self._pair.files.projector_hint}".rstrip(),
-                param="messages",
-            )
-        return self._pictures.encode(picture, is_cancelled)
-
     def prepare(self, request: EngineRequest) -> TokenizedRequest:
         """Return the request ready for `Engine.submit`, however long that takes.
 
         Raises:
             InvalidRequest: or a subclass, with the field at fault.
         """
-        ready = self.begin(request)
+        pictures = self.find_pictures(request)
+        while pictures.missing:
+            self.encode_next(request, pictures, NEVER_CANCELLED)
+        ready = self.begin(request, pictures)
         return ready.finish(NEVER_CANCELLED) if isinstance(ready, Unfinished) else ready
 
-    def begin(self, request: EngineRequest) -> TokenizedRequest | Unfinished[TokenizedRequest]:
+    def begin(
+        self, request: EngineRequest, pictures: RequestPictures
+    ) -> TokenizedRequest | Unfinished[TokenizedRequest]:
         """Return the request ready for `Engine.submit`, or unfinished if a grammar must be compiled.
+
+        pictures: those of the request, none of which is missing.
 
         Raises:
             InvalidRequest: or a subclass, with the field at fault.
@@ -193,7 +201,7 @@ class Preparer:
         self._rendered = ""
         thoughts = list(request.thoughts)
         note = self._set_thoughts(request)
-        tokens = self.tokens(request.prompt)
+        tokens = self.tokens(request.prompt, pictures)
         rows = tuple(self._rows)
         settings = self._resolve_settings(request.sampling)
         shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL_CHARS:]
@@ -375,8 +383,8 @@ class Preparer:
             if len(tokens) == 1:
                 yield tokens[0]
 
-    def tokens(self, prompt: Prompt, *, fits: bool = True) -> list[int]:
-        """Return the tokens of a prompt of any kind.
+    def tokens(self, prompt: Prompt, pictures: RequestPictures, *, fits: bool = True) -> list[int]:
+        """Return the tokens of a prompt of any kind, which has these pictures.
 
         fits: whether the prompt must fit in the context.
 
@@ -398,7 +406,7 @@ class Preparer:
                     vocab, prompt, self._pair.n_ctx, self._infill_budget, self._infill_text
                 )
             case ChatPrompt():
-                tokens = self._tokenize_chat(prompt, fits)
+                tokens = self._tokenize_chat(prompt, pictures, fits)
         if not tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
         return tokens
@@ -408,7 +416,15 @@ class Preparer:
             self._check_length(text)
         return self._pair.vocab.tokenize(text, add_special=True, parse_special=special)
 
-    def _tokenize_chat(self, prompt: ChatPrompt, fits: bool) -> list[int]:
+    def _tokenize_chat(
+        self, prompt: ChatPrompt, pictures: RequestPictures, fits: bool
+    ) -> list[int]:
+        if prompt.pictures and self._pictures is None:
+            raise InvalidRequest(
+                f"The pair '{self._pair.files.name}' reads text and no pictures. "
+                f"{self._pair.files.projector_hint}".rstrip(),
+                param="messages",
+            )
         rendered = self._without_bos(self.rendered(prompt))
         if prompt.parse_special:
             rendered = RenderedPrompt(rendered.text)
@@ -420,7 +436,7 @@ class Preparer:
                 "This model's chat template leaves out a picture of the messages.",
                 param="messages",
             )
-        encoded = [self._encoded(picture) for picture in prompt.pictures]
+        encoded = [pictures.encoded[file] for file in prompt.pictures]
         for picture in encoded:
             self._check_rows(picture)
         tokens, self._rows = place_pictures(self._special.tokenize_parts(parts), encoded)
@@ -467,8 +483,10 @@ class Preparer:
                 n_ctx=n_ctx,
             )
 
-    def answer(self, request: SmallRequest) -> dict[str, object]:
+    def answer(self, request: SmallRequest, pictures: RequestPictures) -> dict[str, object]:
         """Return the answer to a small request, which needs no engine.
+
+        pictures: those of the request, none of which is missing.
 
         Raises:
             InvalidRequest: the request is invalid.
@@ -477,7 +495,7 @@ class Preparer:
             case ApplyTemplate(_, prompt):
                 return {"prompt": self.render(prompt)}
             case CountTokens(_, prompt):
-                return {"tokens": len(self.tokens(prompt, fits=False))}
+                return {"tokens": len(self.tokens(prompt, pictures, fits=False))}
             case Tokenize() | Detokenize():
                 return answer_tokenize(self._pair.vocab, request)
 

@@ -2,7 +2,7 @@
 
 One thread takes the short requests, and some others share those whose text takes long. A request whose
 grammar must be compiled gets a thread of its own, because the time for that is unknown. Pictures are encoded
-in one more thread, one after the other. None of them delays a short request or an answer.
+in one more thread, one of each request in turn. None of them delays a short request or an answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.prompt.pictures import RequestPictures
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.frames import (
     MAX_REPLY_PIECES,
@@ -39,6 +40,7 @@ SLOW_THREADS = 4  # With several, a text of megabytes does not delay every other
 # Requests that a preparer answers itself.
 SmallRequest = Tokenize | Detokenize | ApplyTemplate | CountTokens
 EngineRequest = Generate | Embed | Rerank  # Requests that the engine runs once they are prepared.
+_WithPictures = tuple[EngineRequest | SmallRequest, RequestPictures]
 Ready_co = TypeVar("Ready_co", covariant=True)
 
 
@@ -59,18 +61,23 @@ class PreparerProtocol(Protocol[Ready_co]):
     def estimate_s(self, request: EngineRequest | SmallRequest) -> float:
         """Estimate the seconds that preparing the request takes."""
 
-    def has_new_pictures(self, request: EngineRequest | SmallRequest) -> bool:
-        """Return whether the request has pictures that are not encoded yet."""
+    def find_pictures(self, request: EngineRequest | SmallRequest) -> RequestPictures:
+        """Find out which pictures of a request are encoded already."""
 
-    def encode_pictures(
-        self, request: EngineRequest | SmallRequest, is_cancelled: Callable[[], bool]
+    def encode_next(
+        self,
+        request: EngineRequest | SmallRequest,
+        pictures: RequestPictures,
+        is_cancelled: Callable[[], bool],
     ) -> None:
-        """Encode the pictures of a request, in any thread. Raises InvalidRequest or Cancelled."""
+        """Encode the first missing picture, in any thread. Raises InvalidRequest or Cancelled."""
 
-    def begin(self, request: EngineRequest) -> Ready_co | Unfinished[Ready_co]:
+    def begin(
+        self, request: EngineRequest, pictures: RequestPictures
+    ) -> Ready_co | Unfinished[Ready_co]:
         """Return the request ready for the engine, or unfinished. Raises InvalidRequest."""
 
-    def answer(self, request: SmallRequest) -> dict[str, object]:
+    def answer(self, request: SmallRequest, pictures: RequestPictures) -> dict[str, object]:
         """Return the answer to a request that needs no engine. Raises InvalidRequest."""
 
 
@@ -84,8 +91,8 @@ class Preparers(Generic[Ready_co]):
         self._send = send
         self._ready = ready
         self._waiting: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
-        self._slow: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
-        self._pictured: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
+        self._slow: queue.SimpleQueue[_WithPictures] = queue.SimpleQueue()
+        self._pictured: queue.SimpleQueue[_WithPictures] = queue.SimpleQueue()
         self._pending: set[int] = set()  # Requests on their way from the reader to the engine.
         self._cancelled: set[int] = set()  # Pending requests that were cancelled.
         self._quick_preparer: PreparerProtocol[Ready_co] | None = None
@@ -137,39 +144,47 @@ class Preparers(Generic[Ready_co]):
         while True:
             request = self._waiting.get()
             preparer = self._quick_preparer
-            if preparer is not None and preparer.has_new_pictures(request):
-                self._pictured.put(request)
+            pictures = RequestPictures() if preparer is None else preparer.find_pictures(request)
+            if pictures.missing:
+                self._pictured.put((request, pictures))
             elif preparer is not None and preparer.estimate_s(request) > MAX_QUICK_S:
-                self._slow.put(request)
+                self._slow.put((request, pictures))
             else:
-                self._prepare(request, preparer)
+                self._prepare(request, pictures, preparer)
 
     def _encode_pictures(self) -> None:
+        """Encode the pictures of all requests. Each request in turn has one of its pictures encoded."""
         while True:
-            request = self._pictured.get()
-            if self._attempt(request, partial(self._encode, request)):
-                self._slow.put(request)
+            request, pictures = self._pictured.get()
+            if self._attempt(request, partial(self._encode_next, request, pictures)):
+                (self._pictured if pictures.missing else self._slow).put((request, pictures))
 
-    def _encode(self, request: EngineRequest | SmallRequest) -> bool:
-        if (preparer := self._quick_preparer) is not None:
-            preparer.encode_pictures(request, lambda: request.id in self._cancelled)
+    def _encode_next(
+        self, request: EngineRequest | SmallRequest, pictures: RequestPictures
+    ) -> bool:
+        if (preparer := self._quick_preparer) is None:
+            raise _no_pair()
+        preparer.encode_next(request, pictures, lambda: request.id in self._cancelled)
         return True
 
     def _prepare_slow(self, number: int) -> None:
         while True:
-            request = self._slow.get()
+            request, pictures = self._slow.get()
             preparers = self._slow_preparers
-            self._prepare(request, preparers[number] if preparers else None)
+            self._prepare(request, pictures, preparers[number] if preparers else None)
 
     def _prepare(
-        self, request: EngineRequest | SmallRequest, preparer: PreparerProtocol[Ready_co] | None
+        self,
+        request: EngineRequest | SmallRequest,
+        pictures: RequestPictures,
+        preparer: PreparerProtocol[Ready_co] | None,
     ) -> None:
         def act() -> Ready_co | Unfinished[Ready_co] | None:
             if preparer is None:
-                raise Unavailable("No pair is loaded.")
+                raise _no_pair()
             if isinstance(request, EngineRequest):
-                return preparer.begin(request)
-            self._send(Reply(request.id, preparer.answer(request)))
+                return preparer.begin(request, pictures)
+            self._send(Reply(request.id, preparer.answer(request, pictures)))
             return None
 
         ready: Ready_co | Unfinished[Ready_co] | None = self._attempt(request, act)
@@ -217,6 +232,10 @@ class Preparers(Generic[Ready_co]):
     def _forget(self, request: int) -> None:
         self._pending.discard(request)
         self._cancelled.discard(request)
+
+
+def _no_pair() -> Unavailable:
+    return Unavailable("No pair is loaded.")
 
 
 def answer_tokenize(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, object]:

@@ -25,6 +25,7 @@ from localspec.engine.llama import (
 )
 from localspec.engine.llama.model import States
 from localspec.engine.pair.models import choose_thread_count, physical_cores, usable_cores
+from localspec.engine.prompt.pictures import RequestPictures
 from localspec.engine.prompt.preparers import SmallRequest, answer_tokenize
 from localspec.errors import EXCEEDS_CONTEXT, Cancelled, ContextExceeded, InvalidRequest, LoadFailed
 from localspec.model_traits import has_no_cache, needs_whole_text
@@ -62,17 +63,22 @@ class InputPreparer:
         """Estimate the seconds that preparing the request takes."""
         return self._vocab.estimate_s("\n".join(_texts(request)))
 
-    def has_new_pictures(self, request: Generate | Embed | Rerank | SmallRequest) -> bool:
-        """Return False: such a model reads text only."""
+    def find_pictures(self, request: Generate | Embed | Rerank | SmallRequest) -> RequestPictures:
+        """Return none: such a model reads text only."""
         del request
-        return False
+        return RequestPictures()
 
-    def encode_pictures(
-        self, request: Generate | Embed | Rerank | SmallRequest, is_cancelled: Callable[[], bool]
+    def encode_next(
+        self,
+        request: Generate | Embed | Rerank | SmallRequest,
+        pictures: RequestPictures,
+        is_cancelled: Callable[[], bool],
     ) -> None:
         """Do nothing, because there are no pictures."""
 
-    def begin(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
+    def begin(
+        self, request: Generate | Embed | Rerank, _pictures: RequestPictures | None = None
+    ) -> TokenizedInputs:
         """Return the request ready for `Encoder.submit`.
 
         Raises:
@@ -99,7 +105,9 @@ class InputPreparer:
                 raise InvalidRequest("This model writes no text.", param="model")
         return TokenizedInputs(request, texts)
 
-    def answer(self, request: SmallRequest) -> dict[str, object]:
+    def answer(
+        self, request: SmallRequest, _pictures: RequestPictures | None = None
+    ) -> dict[str, object]:
         """Return the answer to a small request, which needs no pass.
 
         Raises:
