@@ -30,7 +30,12 @@ from localspec.registry.header.fit import FreeMemory, LoadOptions
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import Traits, read_local_model, read_traits
 from localspec.registry.store import files, integrity
-from localspec.registry.store.local import add_own_pair, describe_pair, refresh_own_pair
+from localspec.registry.store.local import (
+    add_own_pair,
+    describe_pair,
+    recall_record,
+    refresh_own_pair,
+)
 from localspec.registry.store.store import Part, Record, Store, StoredModel, encode
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
@@ -106,6 +111,67 @@ def test_the_description_of_a_pair_is_complete(store: Store, record: Record) -> 
     assert describe_pair(store, store.get("p"), FREE, LoadOptions(10**6)).context == 4096, (
         "the longest context of the target"
     )
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the paths of all files that are read from now on, once for each piece."""
+    paths: list[Path] = []
+    read = FileSource.read
+
+    def counted(self: FileSource, offset: int, size: int) -> bytes:
+        paths.append(self.path)
+        return read(self, offset, size)
+
+    monkeypatch.setattr(FileSource, "read", counted)
+    return paths
+
+
+def test_a_pair_is_read_again_only_after_its_files_have_changed(
+    store: Store, tmp_path: Path, reads: list[Path]
+) -> None:
+    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    target.write_bytes(TARGET.data())
+    draft.write_bytes(DRAFT.data())
+    add_own_pair(store, "mine", target, draft)
+
+    def describe() -> tuple[int, int]:
+        details = describe_pair(store, store.get("mine"), FREE, LoadOptions())
+        assert details.draft is not None
+        assert details.matched
+        return details.target.layers, details.draft.layers
+
+    assert describe() == (4, 1)
+    reads.clear()
+    for _ in range(3):
+        assert describe() == (4, 1)
+    assert reads == []
+    replaced = tmp_path / "other.gguf"
+    replaced.write_bytes(model(layers=6, seed=1).data())
+    state = target.stat()
+    os.utime(replaced, ns=(state.st_atime_ns, state.st_mtime_ns))
+    replaced.rename(target)  # a file of the same time
+    assert describe() == (6, 1)
+    assert target in reads
+    draft.write_bytes(model(layers=2, seed=2).data())
+    assert describe() == (6, 2)
+    draft.unlink()
+    with pytest.raises(BadGguf, match=r"draft\.gguf"):
+        describe()
+
+
+def test_a_pair_of_plain_files_is_read_again_only_after_they_have_changed(
+    tmp_path: Path, reads: list[Path]
+) -> None:
+    target = tmp_path / "target.gguf"
+    target.write_bytes(TARGET.data())
+    first = recall_record("files", target, None)
+    reads.clear()
+    assert recall_record("files", target, None) == first
+    assert reads == []
+    target.write_bytes(model(layers=5, seed=1).data())
+    assert recall_record("files", target, None).target.parts != first.target.parts
+    assert reads
 
 
 def test_the_description_has_the_metadata_of_the_file(store: Store, tmp_path: Path) -> None:

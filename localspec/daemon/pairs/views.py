@@ -269,12 +269,12 @@ def pair_details(
     if name == BUILTIN:
         files = builtin_files()
         draft = Path(files.draft) if files.draft else None
-        record = local.make_record(name, Path(files.target), draft)
+        record = local.recall_record(name, Path(files.target), draft)
     elif is_file_name(name):
         with hidden_file_errors():
             files = files_of(name, registry)
             draft = Path(files.draft) if files.draft else None
-            record = local.make_record(name, Path(files.target), draft)
+            record = local.recall_record(name, Path(files.target), draft)
     else:
         record = registry.installed(name)
     settings = eviction.engine_settings(config, registry.paths)

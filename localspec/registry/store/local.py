@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +27,7 @@ from localspec.protocol.pairs import (
 from localspec.protocol.settings import Pooling
 from localspec.registry.catalogue import NAME_PATTERN, explain_reserved_name
 from localspec.registry.header import fit
-from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.gguf import FileSource, NumberArray, StringArray, read_header
 from localspec.registry.header.model import (
     ModelInfo,
     Traits,
@@ -36,7 +38,7 @@ from localspec.registry.header.model import (
     shard_names,
     shard_paths,
 )
-from localspec.registry.header.pairing import check_pair, judge_pair
+from localspec.registry.header.pairing import Verdict, check_pair, judge_pair
 from localspec.registry.header.projector import (
     ARCHITECTURE,
     check_projector,
@@ -59,6 +61,7 @@ from localspec.registry.store.store import (
 
 
 _MIN_LISTED_CONTEXT = 4096  # tokens
+_MAX_REMEMBERED_PAIRS = 256
 
 
 def describe_pair(
@@ -69,9 +72,10 @@ def describe_pair(
     Raises:
         BadGguf, StoreError
     """
-    models = [
-        (stored, *_read_model(store, stored, role)) for role, stored in record.language_models
-    ]
+    files = tuple(_stored_files(store, role, stored) for role, stored in record.language_models)
+    contents, judgement = _read_pair(files)
+    stored_models = (stored for _, stored in record.language_models)
+    models = [(stored, *content) for stored, content in zip(stored_models, contents, strict=True)]
     load = replace(load, projector=_projector_bytes(record))
     target, draft = models[0][1], models[1][1] if record.draft else None
     chosen, fit_notes = _fit_pair(target, draft, free, load)
@@ -82,7 +86,6 @@ def describe_pair(
     def bytes_for(tokens: int) -> int:
         return fit.total_need(target, draft, replace(load, context=tokens))
 
-    judgement = judge_pair(target, draft) if draft else None
     need_functions = (fit.need_of_target, fit.need_of_draft)
     target_view, *draft_views = (
         _model_view(store, *item, need_of(item[1], chosen_load))
@@ -124,8 +127,13 @@ def _projector_bytes(record: Record) -> int:
 
 def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
     path = store.part_path(stored.parts[0])
-    kind = read_local_projector(path).kind
+    kind = _read_projector_kind(_file_state(path))
     return ProjectorView(stored.file, str(path), stored.repo, stored.size, kind)
+
+
+@functools.lru_cache(maxsize=_MAX_REMEMBERED_PAIRS)
+def _read_projector_kind(state: FileState) -> str:
+    return read_local_projector(Path(state.path)).kind
 
 
 def _draft_kind(record: Record, target: ModelInfo) -> DraftKind:
@@ -176,15 +184,71 @@ def fit_view(fitted: fit.MemoryFit) -> FitView:
     )
 
 
-def _read_model(store: Store, stored: StoredModel, role: str) -> tuple[ModelInfo, Traits]:
-    """Read the headers of a stored model, under the original names of its files."""
-    sources = [FileSource(store.part_path(part)) for part in stored.parts]
-    for source, name in zip(sources, shard_names(Path(stored.file).name), strict=True):
+class FileState(NamedTuple):
+    """Which file lies at a path, and in which state. A file that was replaced has another one."""
+
+    path: str
+    inode: int = 0
+    size: int = 0
+    modified_ns: int = 0
+    changed_ns: int = 0
+
+
+def _file_state(path: Path) -> FileState:
+    try:
+        info = path.stat()
+    except OSError:  # whoever reads it will say so
+        return FileState(str(path))
+    return FileState(str(path), info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+class _StoredFiles(NamedTuple):
+    """The files of a stored model, with their original names."""
+
+    states: tuple[FileState, ...]
+    names: tuple[str, ...]
+    as_draft: bool
+    pooling: Pooling | None
+
+
+def _stored_files(store: Store, role: str, stored: StoredModel) -> _StoredFiles:
+    return _StoredFiles(
+        tuple(_file_state(store.part_path(part)) for part in stored.parts),
+        tuple(shard_names(Path(stored.file).name)),
+        role == "draft",
+        stored.pooling,
+    )
+
+
+# Clients list all pairs again and again, and reading one with a large vocabulary takes 0.2 s.
+@functools.lru_cache(maxsize=_MAX_REMEMBERED_PAIRS)
+def _read_pair(
+    models: tuple[_StoredFiles, ...],
+) -> tuple[tuple[tuple[ModelInfo, Traits], ...], Verdict | None]:
+    """Return what the headers of a target and its draft state, and whether they match."""
+    contents = [_read_model(files) for files in models]
+    judgement = judge_pair(contents[0][0], contents[1][0]) if len(contents) > 1 else None
+    # The vocabularies take megabytes, and nothing else here needs them.
+    return tuple((_without_vocabulary(model), traits) for model, traits in contents), judgement
+
+
+def _read_model(files: _StoredFiles) -> tuple[ModelInfo, Traits]:
+    sources = [FileSource(Path(state.path)) for state in files.states]
+    for source, name in zip(sources, files.names, strict=True):
         source.name = name
     headers = [read_header(source) for source in sources]
     check_shards(headers)
-    model = describe_model(headers, as_draft=role == "draft")
-    return replace(model, pooling=stored.pooling), read_traits(headers)
+    model = describe_model(headers, as_draft=files.as_draft)
+    return replace(model, pooling=files.pooling), read_traits(headers)
+
+
+def _without_vocabulary(model: ModelInfo) -> ModelInfo:
+    metadata = {
+        key: value
+        for key, value in model.header.metadata.items()
+        if not (key.startswith("tokenizer.") and isinstance(value, StringArray | NumberArray))
+    }
+    return replace(model, header=replace(model.header, metadata=metadata))
 
 
 def _model_view(
@@ -377,6 +441,19 @@ def make_record(
         template_sha256=target_model.template_hash,
         pooling=pooling,
     )
+
+
+def recall_record(name: str, target: Path, draft: Path | None) -> Record:
+    """Return `make_record` of these files, which are read again only after they have changed."""
+    paths = [*shard_paths(target), *(shard_paths(draft) if draft else ())]
+    return _recall_record(name, target, draft, tuple(map(_file_state, paths)))
+
+
+@functools.lru_cache(maxsize=_MAX_REMEMBERED_PAIRS)
+def _recall_record(
+    name: str, target: Path, draft: Path | None, _states: tuple[FileState, ...]
+) -> Record:
+    return make_record(name, target, draft)
 
 
 def _to_stored_projector(path: Path, hashes: HashCache | None) -> StoredModel:
