@@ -24,6 +24,7 @@ from localspec.engine.sampling.grammars.enforced import (
     for_library,
 )
 from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
+from localspec.engine.sampling.grammars.json_values import json_grammar
 from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
 from localspec.engine.sampling.grammars.tool_grammar import (
     CallGrammar,
@@ -40,7 +41,7 @@ MAX_TOOL_BYTES = 128 * 1024  # Bytes of one tool's schema.
 # Bytes of all tool schemas. 50 schemas of 4 KiB take a quarter of a second.
 MAX_TOOLS_BYTES = 1024 * 1024
 # Blanks between the parts of JSON. A model that may begin new lines often goes on with blanks.
-_ONE_LINE = {"whitespace_pattern": " ?"}
+_ONE_LINE = " ?"
 NAMES = {
     "json_object": "JSON mode",
     "json_schema": "JSON Schema",
@@ -339,8 +340,7 @@ def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) ->
             lark = gbnf_to_lark(constraint.source, tokens)
             return str(LLMatcher.grammar_from_lark(lark))
         schema = for_library(_enforced_constraint(constraint).schema)
-        options: Any = _ONE_LINE  # llguidance's type stubs lack this option.
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+        return str(LLMatcher.grammar_from_lark(json_grammar(schema, _ONE_LINE)))
     except GrammarRejected:
         raise
     except RecursionError:
@@ -406,8 +406,6 @@ def _constraint_rule(constraint: Constraint, tokens: TokenTable) -> str:
     source = constraint_source(constraint, tokens)
     if source.startswith("{"):
         [grammar] = json.loads(source)["grammars"]
-        if grammar["json_schema"] is not None:
-            return f"%json {json.dumps(grammar['json_schema'])}"
         source = grammar["lark_grammar"]
     return f"%lark {{\n{source}\n}}"
 

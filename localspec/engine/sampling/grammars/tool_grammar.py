@@ -13,6 +13,12 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
+from localspec.engine.sampling.grammars.json_values import (
+    Unwritable,
+    json_expression,
+    write_list,
+    write_sequence,
+)
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     OPTION_PLACEHOLDER,
@@ -42,7 +48,6 @@ _ARRAY = _ANNOTATIONS | {"items", "minItems", "maxItems"}
 _SCALARS = ("integer", "number", "boolean", "null")
 # Largest bound of a string's length, in characters. Larger bounds make large automata.
 _MAX_LENGTH_BOUND = 2000
-_EMPTY = '""'
 _PYTHON_CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
 _KEY = re.compile(r"[\w.-]+")
 _FORMATS = {
@@ -54,16 +59,8 @@ _FORMATS = {
 _FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
 
 
-class Unwritable(Exception):
-    """Raised when a notation cannot express a schema."""
-
-
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _json(schema: Schema) -> str:
-    return f"%json {json.dumps(schema)}"
 
 
 # ------------------------------------------------------------------------ text
@@ -190,19 +187,6 @@ class _Values:
             return [{**schema, "type": kind} for kind in kinds]
         return None
 
-    def _sequence(self, pairs: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Return the expression of pairs in their order; the second of each says whether it is required."""
-        following = ""  # The rule of what may follow a pair.
-        starts: list[str] = []  # The ways to begin with the current pair or a later one.
-        for pair, is_required in reversed(pairs):
-            sequence = f"{pair} {following}".strip()
-            starts = [sequence] if is_required else [sequence, *starts]
-            after = f"({_literal(separator)} {sequence})"
-            following = self._add_rule(after if is_required else f"{after} | {following or _EMPTY}")
-        if not any(is_required for _, is_required in pairs):
-            starts.append(_EMPTY)
-        return " | ".join(starts) or _EMPTY
-
     def _item_counts(self, schema: Schema) -> tuple[int, int | None]:
         """Return the bounds of a list's length."""
         _require_known_keywords(schema, _ARRAY)
@@ -238,11 +222,11 @@ class _TextValues(_Values):
         self,
         schema: Schema,
         prefix: str,
-        options: dict[str, Any],
+        blanks: str,
         spelled: Callable[[str], str] = _literal,
     ) -> None:
         super().__init__(schema, prefix)
-        self._options = options
+        self._json_blanks = blanks
         self._spelled = spelled
 
     def _close_with(self, close: str) -> None:
@@ -283,7 +267,7 @@ class _TextValues(_Values):
             k: self._root[k] for k in ("$defs", "definitions") if k in self._root
         }
         bounded = with_bounded_numbers(for_library({**schema, **definitions}))
-        ways = [_json({**bounded, "x-guidance": self._options})]
+        ways = [json_expression(bounded, self._json_blanks)]
         target = self._target(schema)
         kinds = self._kinds(target)
         if kinds <= _PYTHON_CONSTANTS.keys() and not target.keys() & {"const", "enum"}:
@@ -347,11 +331,11 @@ class TagValues(_TextValues):
         self,
         schema: Schema,
         prefix: str,
-        options: dict[str, Any],
+        blanks: str,
         parameter: Sequence[str] = TAGS,
         spelled: Callable[[str], str] = _literal,
     ) -> None:
-        super().__init__(schema, prefix, options, spelled)
+        super().__init__(schema, prefix, blanks, spelled)
         self._open, self._before_text, self._before_other, close = parameter
         self._close_with(close)
 
@@ -393,11 +377,11 @@ class ElementValues(_TextValues):
         self,
         schema: Schema,
         prefix: str,
-        options: dict[str, Any],
+        blanks: str,
         mark: str,
         spelled: Callable[[str], str],
     ) -> None:
-        super().__init__(schema, prefix, options, spelled)
+        super().__init__(schema, prefix, blanks, spelled)
         self._mark = mark
 
     def arguments(self) -> str:
@@ -453,7 +437,7 @@ class PythonValues(_TextValues):
             )
             for key, schema in properties.items()
         ]
-        return f"({self._sequence(pairs, ', ')})"
+        return f"({write_sequence(pairs, ', ', self._add_rule)})"
 
     def _write_python(self, schema: Any) -> str:
         target = self._target(schema)
@@ -513,7 +497,7 @@ class GemmaValues(_Values):
         if kind in _SCALARS:
             _require_known_keywords(schema, _NUMBER)
             bounded = with_bounded_numbers(schema)
-            ways = [_json({**bounded, "x-guidance": {"whitespace_flexible": False}})]
+            ways = [json_expression(bounded)]
             if kind == "null":  # as the template writes it inside of lists and objects
                 ways.append(_PYTHON_CONSTANTS[kind])
             return self._add_rule(" | ".join(ways))
@@ -535,17 +519,12 @@ class GemmaValues(_Values):
             # Gemma's template sorts the keys, so its models do as well.
             for key, value in sorted(properties.items(), key=lambda member: member[0].lower())
         ]
-        return f'"{{" ({self._sequence(pairs, ",")}) "}}"'
+        return f'"{{" ({write_sequence(pairs, ",", self._add_rule)}) "}}"'
 
     def _brackets(self, schema: Schema) -> str:
         min_items, max_items = self._item_counts(schema)
-        if max_items == 0:
-            return '"[" "]"'
-        item = self._value(schema.get("items"))
-        max_more = "" if max_items is None else max_items - 1
-        more = f'("," {item}){{{max(min_items - 1, 0)},{max_more}}}'
-        items = f"{item} {more}"
-        return f'"[" ({items}) "]"' if min_items else f'"[" ({items})? "]"'
+        item = "" if max_items == 0 else self._value(schema.get("items"))
+        return write_list(item, min_items, max_items)
 
 
 # ------------------------------------------------------------------------ calls
@@ -561,8 +540,7 @@ class GemmaValues(_Values):
 # Blanks that a model may write between the parts of a call. Bounded, because small models may write blanks
 # forever.
 _BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
-LOOSE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
-_COMPACT = {"whitespace_flexible": False}
+LOOSE = r"( |\n{1,2}[ \t]{0,20})?"
 _ANY_TEXT = "/(?s:.)*/"
 _ID = "/[a-zA-Z0-9]{9}/"
 _ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
@@ -611,7 +589,7 @@ class CallGrammar:
         self._spelled = spelled
         self._free = free
         self._compact = compact
-        self._options = _COMPACT if compact else LOOSE
+        self._json_blanks = "" if compact else LOOSE
         self._blank = '""' if compact else "blank"
         self._rules = {"blank": _BLANKS}
 
@@ -744,8 +722,7 @@ class CallGrammar:
     def _write_json_arguments(self, index: int, name: str) -> str:
         """Add a rule for a tool's arguments as JSON, and return its name."""
         rule = f"arguments_{index}"
-        schema = {**for_library(self._schema(name)), "x-guidance": self._options}
-        self._rules[rule] = f"%json {json.dumps(schema)}"
+        self._rules[rule] = json_expression(for_library(self._schema(name)), self._json_blanks)
         return rule
 
     def _schema(self, name: str) -> dict[str, Any]:
@@ -779,7 +756,7 @@ class CallGrammar:
         head = f"{lark_string(name)} {self._write_literal(format.middle)}"
         if not format.parameter and not format.elements:
             return f"{head} {self._write_json_arguments(index, name)}"
-        place = self._schema(name), f"tag_{index}", self._options
+        place = self._schema(name), f"tag_{index}", self._json_blanks
         values: TagValues | ElementValues
         if format.elements:
             values = ElementValues(*place, format.elements, self._spelled)
@@ -795,7 +772,7 @@ class CallGrammar:
     def _write_tagged(self, index: int, name: str) -> str:
         blank = '"\\n"' if self._compact else "/\\n{0,2}/"
         try:
-            values = TagValues(self._schema(name), f"tag_{index}", self._options)
+            values = TagValues(self._schema(name), f"tag_{index}", self._json_blanks)
             parameters = values.arguments()
         except _SCHEMA_ERRORS:
             return f"{blank} {self._write_object(index, name)} {blank}"
@@ -805,7 +782,7 @@ class CallGrammar:
         )
 
     def _write_python(self, index: int, name: str) -> str:
-        values = PythonValues(self._schema(name), f"value_{index}", self._options)
+        values = PythonValues(self._schema(name), f"value_{index}", self._json_blanks)
         try:
             arguments = values.arguments()
         except _SCHEMA_ERRORS:

@@ -1,0 +1,310 @@
+"""Write the JSON of a schema as a Lark grammar in which strings may have every spelling.
+
+llguidance's own compiler of schemas knows no `\\/`, and its escapes `\\uXXXX` stand for control characters
+only. A model that copies "M\\u00e1laga" from its prompt may then write `\\u00`, but no `e` after it, and is
+led into a wrong character. The rules here allow every escape in strings that are free or have a length.
+
+A value of an enumeration and a named key have one spelling, with as few escapes as possible, so that their
+tokens are known in advance. Where a schema has a `pattern`, or combines schemas, llguidance's compiler writes
+that part, without `\\u` if that could lead into a wrong character: the model then writes the letter itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+
+Schema = dict[str, Any]
+
+EMPTY = '""'
+_HEX = "[0-9a-fA-F]"
+# One character of a string. The escapes of a surrogate pair are one character, and none stands alone.
+_CHARACTER = (
+    r'([^"\\\x00-\x1F\x7F]|\\(["\\\/bfnrt]|u('
+    rf"[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}"
+    rf"|[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}})))"
+)
+_INTEGER = "-?(0|[1-9][0-9]*)"
+_TERMINALS = {
+    "STRING": f'/"{_CHARACTER}*"/',
+    "INTEGER": f"/{_INTEGER}/",
+    "NUMBER": rf"/{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
+    "BOOLEAN": "/true|false/",
+    "NULL": '"null"',
+}
+_ANY_VALUE: list[Schema] = [
+    {"type": kind} for kind in ("string", "number", "boolean", "null", "array", "object")
+]
+# Keywords of each type that are written here. Those of other types do not concern its values.
+_KEYWORDS = {
+    "string": {"minLength", "maxLength"},
+    "integer": set[str](),
+    "number": set[str](),
+    "boolean": set[str](),
+    "null": set[str](),
+    "array": {"items", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties"},
+}
+_OTHER_KEYWORDS = {
+    "string": {"pattern", "format"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "array": {"prefixItems", "additionalItems"},
+    "object": {"patternProperties", "minProperties", "maxProperties"},
+}
+_OTHER_KEYWORDS["number"] = _OTHER_KEYWORDS["integer"]
+_ALL_KEYWORDS = set().union(*_KEYWORDS.values(), *_OTHER_KEYWORDS.values())
+_PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", type(None): "null"}
+_ESCAPES_WITHOUT_U = 'nrbtf\\"'
+
+
+class Unwritable(Exception):
+    """Raised when a notation cannot express a schema."""
+
+
+def json_grammar(schema: Schema, blanks: str = "") -> str:
+    """Return the Lark grammar of the values of a schema that `for_library` has returned.
+
+    blanks: a regular expression of the blanks that may stand between two parts of JSON.
+    """
+    whole = f"start: {_write_by_library(schema, blanks)}"
+    try:
+        rules = _Writer(schema, blanks).write()
+    except Unwritable:
+        return whole
+    ignored = ['%llguidance {"ignore_once": true}', f"%ignore /{blanks}/"] if blanks else []
+    grammar = "\n".join([*ignored, *(f"{name}: {text}" for name, text in rules.items())])
+    # A part without valid values is an error by itself, but not within a whole that can do without it.
+    if "%json" in grammar and LLMatcher.validate_grammar(str(LLMatcher.grammar_from_lark(grammar))):
+        return whole
+    return grammar
+
+
+def json_expression(schema: Schema, blanks: str = "") -> str:
+    """Return `json_grammar` as an expression within another grammar."""
+    return f"%lark {{\n{json_grammar(schema, blanks)}\n}}"
+
+
+def write_sequence(
+    pairs: Sequence[tuple[str, bool]], separator: str, add_rule: Callable[[str], str]
+) -> str:
+    """Return the expression of pairs in their order; the second of each says whether it is required."""
+    following = ""  # The rule of what may follow a pair.
+    starts: list[str] = []  # The ways to begin with the current pair or a later one.
+    for pair, is_required in reversed(pairs):
+        sequence = f"{pair} {following}".strip()
+        starts = [sequence] if is_required else [sequence, *starts]
+        after = f"({json.dumps(separator)} {sequence})"
+        following = add_rule(after if is_required else f"{after} | {following or EMPTY}")
+    if not any(is_required for _, is_required in pairs):
+        starts.append(EMPTY)
+    return " | ".join(starts) or EMPTY
+
+
+def write_list(item: str, low: int, high: int | None) -> str:
+    """Return the expression of a list in brackets with `low` to `high` items."""
+    if high == 0 and not low:
+        return '"[" "]"'
+    more = f'("," {item}){_bounds(max(low, 1) - 1, None if high is None else high - 1)}'
+    more = "" if high == 1 else more
+    return f'"[" {item} {more} "]"' if low else f'"[" ({item} {more})? "]"'
+
+
+def _write_by_library(schema: Schema, blanks: str) -> str:
+    """Return the expression by which llguidance compiles a schema itself."""
+    options: Schema = {"json_allow_general_unicode_escapes": True, "whitespace_flexible": False}
+    if blanks:
+        options["whitespace_pattern"] = blanks
+    if _has_patterns(schema):
+        options["json_allowed_escapes"] = _ESCAPES_WITHOUT_U
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+
+def _has_patterns(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value.keys() & {"pattern", "patternProperties"}) or any(
+            map(_has_patterns, value.values())
+        )
+    return isinstance(value, list) and any(map(_has_patterns, value))
+
+
+class _Writer:
+    """A writer of the rules of one document, each of which is written once for equal schemas."""
+
+    def __init__(self, root: Schema, blanks: str) -> None:
+        self._root = root
+        self._blanks = blanks
+        self._definitions: Schema = root.get("$defs", {})
+        self._rules: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # The rule of each schema, by its JSON.
+
+    def write(self) -> dict[str, str]:
+        """Return all rules by their names.
+
+        Raises:
+            Unwritable: llguidance's compiler must write the whole document.
+        """
+        return {"start": self._value(self._root), **self._rules}
+
+    def _add_rule(self, text: str) -> str:
+        name = f"r{len(self._rules)}"
+        self._rules[name] = text
+        return name
+
+    def _add_terminal(self, text: str) -> str:
+        return self._named(text, f"T{len(self._rules)}", lambda: text)
+
+    def _named(self, key: str, name: str, write: Callable[[], str]) -> str:
+        """Return the name of the rule of `key`. A rule that refers to itself finds its name here."""
+        if key not in self._names:
+            self._names[key] = name
+            self._rules[name] = ""
+            self._rules[name] = write()
+        return self._names[key]
+
+    def _value(self, schema: Any) -> str:
+        if schema is False:
+            raise Unwritable  # No value is valid, which llguidance looks at as a whole.
+        if schema is True:
+            schema = {}
+        key = json.dumps(schema)
+        return self._named(key, f"v{len(self._rules)}", lambda: self._write(schema))
+
+    def _write(self, schema: Schema) -> str:
+        schema = {key: value for key, value in schema.items() if key != "$defs"}
+        kinds = schema.get("type")
+        if not schema:
+            return " | ".join(map(self._value, _ANY_VALUE))
+        if schema.keys() == {"$ref"}:
+            return self._value(self._target(schema))
+        for keyword in ("anyOf", "allOf"):
+            if schema.keys() == {keyword} and (keyword == "anyOf" or len(schema[keyword]) == 1):
+                return " | ".join(map(self._value, schema[keyword])) or self._refuse()
+        if "enum" in schema or "const" in schema:
+            return self._listed(schema)
+        if isinstance(kinds, list) and schema.keys() <= _ALL_KEYWORDS | {"type"}:
+            return " | ".join(self._value(_about(schema, kind)) for kind in kinds)
+        if isinstance(kinds, str) and schema.keys() <= _ALL_KEYWORDS | {"type"}:
+            schema = _about(schema, kinds)
+            is_tuple = isinstance(schema.get("items"), list)
+            if schema.keys() <= _KEYWORDS[kinds] | {"type"} and not is_tuple:
+                return self._of_type(kinds, schema)
+        return self._leave_to_library(schema)
+
+    @staticmethod
+    def _refuse() -> str:
+        raise Unwritable
+
+    def _target(self, schema: Schema) -> Schema:
+        """Return what a reference leads to. Raises Unwritable if it leads only to itself."""
+        for _ in range(len(self._definitions) + 2):
+            if schema.keys() - {"$defs"} != {"$ref"}:
+                return schema
+            pointer = schema["$ref"]
+            target = (
+                self._root
+                if pointer == "#"
+                else self._definitions[pointer.removeprefix("#/$defs/")]
+            )
+            if not isinstance(target, dict):
+                return {} if target else {"enum": []}
+            schema = target
+        raise Unwritable
+
+    def _leave_to_library(self, schema: Schema) -> str:
+        if '"$ref"' in json.dumps(schema):
+            if '"$ref": "#"' in json.dumps([schema, self._definitions]):
+                raise Unwritable  # This part would need the whole document.
+            schema = {**schema, "$defs": self._definitions}
+        return _write_by_library(schema, self._blanks)
+
+    # ------------------------------------------------------------------------ values of one type
+
+    def _of_type(self, kind: str, schema: Schema) -> str:
+        if kind == "object":
+            return self._object(schema)
+        if kind == "array":
+            return self._array(schema)
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if kind == "string" and (low or high is not None):
+            return self._add_terminal(f'/"{_CHARACTER}{_bounds(low, high)}"/')
+        return self._terminal(kind.upper())
+
+    def _terminal(self, name: str) -> str:
+        return self._named(name, name, lambda: _TERMINALS[name])
+
+    def _listed(self, schema: Schema) -> str:
+        """Return the expression of the values that a schema lists."""
+        values = schema.get("enum", [schema.get("const")])
+        kinds = schema.get("type", list(_KEYWORDS))
+        allowed = {kinds} if isinstance(kinds, str) else set(kinds)
+        names = {_PYTHON_TYPES.get(type(value), "") for value in values}
+        if "number" in allowed:
+            names.discard("integer")
+        if len(schema.keys() - {"type"}) > 1 or not names <= allowed:
+            return self._leave_to_library(schema)
+        return self._add_terminal(" | ".join(map(_literal, values)) or self._refuse())
+
+    def _array(self, schema: Schema) -> str:
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        return write_list(self._value(schema.get("items", True)), low, high)
+
+    def _object(self, schema: Schema) -> str:
+        """Return the expression of an object with the named keys in their order, and others after them."""
+        properties = schema.get("properties", {})
+        required, others = schema.get("required", []), schema.get("additionalProperties", True)
+        if not properties.keys() >= set(required):
+            return self._leave_to_library(schema)
+        pairs = [
+            (self._add_rule(f'{_literal(key)} ":" {self._value(value)}'), key in required)
+            for key, value in properties.items()
+        ]
+        if others is not False:
+            pair = self._add_rule(f'{self._other_key(list(properties))} ":" {self._value(others)}')
+            pairs.append((self._add_rule(f'{pair} ("," {pair})*'), False))
+        return f'"{{" ({write_sequence(pairs, ",", self._add_rule)}) "}}"'
+
+    def _other_key(self, named: Sequence[str]) -> str:
+        """Return the terminal of a key that is none of the named ones, in whatever spelling."""
+        string = self._terminal("STRING")
+        if not named:
+            return string
+        spellings = "|".join("".join(map(_spellings, key)) for key in named)
+        return self._add_terminal(f'{string} & ~/"({spellings})"/')
+
+
+def _about(schema: Schema, kind: str) -> Schema:
+    """Return the keywords of a schema that concern values of one type."""
+    keywords = _KEYWORDS[kind] | _OTHER_KEYWORDS.get(kind, set())
+    return {"type": kind, **{key: value for key, value in schema.items() if key in keywords}}
+
+
+def _bounds(low: int, high: int | None) -> str:
+    """Return the quantifier of a repetition. Raises Unwritable if no count is within the bounds."""
+    if high is not None and low > high:
+        raise Unwritable
+    return f"{{{low},{'' if high is None else high}}}"
+
+
+def _literal(value: str | int | None) -> str:
+    """Return the Lark literal of a value in JSON, with as few escapes as possible."""
+    return json.dumps(json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f"))
+
+
+_SHORT = {'"': '"', "\\": r"\\", "/": r"\/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+
+
+def _spellings(char: str) -> str:
+    """Return the expression of all spellings of a character within a string."""
+    units = char.encode("utf-16-be").hex()
+    escape = "".join(rf"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    escape = re.sub("[a-f]", lambda digit: f"[{digit[0]}{digit[0].upper()}]", escape)
+    ways = [escape]
+    if char in _SHORT:
+        ways.append(rf"\\{_SHORT[char]}")
+    if char not in '"\\' and char >= " ":
+        ways.append(rf"\x{{{ord(char):X}}}")
+    return f"({'|'.join(ways)})"
