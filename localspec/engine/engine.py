@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from typing import NamedTuple
 
 from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, DecodeError, DecodeFatal, NoKvSlot, NotFinite
@@ -18,12 +19,23 @@ from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.hindsight import Hindsight
 from localspec.engine.speculation.verification import DoubtfulToken
+from localspec.engine.statistics import PlainRound, RoundTimes
 from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Reading, Started, TokenLogprob
 
 MAX_IDLE_PASS_S = 60.0  # a pass in idle time is ended by a new request, if that comes before
 # How long the loop sleeps when every running request waits for its grammar.
 GUIDE_POLL_S = 0.005
+
+
+class Meters(NamedTuple):
+    """What has been spent so far, and what a lane's passes and all drafting should have taken."""
+
+    clock_s: float
+    spent_s: float
+    pass_s: float
+    expected_pass_ms: float
+    expected_drafting_ms: float
 
 
 class Engine:
@@ -201,12 +213,12 @@ class Engine:
             running[0].await_guide(GUIDE_POLL_S)
 
     def _round(self, lane: Lane) -> None:
-        start, busy = self._clock(), self.pair.spent_s()
+        before = self._read_meters(lane)
         sequences, readers = self._read_pictures(lane, self._scheduler.schedule(lane))
         sequences = self._decode_and_verify(lane, self._draft(lane, sequences))
         sequences = readers + sequences
         if sequences:
-            self._account(lane, sequences, start, busy)
+            self._account(lane, sequences, before)
             for sequence in sequences:
                 self._endings.guard(self._finish_or_probe, lane, sequence)
 
@@ -348,12 +360,14 @@ class Engine:
 
     # ------------------------------------------------------------------------ the end of a round
 
-    def _account(self, lane: Lane, sequences: list[Sequence], start: float, busy: float) -> None:
-        """Book the time since `start` as overhead and to each sequence that decoded.
+    def _read_meters(self, lane: Lane) -> Meters:
+        passes = lane.busy_s, lane.expected_ms
+        return Meters(self._clock(), self.pair.spent_s(), *passes, self.pair.drafting_ms())
 
-        busy: seconds that passes and drafts had taken in total at `start`.
-        """
-        round_s, busy_s = self._clock() - start, self.pair.spent_s() - busy
+    def _account(self, lane: Lane, sequences: list[Sequence], before: Meters) -> None:
+        """Book what happened since `before` as overhead and to each sequence that decoded."""
+        now = self._read_meters(lane)
+        round_s, busy_s = now.clock_s - before.clock_s, now.spent_s - before.spent_s
         self.rounds += 1
         self.round_s += round_s
         steps = [sequence.step for sequence in sequences]
@@ -362,18 +376,34 @@ class Engine:
         costs, count = self.pair.learned.costs, len(steps)
         drafting = any(step.drafts.tokens for step in steps)
         costs.observe_overhead((round_s - busy_s) * 1e3, count, drafting)
-        plain_ms = lane.plain_ms(count) + costs.overhead(count, False)
+        plain = PlainRound(lane.plain_ms(count), costs.overhead(count, False))
+        spent = RoundTimes(
+            total_ms=round_s * 1e3,
+            pass_ms=(now.pass_s - before.pass_s) * 1e3,
+            expected_pass_ms=now.expected_pass_ms - before.expected_pass_ms,
+            expected_rest_ms=now.expected_drafting_ms
+            - before.expected_drafting_ms
+            + costs.overhead(count, drafting),
+            max_pass_ms=max(step.rows for step in steps) * plain.pass_ms
+            + lane.costs.change.total_ms,
+        )
         for sequence in sequences:
-            made = sequence.tally.observe_round(round_s * 1e3, plain_ms)
-            self._controller.observe_round(sequence.step, made, round_s * 1e3, plain_ms, count)
+            made = sequence.tally.observe_round(spent, plain)
+            self._controller.observe_round(
+                sequence.step, made, spent.total_ms, plain.total_ms, count
+            )
 
     def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
-        start = self._clock()
+        before = self._read_meters(lane)
         if sequence.finished:
             self._note_answer(lane, sequence)
             self._endings.finish(lane, sequence)
         elif self._controller.probe(sequence.step, sequence.remaining):
-            sequence.tally.round_ms += (self._clock() - start) * 1e3
+            now = self._read_meters(lane)
+            sequence.tally.comparison.observe_probe(
+                (now.clock_s - before.clock_s) * 1e3,
+                now.expected_drafting_ms - before.expected_drafting_ms,
+            )
 
     def _note_answer(self, lane: Lane, sequence: Sequence) -> None:
         """Note an answer of the shared lane, to learn from it in idle time."""

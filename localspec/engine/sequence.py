@@ -298,6 +298,7 @@ class Sequence:
                 self.finish("length")
                 break
         self.tally.produced += count
+        self.tally.produced_last = count
         return count, self._delta(text, spans)
 
     def _end_loop(self) -> bool:

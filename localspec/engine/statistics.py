@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,10 +15,7 @@ from localspec.protocol.frames import CacheLoss, Speculation, Timings, Verified
 
 @dataclass(slots=True)
 class RequestStatistics:
-    """Counts and times of one request. Durations are in milliseconds; points in time are perf_counter's.
-
-    plain_ms: what the same tokens would have cost by plain decoding beside the same other sequences.
-    """
+    """Counts and times of one request. Points in time are perf_counter's."""
 
     n_prompt: int
     cached: int = 0
@@ -29,10 +27,8 @@ class RequestStatistics:
     accepted: int = 0
     produced: int = 0
     produced_timed: int = 0  # tokens of `produced` that the accounting has seen
-    timed: int = 0  # tokens that came from timed rounds
-    rounds: int = 0
-    round_ms: float = 0.0
-    plain_ms: float = 0.0
+    produced_last: int = 0  # tokens of `produced` that the last round has added
+    comparison: Comparison = field(default_factory=lambda: Comparison())
     predicted_accepted: int = 0
     predicted_rejected: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -74,16 +70,10 @@ class RequestStatistics:
                 self.predicted_accepted += accepted
                 self.predicted_rejected += drafted - accepted
 
-    def observe_round(self, round_ms: float, plain_ms: float) -> int:
-        """Book a round that only decoded, and return the tokens produced since the last such round.
-
-        plain_ms: what one token would have cost by plain decoding.
-        """
+    def observe_round(self, spent: RoundTimes, plain: PlainRound) -> int:
+        """Book a round that only decoded, and return the tokens produced since the last such round."""
         n_new, self.produced_timed = self.produced - self.produced_timed, self.produced
-        self.rounds += 1
-        self.timed += n_new
-        self.round_ms += round_ms
-        self.plain_ms += plain_ms * n_new
+        self.comparison.observe(self.produced_last, spent, plain)
         return n_new
 
     def timings(self, generated: int) -> Timings:
@@ -123,22 +113,113 @@ class RequestStatistics:
             reason = (
                 "the answer was too short" if is_short else "drafting would not have been faster"
             )
-        measured = self.rounds > 0 and self.plain_ms > 0 and self.round_ms > 0
+        compared = self.comparison
+        speed_up, unknown = compared.find_speed_up()
         return Speculation(
             active=active,
             kind=kind,
             reason=None if active else reason,
             drafted=self.drafted,
             accepted=self.accepted,
-            rounds=self.rounds,
-            mean_tokens_per_pass=self.timed / self.rounds if self.rounds else 0.0,
-            plain_tokens_per_second=1e3 * self.timed / self.plain_ms if measured else None,
-            speed_up=self.plain_ms / self.round_ms if measured else None,
+            rounds=compared.rounds,
+            mean_tokens_per_pass=compared.tokens / compared.rounds if compared.rounds else 0.0,
+            plain_tokens_per_second=compared.tokens_per_second / speed_up if speed_up else None,
+            speed_up=speed_up,
+            speed_up_reason=unknown,
             verification=verification,
             exact=exact,
             predicted_accepted=self.predicted_accepted,
             predicted_rejected=self.predicted_rejected,
         )
+
+
+# ------------------------------------------------------------------------ plain decoding
+# What the same tokens would have cost without drafts, in the same moments.
+
+
+class PlainRound(NamedTuple):
+    """The expected milliseconds of a round of the same sequences without drafts."""
+
+    pass_ms: float
+    overhead_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.pass_ms + self.overhead_ms
+
+
+class RoundTimes(NamedTuple):
+    """The milliseconds of a round, in total and of the target's pass.
+
+    expected_pass_ms, expected_rest_ms: what the pass, and drafting with all around it, should have taken.
+    max_pass_ms: what its rows would cost one after another. Together they never cost more.
+    """
+
+    total_ms: float
+    pass_ms: float
+    expected_pass_ms: float
+    expected_rest_ms: float
+    max_pass_ms: float
+
+
+# A table of costs that says this much more of passes than their rows would cost one after another was
+# measured while other programs came and went, and says nothing about the speed-up.
+MAX_EXCESS = 1.1
+
+
+@dataclass(slots=True)
+class Comparison:
+    """An answer's rounds beside plain decoding.
+
+    Other programs may slow a machine down ten times for a second, so a round cannot be compared with plain
+    passes of another moment. What both should have taken comes from one table instead. How much longer the
+    answer's passes took than that is the load of its moment, which plain passes would have had as well.
+    """
+
+    tokens: int = 0
+    rounds: int = 0
+    total_ms: float = 0.0
+    pass_ms: float = 0.0
+    expected_pass_ms: float = 0.0
+    limited_pass_ms: float = 0.0  # the same, within what is possible
+    expected_rest_ms: float = 0.0
+    plain_pass_ms: float = 0.0
+    plain_overhead_ms: float = 0.0
+
+    def observe(self, tokens: int, spent: RoundTimes, plain: PlainRound) -> None:
+        """Book a round that only decoded and produced `tokens` tokens."""
+        self.tokens += tokens
+        self.rounds += 1
+        self.total_ms += spent.total_ms
+        self.pass_ms += spent.pass_ms
+        self.expected_pass_ms += spent.expected_pass_ms
+        self.limited_pass_ms += min(max(spent.expected_pass_ms, plain.pass_ms), spent.max_pass_ms)
+        self.expected_rest_ms += spent.expected_rest_ms
+        self.plain_pass_ms += tokens * plain.pass_ms
+        self.plain_overhead_ms += tokens * plain.overhead_ms
+
+    def observe_probe(self, spent_ms: float, expected_ms: float) -> None:
+        """Book the time of checking whether drafts would pay."""
+        self.total_ms += spent_ms
+        self.expected_rest_ms += expected_ms
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tokens / self.total_ms
+
+    def find_speed_up(self) -> tuple[float, None] | tuple[None, str]:
+        """Return the speed-up over plain decoding, or None and why it is not known."""
+        if not self.tokens or not min(self.pass_ms, self.limited_pass_ms) > 0:
+            return None, "no pass of the answer only decoded"
+        if self.expected_pass_ms > MAX_EXCESS * self.limited_pass_ms:
+            return None, "the machine was too busy to measure what passes cost"
+        load = self.pass_ms / self.limited_pass_ms
+        # What is not a pass was measured in this answer, and learned from others. The load of another moment
+        # makes the one too large, and an interruption the other.
+        rest_ms = min(self.expected_rest_ms, (self.total_ms - self.pass_ms) / load)
+        overhead_ms = min(self.plain_overhead_ms, rest_ms * self.tokens / self.rounds)
+        plain_ms = self.plain_pass_ms + overhead_ms
+        return plain_ms / (self.limited_pass_ms + rest_ms), None
 
 
 def list_counts(counts: Counter[int]) -> list[int]:

@@ -572,8 +572,10 @@ class Speculation(msgspec.Struct):
     """What speculation did for one answer.
 
     - `rounds`: target passes that produced tokens.
-    - `plain_tokens_per_second`: the measured rate of passes of width 1 at this context length.
-    - `speed_up`: the achieved rate divided by that rate.
+    - `plain_tokens_per_second`: the rate that the target alone would have had in the same moments, from
+      what passes cost by their width. What other programs on the machine have cost is in both rates.
+    - `speed_up`: the achieved rate divided by that rate; null if it is not known.
+    - `speed_up_reason`: why it is not known.
     """
 
     active: bool = False
@@ -585,6 +587,7 @@ class Speculation(msgspec.Struct):
     mean_tokens_per_pass: float = 0.0
     plain_tokens_per_second: float | None = None
     speed_up: float | None = None
+    speed_up_reason: str | None = None
     verification: str | None = None
     exact: bool = False
     predicted_accepted: int = 0

@@ -87,6 +87,7 @@ class Lane:
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
+        self.expected_ms = 0.0  # what the passes so far should have taken
         self.spent_s = 0.0  # time of the last pass
         # The cost of a prompt's row with log-probabilities, in rows without them.
         self._scored_cost: float | None = None
@@ -257,9 +258,11 @@ class Lane:
             self.n_sequence_passes + n_sequences,
         )
         rows, costs = self.batch.rows, self.costs.for_sequences(n_sequences)
+        depth, width_ms = self.batch.mean_position, costs.ms(rows)
+        attention_ms = self.attention.ms(float(rows), n_sequences, depth)
+        self.expected_ms += width_ms + attention_ms + self._widths.settling_ms(rows)
         self._widths.note(rows)
         if timed and self._widths.is_replayed:
-            depth, width_ms = self.batch.mean_position, costs.ms(rows)
             width_cost_ms = self.attention.observe(
                 rows, n_sequences, depth, spent_s * 1e3, width_ms
             )

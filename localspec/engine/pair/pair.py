@@ -109,6 +109,10 @@ class LoadedPair:
         """Return the seconds spent in passes and on drafting so far."""
         return self.busy_s() + sum(drafter.own_s for drafter in self._drafters)
 
+    def drafting_ms(self) -> float:
+        """Return the milliseconds that all drafting so far should have taken."""
+        return sum(drafter.expected_ms for drafter in self._drafters)
+
     @property
     def _drafters(self) -> set[DraftModel]:
         drafters = (self.get_drafter(lane) for lane in self.lanes)

@@ -109,8 +109,9 @@ class Replay(Driven):
         sequences: int = 1,
         dearer: float = 0.0,
         believed: CostProfile | None = None,
+        clock: SimulatedClock | None = None,
     ) -> None:
-        self.clock = SimulatedClock()
+        self.clock = clock or SimulatedClock()
         self._simulated = SimulatedPair(
             trace, profile, calibration, self.clock, sequences, dearer, believed
         )

@@ -90,6 +90,7 @@ class BlockDraft(DraftModel):
             # Each row of a block has its cost, so it has no more than the tokens that were decided on.
             count = min(max(request.depth for request in active), self.max_drafts)
             self._draft_blocks(active, count)
+            self.expected_ms += len(active) * (count * self.draft_ms + self.round_ms)
             if n_unread <= MAX_DEPTH + 1:
                 spent_ms = (self._clock() - start) * 1e3 / len(active)
                 drafts_ms = count * self.draft_ms
@@ -159,7 +160,10 @@ class BlockDraft(DraftModel):
             slot.set_draft_length(max(stop, slot.n_past_draft))
             assert slot.hidden is not None
             slot.hidden.drop_read(slot.n_past_draft)
-            budget -= max(slot.n_past_draft - n_before, 0)
+            n_read = max(slot.n_past_draft - n_before, 0)
+            budget -= n_read
+            if n_read > MAX_DEPTH + 1:  # `round_ms` has the reading of what was accepted
+                self.expected_ms += n_read * self.token_prefill_ms
             if slot.n_past_draft >= end:
                 ready.append(request)
         return ready

@@ -147,6 +147,7 @@ class DraftModel:
         self._widths = WidthHistory(costs.change)
         self.busy_s = 0.0  # time inside llama.cpp
         self.own_s = 0.0  # time of drafting outside llama.cpp
+        self.expected_ms = 0.0  # what all of it should have taken
         # The time of one more draft in total, by how many sequences draft together.
         self.steps = CostTable({m: costs.ms(m) for m in (1, 2, 4, 8)}, GUESSED_ROUNDS)
         # What the first draft of a round costs a sequence more than others, because it reads what was
@@ -198,6 +199,7 @@ class DraftModel:
             for request, (row, length) in zip(active, rows, strict=True):
                 self._note_read(request, row, length)
                 self._append_draft(request, row)
+            self.expected_ms += self.steps.ms(len(rows)) + is_first * len(rows) * self.round_ms
             spent_ms = (self._clock() - step_start) * 1e3
             if self._widths.is_replayed:  # a change of width says nothing about other rounds
                 if is_first:  # it reads text as well
@@ -363,6 +365,7 @@ class DraftModel:
 
     def _time_probe(self, start: float) -> None:
         """Learn from the time of a probe that began at `start`."""
+        self.expected_ms += self.probe_ms
         self.probe_ms = average_with(self.probe_ms, (self._clock() - start) * 1e3, 0.3)
 
     def compare_predictions(
@@ -437,6 +440,7 @@ class DraftModel:
             self._batch.clear()
             self._add_text(slot, start, start + size, start, slot.draft_id, n_logits=0)
             self._run_pass(timed=False)
+            self.expected_ms += size * self.token_prefill_ms
             slot.set_draft_length(slot.n_past_draft + size)
 
     def _run_pass(self, timed: bool = True) -> float:
@@ -456,6 +460,7 @@ class DraftModel:
                 if not self._make_room():
                     raise
         self.context.synchronize()
+        self.expected_ms += self._widths.settling_ms(batch.rows)
         self._widths.note(batch.rows)
         spent = self._clock() - start
         self.busy_s += spent
