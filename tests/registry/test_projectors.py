@@ -9,7 +9,7 @@ import pytest
 
 from localspec.errors import BadGguf, NotMatched
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
-from localspec.registry.disk.projectors import find_projector
+from localspec.registry.disk.projectors import find_projector, list_projectors
 from localspec.registry.file_names import is_projector, rank_projectors
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
@@ -242,12 +242,12 @@ def test_a_pair_of_the_catalogue_whose_files_cannot_be_listed_is_pulled(
 def test_a_projector_beside_a_target_is_found(tmp_path: Path) -> None:
     target = TARGET.write(tmp_path / "Tiny-VL-Q8_0.gguf")
     header = read_local_model(target)
-    assert find_projector(target, header) is None
+    assert find_projector(list_projectors(target), header) is None
     projector(width=24).write(tmp_path / "mmproj-Tiny-VL-Q8_0.gguf")
     (tmp_path / "mmproj-broken-Q8_0.gguf").write_bytes(b"GGUF")
-    assert find_projector(target, header) is None
+    assert find_projector(list_projectors(target), header) is None
     fitting = projector().write(tmp_path / "mmproj-F32.gguf")
-    assert find_projector(target, header) == fitting
+    assert find_projector(list_projectors(target), header) == fitting
 
 
 def test_own_files_have_their_projector_in_the_record(tmp_path: Path, store: Store) -> None:

@@ -24,8 +24,11 @@ def in_hub(cache: Path, repo: str, file: str, data: bytes, commit: str = COMMIT)
     return link
 
 
-def in_ollama(home: Path, manifest: str, data: bytes) -> Path:
-    """Write a model as Ollama does; `manifest` is its path below `manifests`. Returns the blob."""
+def in_ollama(home: Path, manifest: str, data: bytes, *others: tuple[str, bytes]) -> Path:
+    """Write a model as Ollama does; `manifest` is its path below `manifests`. Returns the blob.
+
+    others: the kind and the content of each other layer.
+    """
     blob = home / "blobs" / f"sha256-{sha256(data)}"
     file = home / "manifests" / manifest
     for path in (blob, file):
@@ -35,6 +38,10 @@ def in_ollama(home: Path, manifest: str, data: bytes) -> Path:
         {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:0"},
         {"mediaType": LAYER, "digest": f"sha256:{sha256(data)}", "size": len(data)},
     ]
+    for kind, content in others:
+        media_type = f"application/vnd.ollama.image.{kind}"
+        layers.append({"mediaType": media_type, "digest": f"sha256:{sha256(content)}"})
+        (blob.parent / f"sha256-{sha256(content)}").write_bytes(content)
     file.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     return blob
 

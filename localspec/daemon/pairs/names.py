@@ -74,8 +74,13 @@ def resolve_pair(
         files.pooling = registry.check_files(
             *(Path(path) for path in (files.target, files.draft) if path)
         )
-        if projector := registry.find_projector(Path(files.target)):
+        projector, sentence = registry.find_projector(
+            Path(files.target), split_model_names(name)[0]
+        )
+        if projector:
             files.projector = str(projector)
+        else:
+            files.projector_hint = sentence
         return files
     from localspec.registry.store import integrity
 
@@ -100,8 +105,8 @@ def _projector_hint(record: Record) -> str:
     """Return what to do to have a projector for a pair that has none, as a sentence."""
     if record.source == "own":
         return (
-            "If there is a projector for its target (mmproj-….gguf), put it beside the target, then run: "
-            f"localspec add {record.name} --target {shlex.quote(record.target.parts[0].path)} --replace"
+            "If there is a projector for its target (mmproj-….gguf): localspec add "
+            f"{record.name} --target {shlex.quote(record.target.parts[0].path)} --projector FILE --replace"
         )
     repository = record.target.repo
     if record.other_projector:
@@ -270,8 +275,13 @@ def find_file(name: str) -> Path:
     if ":" in name:
         from localspec.registry.disk import discovery
 
-        if file := discovery.find_model(name):
-            return file
+        model = discovery.find_model(name)
+        if model and model.file:
+            return model.file
+        if model:
+            raise ModelNotFound(
+                f"'{name[:80]}' of Ollama cannot be used: {model.problem}.", param="model"
+            )
         raise NoSuchPair(
             f"Ollama has no model '{name[:80]}'. To list its models: localspec import",
             param="model",

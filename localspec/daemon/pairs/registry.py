@@ -85,9 +85,8 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     notes: tuple[str, ...] = ()
     if not drafts and not request.no_draft and target.is_file() and (draft := find_sidecar(target)):
         notes = (f"{draft.name}, which lies beside the target, drafts for it.",)
-    projector = _choose_projector(registry, request, target)
-    if projector and not request.projector:
-        notes += (f"{projector.name}, which lies beside the target, lets it read pictures.",)
+    projector, projector_note = _choose_projector(registry, request, target)
+    notes += (*filter(None, [projector_note]), *_list_unused_layers(file_names))
     # Ollama names its files by their hashes, so the summary says which models they are.
     from_ollama = any(not file.startswith("/") for file in file_names)
     return local.add_own_pair(
@@ -106,8 +105,23 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     )
 
 
-def _choose_projector(registry: Registry, request: AddRequest, target: Path) -> Path | None:
-    """Return the projector that the request names, or else the one beside the target, if any.
+def _list_unused_layers(file_names: Collection[str]) -> tuple[str, ...]:
+    """Return a sentence about what of the models in Ollama is not used, for each of which that is true."""
+    from localspec.registry.disk.discovery import find_model
+
+    models = [find_model(file) for file in file_names if not file.startswith("/")]
+    return tuple(
+        f"Not used of {model.name} in Ollama: {', '.join(model.unused)}. The chat template in its file is used; "
+        "models.toml may set another one, and sampling parameters."
+        for model in models
+        if model and model.unused
+    )
+
+
+def _choose_projector(
+    registry: Registry, request: AddRequest, target: Path
+) -> tuple[Path | None, str]:
+    """Return the projector that the request names, or else the target's own, and a sentence about that one.
 
     Raises:
         InvalidRequest: The request names one and wants none, or its path is not absolute.
@@ -117,8 +131,8 @@ def _choose_projector(registry: Registry, request: AddRequest, target: Path) -> 
     if request.projector and not request.projector.startswith("/"):
         raise InvalidRequest(f"{request.projector} must be an absolute path.", param="projector")
     if request.projector:
-        return Path(request.projector)
-    return None if request.no_projector else registry.find_projector(target)
+        return Path(request.projector), ""
+    return (None, "") if request.no_projector else registry.find_projector(target, request.target)
 
 
 # ------------------------------------------------------------------------ registry
@@ -502,19 +516,30 @@ class Registry:
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
             return ()
 
-    def find_projector(self, target: Path) -> Path | None:
-        """Return the projector beside a target that fits it, or None. Reads the target's header then."""
+    def find_projector(self, target: Path, name: str = "") -> tuple[Path | None, str]:
+        """Return the projector of a target that fits it, or None, and a sentence about it.
+
+        It lies beside the target, and for a model in Ollama it is what the manifest names. name: the target as
+        the user named it. Reads the target's header if there is a projector.
+        """
+        from localspec.registry.disk.discovery import find_model
         from localspec.registry.disk.projectors import find_projector, list_projectors
         from localspec.registry.header.model import read_local_model
 
+        model = find_model(name) if ":" in name and not name.startswith(("/", "~")) else None
         try:
-            return (
-                find_projector(target, read_local_model(target))
-                if list_projectors(target)
-                else None
-            )
+            candidates = model.projectors if model else list_projectors(target)
+            found = find_projector(candidates, read_local_model(target)) if candidates else None
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
-            return None
+            return None, ""
+        if found and model:
+            return found, f"The projector of {name} in Ollama lets it read pictures."
+        if model and candidates:
+            return None, f"It reads no pictures: the projector of {name} in Ollama cannot be used."
+        beside = (
+            f"{found.name}, which lies beside the target, lets it read pictures." if found else ""
+        )
+        return found, beside
 
     def check_removable(self, name: str) -> str:
         """Return the name in the store of a pair that may be removed."""

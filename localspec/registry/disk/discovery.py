@@ -20,11 +20,21 @@ from localspec.registry.store.store import Store
 # ------------------------------------------------------------------------ ollama
 # The models of Ollama, whose files are named by their hashes.
 #
-# The JSON file manifests/HOST/OWNER/MODEL/TAG states which of the files blobs/sha256-… is the model.
+# The JSON file manifests/HOST/OWNER/MODEL/TAG states what each of the files blobs/sha256-… is: the model, a
+# projector, a LoRA adapter, a template, …
 
 
 _MAX_MANIFEST_BYTES = 1 << 20
-_MODEL_MEDIA_TYPE = "application/vnd.ollama.image.model"
+_MEDIA_TYPE_PREFIX = "application/vnd.ollama.image."
+# Layers that change answers and that localspec does not use, as a sentence names them.
+_UNUSED_LAYERS = {
+    "template": "template", "prompt": "template", "system": "system prompt", "params": "parameters",
+    "messages": "messages",
+}  # fmt: skip
+_ADAPTER_PROBLEM = (
+    "it is a base model with a LoRA adapter, which is not applied here; merge the adapter into the base "
+    "model (llama.cpp's llama-export-lora), or add the base model"
+)
 _HOST = "registry.ollama.ai"
 # The folders of its system services on Linux: of its own installer, and of Arch Linux.
 _SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
@@ -32,11 +42,21 @@ _SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """A model with a manifest, and its name as Ollama shows it. Either `file` or `problem` is set."""
+    """A model with a manifest, and its name as Ollama shows it. Either `file` or `problem` is set.
+
+    projectors: the files by which it reads pictures. unused: what else in the manifest changes answers.
+    """
 
     name: str
     file: Path | None
     problem: str = ""
+    projectors: tuple[Path, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether its weights are those of `file` with a LoRA adapter, so that it cannot be used."""
+        return self.problem == _ADAPTER_PROBLEM
 
 
 def model_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
@@ -60,13 +80,13 @@ def list_models(home: Path) -> Iterator[OllamaModel]:
                 yield _read_manifest(home, Path(folder, file))
 
 
-def find_model(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the file of the model that Ollama calls `name`. A name without a tag means the latest."""
+def find_model(name: str, environ: Mapping[str, str] = os.environ) -> OllamaModel | None:
+    """Return the model that Ollama calls `name`, with a file or an adapter; without a tag, the latest."""
     query = _shorten_name(name if ":" in name.rpartition("/")[2] else f"{name}:latest").lower()
     for home in model_folders(environ):
         for model in list_models(home):
-            if model.file and model.name.lower() == query:
-                return model.file
+            if (model.file or model.has_adapter) and model.name.lower() == query:
+                return model
     return None
 
 
@@ -80,26 +100,38 @@ def _shorten_name(name: str) -> str:
 def _read_manifest(home: Path, manifest: Path) -> OllamaModel:
     model = manifest.parent.relative_to(home / "manifests").as_posix()
     name = _shorten_name(f"{model}:{manifest.name}")
+    layers: dict[str, list[Path]] = {}
     try:
         if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
             return OllamaModel(name, None, "its manifest is too large")
-        layers = json.loads(read_file(manifest))["layers"]
-        digest = next(
-            layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_MEDIA_TYPE
-        )
-        kind, _, value = digest.partition(":")
-        if not (kind.isalnum() and value.isalnum()):
-            return OllamaModel(name, None, "its manifest cannot be read")
+        for layer in json.loads(read_file(manifest))["layers"]:
+            kind, _, value = layer["digest"].partition(":")
+            if not (kind.isalnum() and value.isalnum()):
+                return OllamaModel(name, None, "its manifest cannot be read")
+            paths = layers.setdefault(layer["mediaType"].removeprefix(_MEDIA_TYPE_PREFIX), [])
+            paths.append(_find_blob(home, kind, value))
     except OSError as error:
         return OllamaModel(name, None, f"its manifest cannot be read ({error.strerror})")
-    except StopIteration:
-        return OllamaModel(name, None, "its manifest names no model")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return OllamaModel(name, None, "its manifest cannot be read")
-    for blob in (f"{kind}-{value}", f"{kind}:{value}"):  # the second form is older than 2024
-        if os.path.exists(home / "blobs" / blob):  # noqa: PTH110 - Path.exists may raise
-            return OllamaModel(name, home / "blobs" / blob)
-    return OllamaModel(name, None, f"its file is missing ({home / 'blobs' / f'{kind}-{value}'})")
+    files, projectors = layers.get("model", []), layers.get("projector", [])
+    if not files:
+        return OllamaModel(name, None, "its manifest names no model")
+    if "adapter" in layers:
+        return OllamaModel(name, None, _ADAPTER_PROBLEM)
+    if len(files) > 1:
+        return OllamaModel(name, None, f"it consists of {len(files)} files, which must be merged")
+    for file in (*files, *projectors):
+        if not os.path.exists(file):  # noqa: PTH110 - Path.exists may raise
+            return OllamaModel(name, None, f"its file is missing ({file})")
+    unused = dict.fromkeys(words for kind, words in _UNUSED_LAYERS.items() if kind in layers)
+    return OllamaModel(name, files[0], projectors=tuple(projectors), unused=tuple(unused))
+
+
+def _find_blob(home: Path, kind: str, value: str) -> Path:
+    """Return the path of a layer; before 2024 there was a colon in it."""
+    older = home / "blobs" / f"{kind}:{value}"
+    return older if os.path.exists(older) else home / "blobs" / f"{kind}-{value}"  # noqa: PTH110
 
 
 # ------------------------------------------------------------------------ programs

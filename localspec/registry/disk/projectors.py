@@ -1,7 +1,8 @@
-"""Find the projector that lies beside a target, by which it reads pictures."""
+"""Find the projector of a target, by which it reads pictures, among the files beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from localspec.errors import LocalspecError
@@ -20,11 +21,11 @@ def list_projectors(target: Path) -> list[Path]:
     return [target.with_name(name) for name in rank_projectors(sizes, target.name)]
 
 
-def find_projector(target: Path, model: ModelInfo) -> Path | None:
-    """Return the projector beside a target that fits it, or None. model: the target's header."""
+def find_projector(candidates: Iterable[Path], model: ModelInfo) -> Path | None:
+    """Return the first projector that fits a target, or None. model: the target's header."""
     if model.pooling:
         return None
-    for path in list_projectors(target):
+    for path in candidates:
         try:
             check_projector(model, read_local_projector(path))
         except LocalspecError:
