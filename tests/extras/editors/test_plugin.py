@@ -49,7 +49,9 @@ class Desk:
         self.server: Scripted = stack.enter_context(scripted(home.root / "s", self._reply))
         self.file = home.root / "sum.py"
         settings = (
-            f"let g:localspec_socket = '{self.server.server_address!s}'\nlet g:localspec_start = 0"
+            f"let g:localspec_socket = '{self.server.server_address!s}'\nlet g:localspec_start = 0\n"
+            "noremap <F12> <Cmd>let g:done = get(g:, 'done') + 1<CR>\n"
+            "noremap! <F12> <Cmd>let g:done = get(g:, 'done') + 1<CR>\n"
         )
         self.editor: Editor = stack.enter_context(
             editing(name, home.root, home.environment, str(self.file), settings=settings)
@@ -62,6 +64,15 @@ class Desk:
         if body.get("n_predict") == 0:
             return infill("")
         return infill(f"{self.suggestion}{body['seed']}" if "seed" in body else self.suggestion)
+
+    def type(self, keys: str) -> None:
+        """Type keys and wait until the editor has processed them."""
+        count = self.editor.value("get(g:, 'done')")
+        self.editor.type(keys)
+        if keys.endswith("\x1b"):  # the next key must not be part of an escape sequence
+            time.sleep(0.15)
+        self.editor.type("\x1b[24~")
+        self.editor.until("get(g:, 'done')", lambda keys_done: keys_done > count)
 
     def wait_for_more_than(self, count: int) -> None:
         wait_for(lambda: len(self.server.requests) > count, "a request")
@@ -104,6 +115,55 @@ def test_a_suggestion_is_shown_accepted_and_undone(desk: Desk) -> None:
     editor.until("getline(2)", "    return a + b")
     editor.type("\x1bu")
     editor.until("getline(2)", "    return")
+    assert editor.wrong == []
+
+
+EVEN = "def even(n):\n    return \n\ndef factorial(n):\n    pass\n\nx = 1\ny = 2\nlast = 4\nz = 3\nlast = 4\n"
+
+
+def test_lines_below_a_suggestion_of_several_lines_stay_on_the_screen(desk: Desk) -> None:
+    editor = desk.open(EVEN)
+    desk.suggestion = "n % 2 == 0\n\ndef odd(n):"
+    lines = EVEN.split("\n")[:-1]
+    editor.type("jA")
+    editor.ghost(desk.suggestion)
+    below = ["", "def odd(n):", *lines[2:]]
+    assert drawn(editor)[: len(lines) + 2] == [lines[0], "    return n % 2 == 0", *below]
+    desk.replies["/infill"] = None
+    editor.type("n %")
+    editor.ghost(" 2 == 0\n\ndef odd(n):")
+    assert drawn(editor)[: len(lines) + 2] == [lines[0], "    return n % 2 == 0", *below]
+    editor.type("x")
+    editor.ghost("")
+    assert drawn(editor)[: len(lines)] == [lines[0], "    return n %x", *lines[2:]]
+
+
+def drawn(editor: Editor) -> list[str]:
+    """Return the rows of the screen without the last ones, after what is still to be drawn."""
+    editor.value("execute('redraw')")
+    return editor.shown()[:-3]
+
+
+@pytest.mark.parametrize("windows", ["only", "split", "vsplit", "setlocal nowrap", "5split"])
+def test_the_screen_is_that_of_a_new_drawing(desk: Desk, windows: str) -> None:
+    """Suggestions are shown, typed, accepted and dropped anywhere, also in a scrolled window."""
+    rng = random.Random(windows)
+    for _ in range(6):
+        lines = [f"{number} = " + "word " * rng.choice([0, 2, 30]) for number in range(60)]
+        editor = desk.open("\n".join(lines) + "\n")
+        suggestion = "".join(rng.choice(["a", " ", "\n", "\nbc", "\t", "日"]) for _ in range(8))
+        desk.suggestion = f"z{suggestion}z"
+        place = rng.choice(["3G", "30Gzt", "30Gzz", "30Gzb", "40Gzt\x19\x19", "G"])
+        editor.type(f":{windows}\r{place}A")
+        editor.until("localspec#ghost#text()", lambda text: text != "")
+        steps = ["z", rng.choice(["\t", "\x1b[Z", "q", "\r", "\x7f", "\x1b"]), "\x1b"]
+        for keys in ["", *steps]:
+            if keys:
+                desk.replies["/infill"] = None
+                desk.type(keys)
+            rows = drawn(editor)
+            editor.value("execute('redraw!')")
+            assert drawn(editor) == rows, (place, desk.suggestion, keys)
     assert editor.wrong == []
 
 

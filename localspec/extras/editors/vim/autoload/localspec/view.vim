@@ -35,6 +35,15 @@ function! s:vim(buffer, lnum, column, shown) abort
   for line in a:shown[1:]
     call prop_add(a:lnum, 0, extend({'text': empty(line) ? ' ' : line, 'text_align': 'below'}, prop))
   endfor
+  call s:redraw(a:buffer)
+endfunction
+
+" Some versions of Vim (9.0.1378) forget that lines move when text comes or goes below a line. Restoring
+" nothing of a window's view has its lines drawn again, without clearing the screen.
+function! s:redraw(buffer) abort
+  for window in filter(win_findbuf(a:buffer), {_, id -> win_id2win(id)})
+    call win_execute(window, 'call winrestview({})')
+  endfor
 endfunction
 
 " Take away all ghost text of a buffer.
@@ -44,7 +53,9 @@ function! localspec#view#erase(buffer) abort
   elseif has('nvim')
     call nvim_buf_clear_namespace(a:buffer, nvim_create_namespace('localspec'), 0, -1)
   elseif !empty(prop_type_get('localspec'))
-    call prop_remove({'type': 'localspec', 'bufnr': a:buffer, 'all': 1})
+    if prop_remove({'type': 'localspec', 'bufnr': a:buffer, 'all': 1})
+      call s:redraw(a:buffer)
+    endif
   endif
 endfunction
 
