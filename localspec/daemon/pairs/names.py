@@ -70,18 +70,7 @@ def resolve_pair(
         return upstream_pair
     name = registry.resolve_alias(name)
     if is_file_name(name):
-        files = files_of(name, registry)
-        files.pooling = registry.check_files(
-            *(Path(path) for path in (files.target, files.draft) if path)
-        )
-        projector, sentence = registry.find_projector(
-            Path(files.target), split_model_names(name)[0]
-        )
-        if projector:
-            files.projector = str(projector)
-        else:
-            files.projector_hint = sentence
-        return files
+        return _resolve_files(name, registry)
     from localspec.registry.store import integrity
 
     store = registry.store
@@ -99,6 +88,20 @@ def resolve_pair(
     if draft:  # a pair that was added with --no-draft gets none
         _add_other_drafts(files, registry.find_own_drafts(target))
     return with_tuned_draft(files, registry.paths.tuned)
+
+
+def _resolve_files(name: str, registry: Registry) -> PairFiles:
+    """Return checked files that are named by path or as in Ollama, with what drafts and the projector."""
+    files = files_of(name, registry)
+    files.pooling = registry.check_files(
+        *(Path(path) for path in (files.target, files.draft) if path)
+    )
+    projector, sentence = registry.find_projector(Path(files.target), split_model_names(name)[0])
+    if projector:
+        files.projector = str(projector)
+    else:
+        files.projector_hint = sentence
+    return files
 
 
 def _projector_hint(record: Record) -> str:
