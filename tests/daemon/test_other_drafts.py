@@ -14,6 +14,7 @@ from benchmarks.synthetic_heads import TINY_HEADS, write_heads
 from localspec.config import Config
 from localspec.daemon.pairs.names import resolve_pair
 from localspec.daemon.pairs.registry import Registry, add_local_pair
+from localspec.daemon.pairs.views import rank_drafts_for
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import AddRequest
@@ -90,6 +91,27 @@ def test_a_pair_knows_whether_its_draft_was_named(registry: Registry, folder: Pa
     }
     write_model(folder / "target.gguf", TINY_TARGET, CYCLE, seed=3)
     assert resolve(registry, "found") == resolved["found"]  # also after a file has changed
+
+
+def test_the_drafts_of_a_pair_are_listed_wherever_they_lie(
+    registry: Registry, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / "nobody"))
+    (folder / "elsewhere").mkdir()
+    small = (folder / "small.gguf").rename(folder / "elsewhere" / "small.gguf")
+
+    def list_drafts(name: str) -> list[str]:
+        pair = resolve_pair(name, Config(), registry)
+        report = rank_drafts_for(registry, pair, [], None, lambda _: None)
+        return [view.name for view in report.drafts or [] if view.matched]
+
+    assert list_drafts("builtin") == ["draft.gguf"]
+    target = str(folder / "target.gguf")
+    beside = ["dflash-a.gguf", "eagle3-a.gguf"]
+    assert list_drafts(target) == beside
+    assert list_drafts(f"{target},{small}") == ["small.gguf"]
+    add(registry, folder, "model", draft=str(small))
+    assert list_drafts("model") == [*beside, "small.gguf"]
 
 
 def test_status_shows_the_draft_that_is_used(home: Home, tmp_path: Path) -> None:

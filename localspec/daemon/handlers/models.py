@@ -472,7 +472,7 @@ async def find_drafts(request: Request) -> Response:
         stream_reports(
             daemon.long_work,
             lambda report: views.rank_drafts_for(
-                daemon.registry, pair.target, body.folders, trials, report
+                daemon.registry, pair, body.folders, trials, report
             ),
         )
     )

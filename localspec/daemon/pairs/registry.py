@@ -111,8 +111,8 @@ def _list_unused_layers(file_names: Collection[str]) -> tuple[str, ...]:
 
     models = [find_model(file) for file in file_names if not file.startswith("/")]
     return tuple(
-        f"Not used of {model.name} in Ollama: {', '.join(model.unused)}. The chat template in its file is used; "
-        "models.toml may set another one, and sampling parameters."
+        f"Not used of {model.name} in Ollama: {', '.join(model.unused)}. The chat template in its file is "
+        "used; models.toml may set another one, and sampling parameters."
         for model in models
         if model and model.unused
     )
@@ -519,8 +519,8 @@ class Registry:
     def find_projector(self, target: Path, name: str = "") -> tuple[Path | None, str]:
         """Return the projector of a target that fits it, or None, and a sentence about it.
 
-        It lies beside the target, and for a model in Ollama it is what the manifest names. name: the target as
-        the user named it. Reads the target's header if there is a projector.
+        It lies beside the target, or the manifest of a model in Ollama names it. name: the target as the user
+        named it. Reads the target's header if there is a projector.
         """
         from localspec.registry.disk.discovery import find_model
         from localspec.registry.disk.projectors import find_projector, list_projectors

@@ -24,6 +24,7 @@ from localspec.daemon.pairs.tasks import DraftTrials, Interrupted
 from localspec.daemon.worker import eviction
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.paths import MODEL_FOLDER_VARIABLES
+from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import (
     Disk,
     Drafts,
@@ -331,13 +332,14 @@ def _preset_notes(preset: Preset) -> Iterator[str]:
 
 def rank_drafts_for(
     registry: Registry,
-    target: str,
+    pair: PairFiles,
     folders: list[str],
     trials: DraftTrials | None,
     report: Callable[[Drafts], None],
 ) -> Drafts:
-    """Return all that could draft for `target`: its own heads and every model and sidecar on this disk.
+    """Return all that could draft for the target of a pair.
 
+    That is what drafts in the pair, heads in the target's file and every model and sidecar on this disk.
     With `trials`, matching ones are measured.
 
     Raises:
@@ -349,7 +351,15 @@ def rank_drafts_for(
     from localspec.registry.disk.drafts import free_name, rank_drafts
 
     _check_folders(folders)
+    target = pair.target
     models = find_models(registry.store, map(Path, folders))
+    found = {model.path.resolve() for model in models}
+    own = [Path(draft) for draft in (pair.draft, *pair.other_drafts) if draft]
+    models += [
+        FoundModel(draft, draft.name, f"pair {pair.name}")
+        for draft in own
+        if draft.resolve() not in found
+    ]
     target_path = Path(target).resolve()
     model = next((model for model in models if model.path.resolve() == target_path), None)
     model = model or FoundModel(Path(target), target_path.name, "")
