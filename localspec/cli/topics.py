@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +24,12 @@ _ENTRY = re.compile(r"^- \[(?P<topic>[^]]+)\]\([^)]+\): (?P<summary>.*)$")
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^]]+)\]\((?P<target>[^)\s]+)\)")
 
 
-class Match(NamedTuple):
-    """A line of a page that contains what was searched for, and the heading above it."""
+class Section(NamedTuple):
+    """A heading of a page with the lines up to the next one."""
 
     topic: str
     heading: str
-    line: str
+    lines: list[str]
 
 
 def pages() -> dict[str, Path]:
@@ -75,16 +75,49 @@ def near(word: str) -> list[str]:
     return list(dict.fromkeys(names[name] for name in close))
 
 
-def search(text: str) -> Iterator[Match]:
-    """Yield every line of every page that contains a text, whatever its case, as an editor would show it."""
-    sought = text.lower()
+def search(words: Sequence[str]) -> list[Section]:
+    """Return the sections that contain all words, in any order and case, with the lines that have one.
+
+    A word is found at the beginning of a longer one. Pages of that title come first, then headings, then
+    lines with all words, and of these the shortest section. Records of the past come last.
+    """
+    patterns = [word_pattern(word) for word in words]
+    ranked = []
+    for section in _sections():
+        topic, heading, lines = section
+        title = f"{topic} {heading}" if lines[:1] == [f"# {heading}"] else heading
+        places = ([title], lines, [" ".join([topic, *lines])])
+        ranks = [
+            any(all(pattern.search(text) for pattern in patterns) for text in place)
+            for place in places
+        ]
+        if any(ranks):
+            is_past = topic == "changelog" or topic.startswith("decisions")
+            shown = [
+                line.strip()
+                for line in lines[1:]
+                if any(pattern.search(line) for pattern in patterns)
+            ]
+            rank = is_past, ranks.index(True), len(lines)
+            ranked.append((rank, Section(topic, heading, shown)))
+    return [section for _, section in sorted(ranked, key=lambda found: found[0])]
+
+
+def word_pattern(word: str) -> re.Pattern[str]:
+    """Return what finds words that begin with `word`."""
+    return re.compile(rf"(?<![a-z]){re.escape(word)}", re.IGNORECASE)
+
+
+def _sections() -> Iterator[Section]:
+    """Yield the sections of all pages. The first line of each is its heading."""
     for topic, path in pages().items():
-        heading, fences = "", Fences()
+        section, fences = Section(topic, "", []), Fences()
         for line in path.read_text(encoding="utf-8").splitlines():
             if fences.classify_next(line) == "text" and line.startswith("#"):
-                heading = line.lstrip("# ")
-            if sought in line.lower():
-                yield Match(topic, heading, line.strip())
+                yield section
+                section = Section(topic, line.lstrip("# "), [])
+            section.lines.append(line)
+        yield section
 
 
 def source(topic: str) -> str:

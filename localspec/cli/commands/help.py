@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -27,6 +27,10 @@ _ENVIRONMENT = (
 )
 
 
+_MAX_SECTIONS = 12  # that a search prints
+_MAX_LINES = 3  # of each
+
+
 def _offered(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     del parameter
     commands = (inner.info_name or "" for inner in subcommands(context.find_root()))
@@ -35,14 +39,17 @@ def _offered(context: click.Context, parameter: click.Parameter, typed: str) -> 
 
 
 @click.command(
-    help="Show help for a command, a page of the documentation, or the list of both.\n\n"
+    help="Show help for a command, a page of the documentation, or the list of both. Other words are "
+    "searched for in all pages.\n\n"
     "On a terminal a page that is longer than the screen opens in a pager (PAGER, or less).",
     epilog="Examples:\n\n\b\n  localspec help ask\n  localspec help history rm\n"
     "  localspec help pairs\n  localspec help --search proxy\n"
     "  localspec help --man ask | man -l -",
 )
 @click.argument("names", metavar="[COMMAND|TOPIC]...", nargs=-1, shell_complete=_offered)
-@click.option("--search", metavar="TEXT", help="Find the pages and sections that contain a text.")
+@click.option(
+    "--search", metavar="TEXT", help="Find the pages and sections that contain all of these words."
+)
 @click.option("--man", "as_man", is_flag=True, help="Print a man page, in roff.")
 @click.pass_context
 def command(
@@ -52,11 +59,16 @@ def command(
     if search is not None:
         if names or as_man:
             raise click.UsageError("--search stands alone: localspec help --search TEXT", context)
-        return _search(search)
+        return _search(search.split())
     topic = None if not names or as_man or _is_command(root, names[0]) else topics.find(names)
     if topic is not None:
         topics.show(topic)
         return 0
+    if names and not as_man and not _is_known(root, names[0]):
+        if not topics.search(names):
+            raise click.UsageError(_unknown(root, names[0]), root)
+        render.note(_unknown(root, " ".join(names)))
+        return _search(names)
     named = _command_named(root, names)
     render.line(page(named).removesuffix("\n") if as_man else named.get_help())
     if not names and not as_man:
@@ -90,7 +102,7 @@ def _unknown(root: click.Context, word: str) -> str:
     meant = [name for name in (command, *topics.near(word)) if name]
     if meant:
         return f"No command or page '{word}'; did you mean {' or '.join(meant)}?"
-    return f"No command or page '{word}'. To search the pages: localspec help --search TEXT"
+    return f"No command or page '{word}'."
 
 
 def _command_named(root: click.Context, names: tuple[str, ...]) -> click.Context:
@@ -117,20 +129,21 @@ def _topics(root: click.Context) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-def _search(text: str) -> int:
-    """Print the places in the documentation that contain a text. Return 1 if there is none."""
-    shown = None
-    for match in topics.search(text):
-        place = f"{match.topic}: {match.heading}"
-        if place != shown:
-            render.line(f"\n{place}" if shown else place)
-            shown = place
-        start = match.line.lower().find(text.lower())
-        render.highlighted("  ", match.line, start, start + len(text))
-    if shown is None:
-        render.note(f"No page contains '{text}'.")
-        return 1
-    return 0
+def _search(words: Sequence[str]) -> int:
+    """Print the sections of the documentation that contain all words. Return 1 if there is none."""
+    sections = topics.search(words)
+    for number, section in enumerate(sections[:_MAX_SECTIONS]):
+        place = f"{section.topic}: {section.heading}"
+        render.line(f"\n{place}" if number else place)
+        for line in section.lines[:_MAX_LINES]:
+            found = (topics.word_pattern(word).search(line) for word in words)
+            start, end = min(match.span() for match in found if match)
+            render.highlighted("  ", line, start, end)
+    if len(sections) > _MAX_SECTIONS:
+        render.note(f"{len(sections) - _MAX_SECTIONS} more sections: use more words.")
+    if not sections:
+        render.note(f"No page contains '{' '.join(words)}'.")
+    return 0 if sections else 1
 
 
 def pages(context: click.Context) -> Iterator[tuple[str, str]]:
