@@ -154,6 +154,7 @@ _ABORT_MARGIN_S = 5  # for answers that were ended then
 BACKLOG = 2048
 _MAX_ACCEPTS_AT_ONCE = 4
 _POLL_INTERVAL_S = 0.01  # of the wait for the last responses at the end
+_PROGRAM_CHECK_S = 2.0  # interval of the checks whether the program is still installed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -330,6 +331,7 @@ class Daemon:
             asyncio.run_coroutine_threadsafe(self.configure(), loop)
 
         stop_watching = start(state, reconfigure)
+        uninstalled = asyncio.create_task(self._drain_once_uninstalled())
         nightly = extras.load("tune", "nightly")
         tuner = nightly.start(state, stop_watching) if nightly else None
         threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
@@ -338,6 +340,7 @@ class Daemon:
         finally:
             if owns_socket:
                 path.unlink(missing_ok=True)
+            uninstalled.cancel()
             stop_watching.set()
             if tuner:  # its run, a process, must not outlive the daemon
                 await asyncio.to_thread(tuner.join)
@@ -400,6 +403,18 @@ class Daemon:
             state.tcp_problem = f"{error} TCP is not served."
             return
         log.info("daemon %d listens on %s", os.getpid(), state.tcp.url)
+
+    async def _drain_once_uninstalled(self) -> None:
+        """End after the package has been deleted, since no command is left that could stop the daemon.
+
+        An upgrade replaces its files one by one, so a file that is missing only once is none of this.
+        """
+        missing = 0
+        while missing < 2:
+            await asyncio.sleep(_PROGRAM_CHECK_S)
+            missing = 0 if Path(__file__).exists() else missing + 1
+        log.warning("the program has been deleted from %s; ending", Path(__file__).parents[1])
+        self.drain()
 
     def drain(self) -> None:
         """Accept nothing new, let running requests finish, then end. A second call ends them at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -19,7 +20,7 @@ import pytest
 
 from localspec.client import autostart
 from localspec.daemon.handlers.streams import CONVERSATION_HEADER
-from tests.support.daemons import Home, RunningDaemon, UnixConnection, alive, wait_for
+from tests.support.daemons import ROOT, Home, RunningDaemon, UnixConnection, alive, wait_for
 from tests.support.documents import pdf, show, with_endless_conversions
 from tests.support.patience import PATIENCE
 
@@ -393,3 +394,22 @@ def test_a_death_after_a_file_changed_names_the_file(home: Home, daemon: Running
         assert f"{home.model} was changed" in answer.error["message"]
     assert home.chat("say again").text == "again"
     assert "Safe mode" not in str(home.status())
+
+
+def test_a_daemon_whose_program_is_deleted_ends_after_its_answers(
+    home: Home, tmp_path: Path
+) -> None:
+    """After `pipx uninstall` no command is left that could stop it."""
+    package = tmp_path / "site" / "localspec"
+    shutil.copytree(ROOT / "localspec", package, ignore=shutil.ignore_patterns("docs", "*.gguf"))
+    shutil.copy(ROOT / "models.toml", package)
+    home.use_fake("--pace", "0.5")
+    home.environment["PYTHONPATH"] = str(package.parent)
+    daemon = RunningDaemon(home)
+    with home.streaming("say a b c d e f") as stream:
+        stream.await_text()
+        package.rename(tmp_path / "removed")
+        assert b"f" in stream.read()
+    daemon.process.wait(PATIENCE)
+    assert daemon.stop() == 0
+    assert not home.socket.exists()
