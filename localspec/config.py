@@ -430,6 +430,28 @@ def load_config(
     return _drop_conflicts(Config(**values, origin=origin, problems=tuple(problems)))
 
 
+def explain_unread_variables(
+    variables: Mapping[str, str], environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Return a sentence for each setting among the variables that this process was not started with."""
+    sentences = []
+    for key in KEYS:
+        variable = f"LOCALSPEC_{key.upper()}"
+        value = variables.get(variable)
+        if value is None or value == environ.get(variable):
+            continue
+        try:
+            check_value(key, parse_value(key, value))
+            advice = "to use it: localspec restart"
+        except ValueError as error:
+            advice = f"besides, {error}"
+        sentences.append(
+            f"{variable}={shorten(replace_control_characters(value))} has no effect on "
+            f"the daemon, which was started without it; {advice}."
+        )
+    return sentences
+
+
 def _replacement_clause(key: str, last: Config) -> str:
     """Return what replaces a wrong value, as a clause."""
     return f"{getattr(last, key)!r} is used instead" if key in KEYS else _IGNORED

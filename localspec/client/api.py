@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import localspec
 from localspec import errors
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # A daemon of another API version refuses a request that carries this header, before any work.
 API_HEADER = "X-Localspec-Api"
+ENVIRONMENT_HEADER = "X-Localspec-Environment"
+_MAX_ENVIRONMENT_LENGTH = 16_384  # characters; the head of a request is limited
 
 
 class Client:
@@ -131,7 +134,7 @@ class Client:
     ) -> tuple[transport.Connection, transport.Response]:
         connection = self.connect(timeout)
         try:
-            headers = {API_HEADER: str(localspec.API_VERSION)}
+            headers = {API_HEADER: str(localspec.API_VERSION), **_shell_variables()}
             response = connection.request(method, target, body, headers)
             if response.status >= 400:
                 raise _error_from_body(response.status, response.read())
@@ -139,6 +142,14 @@ class Client:
         except BaseException:
             connection.close()
             raise
+
+
+def _shell_variables() -> dict[str, str]:
+    """Return the header with the LOCALSPEC_* variables of this shell, which only a starting daemon reads."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("LOCALSPEC_")}
+    variables.pop("LOCALSPEC_HOME", None)  # this one is read here
+    text = json.dumps(variables)
+    return {ENVIRONMENT_HEADER: text} if variables and len(text) < _MAX_ENVIRONMENT_LENGTH else {}
 
 
 def _error_from_body(status: int, body: bytes) -> errors.LocalspecError:

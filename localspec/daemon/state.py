@@ -13,13 +13,13 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 from starlette.types import Receive
 
-from localspec.config import Config
+from localspec.config import Config, explain_unread_variables
 from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.llama_server import Editors
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp
 from localspec.daemon.http.recordings import Recordings
-from localspec.daemon.http.requests import from_our_client, while_connected
+from localspec.daemon.http.requests import from_our_client, read_shell_variables, while_connected
 from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.daemon.pairs import names
@@ -201,14 +201,16 @@ class DaemonState:
 
     def take_notice(self, pair: str) -> str:
         """Return what only the next answer should mention. Clients over TCP get no problems of the files."""
-        notice = self.registry.take_notice(pair)
+        notices = [self.registry.take_notice(pair)]
+        if not tcp.is_tcp_request():
+            notices += explain_unread_variables(read_shell_variables())
         if self.unreported_problems and not tcp.is_tcp_request():
             problems, self.unreported_problems = (
                 [text for text in self.unreported_problems if text in self.problems],
                 [],
             )
-            notice = " ".join([*filter(None, [notice]), *problems])
-        return notice
+            notices += problems
+        return " ".join(filter(None, notices))
 
     @property
     def problems(self) -> list[str]:

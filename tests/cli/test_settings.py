@@ -271,6 +271,26 @@ def test_a_variable_of_the_running_daemon_is_named(fake_home: Home) -> None:
     daemon.stop()
 
 
+def test_a_variable_that_only_a_starting_daemon_reads_is_named(fake_home: Home) -> None:
+    fake_home.run("start")
+    assert fake_home.run("ask", "say x").stderr == ""
+    for value, reason in (
+        ("8192", "to use it: localspec restart"),
+        ("abc", "besides, 'context' must be a whole number, not 'abc'"),
+        ("\x1b[31m", "besides, "),
+    ):
+        fake_home.environment["LOCALSPEC_CONTEXT"] = value
+        run = fake_home.run("ask", "say x")
+        assert (run.returncode, run.stdout) == (0, "x\n")
+        assert "LOCALSPEC_CONTEXT=" in run.stderr
+        assert "no effect on the daemon" in run.stderr
+        assert reason in run.stderr
+        assert "\x1b" not in run.stderr
+    fake_home.environment["LOCALSPEC_CONTEXT"] = "8192"
+    fake_home.run("restart")
+    assert fake_home.run("ask", "say x").stderr == ""
+
+
 def test_a_context_beyond_the_pairs_maximum_is_a_warning(fake_home: Home) -> None:
     run = fake_home.run("config", "set", "context", "100000")
     assert run.returncode == 0

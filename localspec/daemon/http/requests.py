@@ -31,17 +31,29 @@ from localspec.protocol.reading import BodyComplexity, TooComplex, decode
 # one character beyond the BMP takes four times as much, and is copied on its way to the engine.
 MAX_BODY_BYTES = 32 << 20
 API_HEADER = "x-localspec-api"  # the header in which our clients send the version of their API
+ENVIRONMENT_HEADER = (
+    "x-localspec-environment"  # the LOCALSPEC_* variables of a client's shell, in JSON
+)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 
 _by_our_client: ContextVar[bool] = ContextVar("by_our_client", default=False)
+_shell_variables: ContextVar[bytes] = ContextVar("shell_variables", default=b"{}")
 
 
 def from_our_client() -> bool:
     """Return whether the current request came from localspec's own command line."""
     return _by_our_client.get()
+
+
+def read_shell_variables() -> dict[str, str]:
+    """Return the LOCALSPEC_* variables of the shell that the current request came from."""
+    try:
+        return msgspec.json.decode(_shell_variables.get(), type=dict[str, str])
+    except msgspec.DecodeError:
+        return {}
 
 
 class ClientGone(Exception):
@@ -56,8 +68,10 @@ class VersionMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            client_version = dict(scope["headers"]).get(API_HEADER.encode())
+            headers = dict(scope["headers"])
+            client_version = headers.get(API_HEADER.encode())
             _by_our_client.set(client_version is not None)
+            _shell_variables.set(headers.get(ENVIRONMENT_HEADER.encode(), b"{}"))
             if client_version not in (None, str(localspec.API_VERSION).encode()):
                 refusal = VersionMismatch(
                     f"This daemon is localspec {localspec.__version__} with API "
