@@ -122,7 +122,7 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: BodyComplexity | N
     try:
         request, body = _decode_with_repairs(body, kind)
     except msgspec.ValidationError as error:
-        raise _name_key(_explain(str(error), kind), body, kind) from None
+        raise _name_key(explain(str(error), kind), body, kind) from None
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -219,7 +219,7 @@ def convert(value: object, kind: type[Body], at: str) -> Body:
     try:
         return _convert_with_repairs(value, kind)
     except msgspec.ValidationError as error:
-        explained = _explain(str(error), kind)
+        explained = explain(str(error), kind)
         path = f"{at}.{explained.param}" if explained.param else at
         subject = f"'{explained.param}'" if explained.param else "The request body"
         raise BadBody(explained.message.replace(subject, f"'{path}'", 1), path) from None
@@ -264,6 +264,7 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _LENGTH = re.compile(r"Expected `(\w+)` of length (<=|>=) (\d+)$")
 _LIMIT = re.compile(r"Expected `[^`]+` (<=|>=|<|>) (\S+)$")
 _TYPE = re.compile(r"Expected `([^`]+)`(?:, got `([^`]+)`)?$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(\w+)`$")
 _ENUM = re.compile(r"Invalid enum value (.+)$", re.DOTALL)
 _BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
 _EXPECTED_NAMES = {
@@ -277,7 +278,7 @@ _EXPECTED_NAMES = {
 _ACTUAL_NAMES = {**_EXPECTED_NAMES, "float": "a number with a fraction", "null": "null"}
 
 
-def _explain(message: str, kind: type[Struct]) -> BadBody:
+def explain(message: str, kind: type[Struct]) -> BadBody:
     """Turn msgspec's message ("Expected `float` <= 2.0 - at `$.temperature`") into a sentence.
 
     The sentence begins with the field's name.
@@ -288,6 +289,10 @@ def _explain(message: str, kind: type[Struct]) -> BadBody:
     if missing := _MISSING.match(what):
         path = f"{path}.{missing[1]}" if path else missing[1]
         return BadBody(f"'{path}' is missing.", path)
+    if unknown := _UNKNOWN.match(what):
+        names = " or ".join(_field_names(kind, path)) or "nothing else"
+        path = f"{path}.{unknown[1]}" if path else unknown[1]
+        return BadBody(f"'{path}' is not known; there may be {names}.", path)
     if path and not path.endswith("]") and what.endswith("got `null`"):
         return BadBody(f"'{path}' is missing.", path)  # null counts as a missing field
     subject = f"'{path}'" if path else "The request body"
@@ -341,14 +346,29 @@ def _join_names(types: list[str], names: dict[str, str]) -> str:
     return " or ".join(names.get(kind, kind) for kind in types)
 
 
+def _types_at(kind: type[Struct], path: str) -> list[msgspec.inspect.Type]:
+    """Return the types that a value at `path` may have."""
+    types: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
+    for name in re.findall(r"[^\W\d]\w*|\[", path):
+        types = [member for outer in types for member in _member_types(outer, name)]
+    return types
+
+
+def _field_names(kind: type[Struct], path: str) -> list[str]:
+    """Return the fields of the object at `path`."""
+    return [
+        field.encode_name
+        for struct in _types_at(kind, path)
+        if isinstance(struct, msgspec.inspect.StructType)
+        for field in struct.fields
+    ]
+
+
 def _literal_choices(kind: type[Struct], path: str) -> list[str]:
     """Return the values that the Literal at `path` allows, quoted."""
-    types: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
-    for name in re.findall(r"\w+|\[", path):
-        types = [member for outer in types for member in _member_types(outer, name)]
     return [
         f"'{value}'"
-        for literal in types
+        for literal in _types_at(kind, path)
         if isinstance(literal, msgspec.inspect.LiteralType)
         for value in literal.values
     ]
@@ -357,7 +377,7 @@ def _literal_choices(kind: type[Struct], path: str) -> list[str]:
 def _member_types(outer: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
     """Return the types of field `name`, or of an item if `name` is "["; unions are split."""
     member: msgspec.inspect.Type | None = None
-    if isinstance(outer, msgspec.inspect.ListType) and name == "[":
+    if isinstance(outer, msgspec.inspect.ListType | msgspec.inspect.VarTupleType) and name == "[":
         member = outer.item_type
     elif isinstance(outer, msgspec.inspect.StructType):
         member = next((field.type for field in outer.fields if field.encode_name == name), None)

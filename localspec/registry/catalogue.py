@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +16,7 @@ from localspec import extras
 from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import expand_user, read_file
 from localspec.protocol.pairs import DraftKind
+from localspec.protocol.reading import explain
 from localspec.protocol.requests import sampling_parameters
 from localspec.protocol.settings import Context, Endpoints, Upstream
 from localspec.registry import ollama_names
@@ -155,12 +156,14 @@ class Catalogue:
     """All pairs by name, with their aliases, presets and upstream servers.
 
     presets: by pair name, for the pairs that have one. upstreams: the pairs that another server answers for.
+    problem: the mistake in a file that was read and not taken, for whoever misses a pair.
     """
 
     pairs: Mapping[str, CataloguePair]
     aliases: Mapping[str, str]
     presets: Mapping[str, Preset] = field(default_factory=dict)
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
+    problem: str = ""
 
     def find(self, name: str) -> tuple[str, CataloguePair]:
         """Return the name and entry of a pair, found by its name, an alias or Ollama's name of its target.
@@ -181,7 +184,8 @@ class Catalogue:
             return pair_name, self.pairs[pair_name]
         hint = hint or suggest_names(query, self.names)
         raise ModelNotFound(
-            f"There is no pair '{name[:80]}' in the catalogue.{hint} See: localspec catalogue",
+            f"There is no pair '{name[:80]}' in the catalogue.{hint} See: localspec catalogue"
+            f"{self.problem and f'. {self.problem}'}",
             param="model",
         )
 
@@ -355,8 +359,10 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
             raise locator.error((*keys, key), f"there is no sampling parameter '{key[:40]}'")
         try:
             msgspec.convert(int(value) if value == int(value) else value, types[key], strict=False)
-        except (msgspec.ValidationError, OverflowError, ValueError) as error:
-            raise locator.error((*keys, key), f"{value} is not allowed: {error}") from None
+        except msgspec.ValidationError as error:
+            raise locator.error((*keys, key), _explain(error, Preset, key)) from None
+        except (OverflowError, ValueError):
+            raise locator.error((*keys, key), f"'{key}' must be a finite number") from None
     for endpoint in entry.rpc:
         if not ENDPOINT_PATTERN.fullmatch(endpoint):
             raise locator.error(("pairs", name, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
@@ -380,6 +386,12 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
     return msgspec.structs.replace(preset, chat_template=text)
 
 
+def _explain(error: msgspec.ValidationError, kind: type[msgspec.Struct], whole: str) -> str:
+    """Return what is wrong, as a clause. `whole` is the name of what was checked."""
+    problem = explain(str(error), kind).message.removesuffix(".")
+    return problem.replace("The request body", f"'{whole}'").replace("an object", "a table")
+
+
 def _parse_entry(
     locator: _KeyLocator, name: str, entry: object
 ) -> CataloguePair | Preset | Upstream:
@@ -399,13 +411,8 @@ def _parse_entry(
     try:
         pair = msgspec.convert(entry, kind, strict=True)
     except msgspec.ValidationError as error:
-        problem, _, location = str(error).partition(" - at `$")
-        keys = tuple(re.findall(r"\w+", location))
-        field = re.search(r"field `(\w+)`", problem)
-        if field:
-            keys += (field[1],)
-        problem = problem.replace("Object", "the table").replace("`", "'")
-        raise locator.error(("pairs", name, *keys), problem[:1].lower() + problem[1:]) from None
+        keys = tuple(re.findall(r"\w+", explain(str(error), kind).param or ""))
+        raise locator.error(("pairs", name, *keys), _explain(error, kind, name)) from None
     if isinstance(pair, Upstream):
         if not NAME_PATTERN.fullmatch(name):
             raise locator.error(("pairs", name), f"'{name}' is not {_NAME_RULE}")
@@ -488,19 +495,20 @@ def _check_names(
 class LiveCatalogue:
     """The current catalogue, which can be reloaded.
 
-    After a broken edit the last valid catalogue stays in use, and `problem` describes the mistake.
+    After a broken edit the last valid catalogue stays in use, and its `problem` describes the mistake.
     """
 
     def __init__(self, user: Path, shipped: Path | None = None) -> None:
         self._user = user
         self._shipped = shipped or shipped_catalogue_path()
-        self.problem = ""
         try:
             self.current = load_catalogue(user, self._shipped)
         except CatalogueError as error:
             # There is no earlier valid catalogue yet. The shipped file alone keeps its pairs usable.
-            self.problem = f"{error.message} Your file is ignored until it is corrected."
-            self.current = load_catalogue(self._shipped, self._shipped)
+            self.current = replace(
+                load_catalogue(self._shipped, self._shipped),
+                problem=f"{error.message} Your file is ignored until it is corrected.",
+            )
 
     @property
     def files(self) -> tuple[Path, Path]:
@@ -512,7 +520,7 @@ class LiveCatalogue:
         try:
             self.current = load_catalogue(self._user, self._shipped)
         except CatalogueError as error:
-            self.problem = f"{error.message} The last good catalogue stays in use."
+            problem = f"{error.message} The last good catalogue stays in use."
+            self.current = replace(self.current, problem=problem)
             return False
-        self.problem = ""
         return True

@@ -19,7 +19,7 @@ from localspec.cli import app, command_names
 from localspec.cli.app import COMMANDS
 from localspec.cli.options import ALIASES
 from localspec.client.pairs import PairsClient
-from tests.support.daemons import Home
+from tests.support.daemons import Home, wait_for
 from tests.support.extras import has_command, needs
 from tests.support.terminal import terminal
 
@@ -35,6 +35,25 @@ CONTEXT = click.Context(app.app, info_name="localspec")
 def run_refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert app.run(list(arguments)) == 2
     return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ask -m zz hi", "show zz", "pull zz", "use zz", "load zz", "catalogue zz"],
+)
+def test_a_mistake_in_models_toml_is_told_where_a_name_is_missed(warm: Home, command: str) -> None:
+    file = warm.root / "config" / "models.toml"
+    assert "models.toml" not in warm.run(*command.split()).stderr
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("[pairs.zz]\nkeeps = true\n")
+    try:
+        wait_for(lambda: warm.run("list", "--json").stdout.count("keeps"), "the edit to be seen")
+        run = warm.run(*command.split())
+        assert run.returncode
+        assert f"{file}, line 2, pairs.zz.keeps: 'keeps' is not known" in run.stderr
+    finally:
+        file.unlink()
+        wait_for(lambda: "keeps" not in warm.run("list", "--json").stdout, "the file's end")
 
 
 # ------------------------------------------------------------------ other names

@@ -482,9 +482,10 @@ def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
         render.record(listed)
         return 0
     if words and not listed["pairs"]:
+        advice = "For a model on the Hugging Face hub: localspec pull OWNER/REPO"
+        mistakes = "".join(f". {problem}" for problem in listed["problems"])
         raise LocalspecError(
-            f"No pair in the catalogue matches '{' '.join(words)}'. For a model on the Hugging Face hub: "
-            "localspec pull OWNER/REPO"
+            f"No pair in the catalogue matches '{' '.join(words)}'. {advice}{mistakes}"
         )
     pairs.catalogue(listed["pairs"], listed.get("configured", ""))
     render.line(f"\n{pairs.format_memory(listed)}. To download one: localspec pull NAME")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from localspec.daemon.http import tcp
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.names import (
     BUILTIN,
@@ -267,7 +268,7 @@ class Registry:
     @property
     def problem(self) -> str:
         """An error in the catalogue, as far as it was read. Never blocks."""
-        return self._catalogue.problem if self._catalogue else ""
+        return self._catalogue.current.problem if self._catalogue else ""
 
     @property
     def running_pulls(self) -> tuple[str, ...]:
@@ -457,8 +458,10 @@ class Registry:
         hint = suggest_names(name.strip().lower(), names)
         if REPO_PATTERN.fullmatch(name.strip()) and not hint:
             hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."
+        mistake = f". {self.problem}" if self.problem and not tcp.is_tcp_request() else ""
         return NoSuchPair(
-            f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
+            f"There is no pair '{name[:80]}'.{hint} See: localspec list --all{mistake}",
+            param="model",
         )
 
     # ------------------------------------------------------------------ changes

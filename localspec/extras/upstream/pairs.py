@@ -15,6 +15,7 @@ from localspec.protocol.pairs import (
     PairView,
     RemovedView,
 )
+from localspec.protocol.reading import explain
 from localspec.protocol.settings import Upstream
 
 
@@ -50,7 +51,7 @@ def add_upstream(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
     try:
         upstream = msgspec.convert(settings, Upstream)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{error}.") from None
+        raise InvalidRequest(explain(str(error), Upstream).message) from None
     _check_key_file(upstream.key_file)
     upstreams.add_upstream(registry.paths.user_catalogue, name, upstream, replace=request.replace)
     registry.reload()
