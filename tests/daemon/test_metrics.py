@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localspec.daemon.handlers import control
-from localspec.daemon.worker.metrics import Histogram, Metrics
+from localspec.daemon.worker.metrics import Histogram, Metrics, TokenSums
 from localspec.errors import WorkerDied
 from localspec.protocol import frames
 from tests.support.daemons import Home, RunningDaemon
@@ -103,6 +103,22 @@ def test_a_prompt_length_that_comes_with_the_end_is_counted() -> None:
         watch.count_event(ended)
     figures = metrics.figures()
     assert (figures.prompt_tokens, figures.cached_tokens) == (30, 12)
+
+
+def test_answers_of_another_server_are_not_in_the_figures_of_this_engine() -> None:
+    """They are in our own sums, and a rate over a network is none of llama.cpp's."""
+    metrics = Metrics()
+    for elsewhere in (False, True):
+        ended = make_done([2], [2])
+        ended.timings = frames.Timings(prompt_n=20, prompt_ms=1e-3 if elsewhere else 1e3)
+        ended.speculation.drafted, ended.speculation.accepted = 4, 2
+        with metrics.watch(elsewhere=elsewhere) as watch:
+            watch.count_event(frames.Started(1, 30, 10))
+            watch.count_event(ended)
+    assert metrics.prompt_rate.take() == 20
+    assert metrics.prompt_seconds == 1
+    assert metrics.elsewhere == TokenSums(30, 10, 9, 4, 2)
+    assert (metrics.counts.tokens, metrics.figures().prompt_tokens) == (18, 60)
 
 
 def test_a_large_counter_keeps_its_precision() -> None:

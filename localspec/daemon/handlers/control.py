@@ -138,23 +138,28 @@ def _escape_label(text: str) -> str:
 
 
 def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
-    """Yield llama-server's metrics; as there, rates cover the time since the last request for them."""
+    """Yield llama-server's metrics; as there, rates cover the time since the last request for them.
+
+    They are about the engine of this machine: what other servers answered is left out.
+    """
     queue, metrics = daemon.supervisor.residents, daemon.supervisor.metrics
-    counts, totals = metrics.counts, metrics.totals
+    counts, totals, elsewhere = metrics.counts, metrics.totals, metrics.elsewhere
+    cached = totals.cached_tokens - elsewhere.cached
     samples = [
         ("counter", "prompt_tokens_total", "Prompt tokens processed, without cached ones.",
-         totals.prompt_tokens - totals.cached_tokens + counts.embedded_tokens),
-        ("counter", "prompt_tokens_cached_total", "Prompt tokens reused from a cache.",
-         totals.cached_tokens),
+         totals.prompt_tokens - elsewhere.prompt - cached + counts.embedded_tokens),
+        ("counter", "prompt_tokens_cached_total", "Prompt tokens reused from a cache.", cached),
         ("counter", "prompt_seconds_total", "Time until first tokens.", metrics.prompt_seconds),
-        ("counter", "tokens_predicted_total", "Tokens generated.", counts.tokens),
+        ("counter", "tokens_predicted_total", "Tokens generated.",
+         counts.tokens - elsewhere.generated),
         ("counter", "tokens_predicted_seconds_total", "Time from first tokens to last ones.",
          metrics.predicted_seconds),
         ("counter", "n_decode_total", "Target passes.", metrics.passes),
         ("counter", "n_tokens_max", "Longest prompt with its answer, in tokens.", metrics.longest),
-        ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted.", counts.drafted),
+        ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted.",
+         counts.drafted - elsewhere.drafted),
         ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted.",
-         counts.accepted),
+         counts.accepted - elsewhere.accepted),
         ("counter", "spec_decode_num_drafts_total", "Target passes that verified drafts.",
          metrics.depths.count - metrics.depths.counts[0]),
         ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", metrics.prompt_rate.take()),

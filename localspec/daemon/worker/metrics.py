@@ -69,12 +69,26 @@ class Rate:
         return rate
 
 
+@dataclass(slots=True)
+class TokenSums:
+    """Tokens of answers."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
 @dataclass
 class Metrics:
     """Sums since the daemon started. Positions count from 1, the first draft token of a pass.
 
-    `totals` holds the figures that are sums. `figures` computes the others.
+    `totals` holds the figures that are sums. `figures` computes the others. `elsewhere` is the part of them
+    that other servers answered, in passes that are not ours.
     """
+
+    elsewhere: TokenSums = field(default_factory=TokenSums)
 
     counts: Counts = field(default_factory=Counts)
     totals: Figures = field(
@@ -97,10 +111,13 @@ class Metrics:
     predicted_rate: Rate = field(default_factory=Rate)
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[GenerationWatch]:
-        """Count one generation, which begins now and ends with the block."""
+    def watch(self, *, elsewhere: bool = False) -> Iterator[GenerationWatch]:
+        """Count one generation, which begins now and ends with the block.
+
+        `elsewhere`: whether another server answers it.
+        """
         self.counts.requests += 1
-        watch = GenerationWatch(self)
+        watch = GenerationWatch(self, elsewhere=elsewhere)
         try:
             yield watch
         except LocalspecError:
@@ -135,10 +152,12 @@ class Metrics:
 class GenerationWatch:
     """One generation. `shown` is set once there is text, `over` once it has ended.
 
-    `untold`: the length of its prompt is reported at its end, as by another server.
+    `elsewhere`: it runs on another server. `untold`: the length of its prompt is reported at its end, as by
+    another server.
     """
 
     metrics: Metrics
+    elsewhere: bool = False
     began: float = field(default_factory=time.monotonic)
     started: bool = False
     untold: bool = False
@@ -171,6 +190,9 @@ class GenerationWatch:
     def _count_prompt(self, tokens: int, cached: int) -> None:
         self.metrics.totals.prompt_tokens += tokens
         self.metrics.totals.cached_tokens += cached
+        if self.elsewhere:
+            self.metrics.elsewhere.prompt += tokens
+            self.metrics.elsewhere.cached += cached
 
     def _count_answer(self, event: frames.Done) -> None:
         metrics, counts, speculation = self.metrics, self.metrics.counts, event.speculation
@@ -184,7 +206,15 @@ class GenerationWatch:
             metrics.taken_seconds += seconds
             metrics.plain_seconds += seconds * speculation.speed_up
             metrics.totals.measured_tokens += event.completion_tokens
-        timings = event.timings
+        if self.elsewhere:  # its times are those of a network and of another machine
+            metrics.elsewhere.generated += event.completion_tokens
+            metrics.elsewhere.drafted += speculation.drafted
+            metrics.elsewhere.accepted += speculation.accepted
+        else:
+            self._count_passes(event)
+
+    def _count_passes(self, event: frames.Done) -> None:
+        metrics, timings = self.metrics, event.timings
         metrics.prompt_seconds += timings.prompt_ms / 1e3
         metrics.predicted_seconds += timings.predicted_ms / 1e3
         metrics.prompt_rate.add(timings.prompt_n, timings.prompt_ms)

@@ -177,7 +177,8 @@ class Supervisor:
         self, pair: PairFiles, request: frames.Generate, take: EventHandler, job: Job
     ) -> frames.Done:
         loaded_pair = self._admitting(pair)
-        with loaded_pair.in_use(), self.metrics.watch() as watch:
+        elsewhere = pair.upstream is not None
+        with loaded_pair.in_use(), self.metrics.watch(elsewhere=elsewhere) as watch:
             async with loaded_pair.admission.place(job):
                 while True:
                     try:
