@@ -115,8 +115,10 @@ def _model(
         view = views.pair_details(daemon.registry, name, 0, daemon.config)
         info = daemon.supervisor.residents.info(view.name)
         n_ctx = info.n_ctx if info else view.fit.context if view.fit else view.context
-        entry.context_length, entry.capabilities = n_ctx, view.capabilities
-        entry.meta = ModelMeta(n_ctx, view.target.context, view.target.parameters, view.size)
+        entry.capabilities = view.capabilities
+        if n_ctx:  # unknown of another server's model
+            entry.context_length = n_ctx
+            entry.meta = ModelMeta(n_ctx, view.target.context, view.target.parameters, view.size)
     return entry
 
 

@@ -76,7 +76,7 @@ def describe_model(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> Olla
         for parameter in sampling_parameters()
         if parameter.name in defaults
     }
-    settings = {"num_ctx": n_ctx, **sampling}
+    settings = {**({"num_ctx": n_ctx} if n_ctx else {}), **sampling}
     model_info: dict[str, Any] = {
         "general.architecture": architecture,
         "general.parameter_count": target.parameters,
@@ -84,6 +84,8 @@ def describe_model(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> Olla
         f"{architecture}.block_count": target.layers,
         f"{architecture}.embedding_length": target.width,
     }
+    if not target.context:  # a model on another server, of which nothing is known
+        model_info = {}
     return OllamaShown(
         modelfile=f"# To see all of it: localspec show {view.name}\nFROM {target.file}\n",
         parameters="\n".join(
@@ -125,7 +127,7 @@ def _details(view: PairView) -> Details:
             for unit, suffix in _UNITS
             if target.parameters >= unit
         ),
-        str(target.parameters),
+        str(target.parameters or ""),
     )
     return Details(target.architecture, [target.architecture], size, target.quantization)
 

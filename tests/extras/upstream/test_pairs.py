@@ -220,6 +220,17 @@ def test_adding_a_server_does_not_contact_it_and_checks_the_options(local: Home)
         assert "big" not in local.run("list").stdout
 
 
+def test_what_is_unknown_of_a_model_elsewhere_is_left_out(hosts: Hosts) -> None:
+    """An agent would take 0 for the length of its context."""
+    entry = hosts.local.request("GET", "/v1/models/big").json
+    assert "chat" in hosts.local.run("show", "big").stdout
+    assert entry["capabilities"]
+    assert not entry.keys() & {"context_length", "meta"}
+    shown = hosts.local.request("POST", "/api/show", {"model": "big"}).json
+    assert (shown["model_info"], "num_ctx" in shown["parameters"]) == ({}, False)
+    assert shown["details"]["parameter_size"] == ""
+
+
 def test_bench_refuses_remote_pairs(local: Home) -> None:
     """Drafts on a server cannot be switched off, so a benchmark would have nothing to compare."""
     with scripted_server() as remote:
