@@ -48,13 +48,21 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def show(request: Request) -> Response:
     """Handle GET /metrics."""
     daemon = state_of(request)
-    text = "\n".join([*_own_lines(daemon), *_llama_server_lines(daemon)])
+    upstreams = await _present_upstreams(daemon)
+    text = "\n".join([*_own_lines(daemon, upstreams), *_llama_server_lines(daemon)])
     started = str(int(time.time() - (time.monotonic() - daemon.started)))
     headers = {"content-type": _CONTENT_TYPE, "process-start-time-unix": started}
     return Response(text + "\n", media_type=None, headers=headers)
 
 
-def _own_lines(daemon: DaemonState) -> Iterator[str]:
+async def _present_upstreams(daemon: DaemonState) -> list[UpstreamStatus]:
+    """Return the status of the servers that were used and whose pairs are still in models.toml."""
+    statuses = daemon.supervisor.upstreams()
+    names = await asyncio.to_thread(lambda: daemon.registry.upstreams) if statuses else []
+    return [status for status in statuses if status.name in names]
+
+
+def _own_lines(daemon: DaemonState, upstreams: list[UpstreamStatus]) -> Iterator[str]:
     supervisor = daemon.supervisor
     metrics, residents = supervisor.metrics, supervisor.residents
     counts, totals = metrics.counts, metrics.totals
@@ -91,7 +99,7 @@ def _own_lines(daemon: DaemonState) -> Iterator[str]:
     yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
     yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded)))
     yield from _pair_lines(residents.statuses())
-    yield from _upstream_lines(supervisor.upstreams())
+    yield from _upstream_lines(upstreams)
     yield from _gauge(
         "safe_mode", "Whether safe mode (slower kernels) is on.", int(residents.safe_mode.on)
     )
@@ -290,7 +298,7 @@ async def status(request: Request) -> Response:
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
             pairs=residents.statuses(),
-            upstreams=supervisor.upstreams(),
+            upstreams=await _present_upstreams(daemon),
             memory=daemon.config.memory * MIB or None,
             configured=configured,
         )

@@ -416,6 +416,7 @@ async def remove_pair(request: Request) -> Response:
             upstreams.remove_upstream, daemon.registry, requested_name
         )
     ):
+        daemon.supervisor.forget_upstream(removed.name)
         return json_response(removed)
     name = await asyncio.to_thread(daemon.registry.check_removable, requested_name)
     await daemon.unload_if_idle(name)

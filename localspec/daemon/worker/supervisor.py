@@ -100,6 +100,9 @@ class UpstreamPairs(Protocol):
     def statuses(self) -> list[UpstreamStatus]:
         """Return the status of the servers that were used."""
 
+    def forget(self, name: str) -> None:
+        """Drop the server of a pair that was removed. Its running requests go on."""
+
     def abort(self, error: errors.LocalspecError) -> None:
         """Fail every running request."""
 
@@ -280,6 +283,11 @@ class Supervisor:
     def upstreams(self) -> list[UpstreamStatus]:
         """Return the status of the servers that were used."""
         return self._upstreams.statuses() if self._upstreams else []
+
+    def forget_upstream(self, name: str) -> None:
+        """Drop what is known about the server of a pair that was removed."""
+        if self._upstreams:
+            self._upstreams.forget(name)
 
     # ------------------------------------------------------------------ end
 

@@ -445,12 +445,16 @@ class Upstreams:
         assert pair.upstream is not None
         server = self._servers.get(pair.name)
         if server is None or server.upstream != pair.upstream:
-            if server is not None:
-                self._forget(server)
+            self.forget(pair.name)
             server = self._servers[pair.name] = UpstreamServer(pair.name, pair.upstream)
         return server
 
-    def _forget(self, server: UpstreamServer) -> None:
+    def forget(self, name: str) -> None:
+        """Drop the server of a pair. Its running requests go on."""
+        if server := self._servers.pop(name, None):
+            self._stop_retries(server)
+
+    def _stop_retries(self, server: UpstreamServer) -> None:
         if retry_task := self._away.pop(server.name, None):
             retry_task.cancel()
         self._heard_at.pop(server.name, None)
@@ -602,7 +606,7 @@ class Upstreams:
     async def close(self) -> None:
         """Close all connections."""
         for server in self._servers.values():
-            self._forget(server)
+            self._stop_retries(server)
             await server.close()
 
 

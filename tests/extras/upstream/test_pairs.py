@@ -231,6 +231,36 @@ def test_what_is_unknown_of_a_model_elsewhere_is_left_out(hosts: Hosts) -> None:
     assert shown["details"]["parameter_size"] == ""
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_removed_pair_leaves_no_trace_in_the_status(by_hand: bool) -> None:
+    with temporary_home() as home, socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        closed.close()
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        assert home.run("add", "up", "--upstream", url).returncode == 0
+        assert home.chat("hi", model="up").status == 502
+        assert "upstream  up: " in home.run("status").stdout
+        assert 'localspec_upstream_failed_total{pair="up"} 1' in read_metrics(home)
+        if by_hand:
+            (home.root / "config" / "models.toml").write_text("")
+            wait_for(lambda: not home.status()["upstreams"], "the file to be read again")
+        else:
+            assert home.run("rm", "up", "--yes").returncode == 0
+        assert home.status()["upstreams"] == []
+        assert 'pair="up"' not in read_metrics(home)
+        assert "upstream" not in home.run("status").stdout
+        if not by_hand:
+            assert home.run("add", "up", "--upstream", url).returncode == 0
+            home.run("list")
+            assert home.status()["upstreams"] == []
+        daemon.stop()
+
+
+def read_metrics(home: Home) -> str:
+    return home.request("GET", "/metrics").body.decode()
+
+
 def test_bench_refuses_remote_pairs(local: Home) -> None:
     """Drafts on a server cannot be switched off, so a benchmark would have nothing to compare."""
     with scripted_server() as remote:
