@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.api.pictures import jpeg_of_scans
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
-from localspec.daemon.completion.pictures import check_picture, read_picture
+from localspec.daemon.completion.pictures import MAX_JPEG_SCANS, check_picture, read_picture
 from localspec.errors import InvalidRequest
 from tests.support.projectors import png
 
@@ -54,6 +55,14 @@ def test_too_many_pixels_are_refused(
     fits = 0 < width * height <= MAX_PIXELS
     with contextlib.nullcontext() if fits else pytest.raises(InvalidRequest):
         check_picture(write(width, height), "p")
+
+
+def test_a_jpeg_picture_of_too_many_scans_is_refused() -> None:
+    check_picture(jpeg_of_scans(MAX_JPEG_SCANS - 12, side=16), "p")
+    with pytest.raises(
+        InvalidRequest, match=f"'p': .* scans; at most {MAX_JPEG_SCANS} can be read"
+    ):
+        check_picture(jpeg_of_scans(MAX_JPEG_SCANS, side=16), "p")
 
 
 @given(st.sampled_from(SIGNATURES), st.binary(max_size=200))

@@ -155,7 +155,7 @@ def projector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Projector]:
 
 def reaching_llama_cpp(projector: Projector, picture: bytes) -> Pixels:
     """Return the pixels that llama.cpp turns into rows for a picture file."""
-    bitmap = projector._decode(picture, read_orientation(picture))
+    bitmap = projector.decode(picture, read_orientation(picture))
     pixels = projector._pixels(bitmap).copy()
     projector._library.mtmd_bitmap_free(bitmap)
     return pixels

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.api.pictures import gif_of_long_codes
 from localspec.engine.llama import (
     Batch,
     Context,
@@ -29,7 +30,7 @@ from localspec.engine.llama import (
     without_pictures,
 )
 from localspec.engine.prompt import pictures as prompt_pictures
-from localspec.engine.prompt.picture_child import OpenProjector
+from localspec.engine.prompt.picture_child import DECODING_LIMIT_S, OpenProjector
 from localspec.engine.prompt.pictures import Encoded, Pictures, RequestPictures, place_pictures
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
@@ -103,10 +104,15 @@ def written(answer: Answer) -> list[int]:
 
 
 @contextlib.contextmanager
-def seeing(files: PairFiles, projector: Path, **settings: Any) -> Iterator[Seeing]:
+def seeing(
+    files: PairFiles, projector: Path, *, decoding_limit_s: int = DECODING_LIMIT_S, **settings: Any
+) -> Iterator[Seeing]:
     files = msgspec.structs.replace(files, projector=str(projector))
     with contextlib.ExitStack() as opened:
-        pictures = Pictures(OpenProjector(str(projector), files.target, 1, False))
+        job = OpenProjector(
+            str(projector), files.target, 1, False, decoding_limit_s=decoding_limit_s
+        )
+        pictures = Pictures(job)
         opened.callback(pictures.close)
         assert pictures.why_unusable() == ""
         loaded = Seeing(opened.enter_context(running(files, **settings)), pictures)
@@ -400,7 +406,11 @@ def test_a_recurrent_state_goes_back_to_before_a_picture(folder: Path) -> None:
     "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
 )
 def test_a_saved_state_holds_a_picture(files: PairFiles, projector: Path, tmp_path: Path) -> None:
-    room = {"states_dir": str(tmp_path), "states_bytes": 1 << 26, "prefix_bytes": 1 << 26}
+    room: dict[str, Any] = {
+        "states_dir": str(tmp_path),
+        "states_bytes": 1 << 26,
+        "prefix_bytes": 1 << 26,
+    }
     # Shorter states are not saved.
     text = f"{'Words before the picture. ' * 12}{MARK} and words behind it."
 
@@ -475,6 +485,20 @@ def test_too_many_pictures_for_the_context_are_refused(files: PairFiles, project
         assert len(found.missing) == 20
         with pytest.raises(ContextExceeded, match="16 of 20 pictures have 256 tokens"):
             encode_all(pair.preparer, request, found)
+
+
+def test_a_picture_that_takes_long_to_decode_is_refused(files: PairFiles, projector: Path) -> None:
+    with seeing(files, projector, decoding_limit_s=1) as pair:
+        for _ in range(2):  # the process is another one then
+            with pytest.raises(InvalidRequest, match="takes more than 1 seconds of processor time"):
+                pair.ask(f"{MARK}?", gif_of_long_codes(4_000_000))
+        check_beside_library(
+            files,
+            projector,
+            f"{MARK}?",
+            [png(1)],
+            *(pair.ask(f"{MARK}?", png(1)) for _ in range(2)),
+        )
 
 
 def test_a_pair_without_a_projector_refuses_and_says_what_to_do(files: PairFiles) -> None:

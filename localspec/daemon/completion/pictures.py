@@ -22,6 +22,9 @@ from localspec.picture_files import JPEG_SIGNATURE, PNG_SIGNATURE, jpeg_segments
 from localspec.protocol.requests import ContentPart
 
 MAX_PICTURES = 64  # of one request
+# Each takes as long as all pixels of the picture, however short it is. Programs write about ten.
+MAX_JPEG_SCANS = 100
+_JPEG_SCAN = b"\xff\xda"
 # What stands for a picture in texts for people, and in the history, which keeps no pictures.
 PLACEHOLDER = "[picture]"
 
@@ -146,6 +149,13 @@ def check_picture(picture: bytes, path: str) -> None:
         raise InvalidRequest(
             f"'{path}': the picture has {width} × {height} pixels; at most {MAX_PIXELS:,} can be read. "
             "Send a smaller one.",
+            param=path,
+        )
+    is_jpeg = picture.startswith(JPEG_SIGNATURE)
+    if is_jpeg and (n_scans := picture.count(_JPEG_SCAN)) > MAX_JPEG_SCANS:
+        raise InvalidRequest(
+            f"'{path}': the picture comes in {n_scans} scans; at most {MAX_JPEG_SCANS} can be read. "
+            "Save it anew.",
             param=path,
         )
 

@@ -114,34 +114,11 @@ class Projector(Resource):
             return f"llama.cpp reads no pictures with a target of this kind ({architecture})"
         return ""
 
-    def encode(self, picture: bytes, orientation: int = 1) -> list[list[int] | PictureRows]:
-        """Return what the target reads for a picture file, in order: tokens of text, and rows from place 0.
+    def decode(self, picture: bytes, orientation: int = 1) -> Any:
+        """Return the bitmap of a picture file, for `encode`. Raises UnreadablePicture.
 
-        orientation: how the picture is turned first, as Exif counts.
-
-        Raises:
-            UnreadablePicture: the file cannot be decoded.
+        orientation: how it is turned, as Exif counts.
         """
-        library = self._library
-        bitmap = self._decode(picture, orientation)
-        chunks = library.mtmd_input_chunks_init()
-        try:
-            text = library.mtmd_input_text(self._marker, len(self._marker), False, True)
-            bitmaps = (ctypes.c_void_p * 1)(bitmap)
-            code = library.mtmd_tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1)
-            if code:
-                raise UnreadablePicture(
-                    f"The picture does not suit this model (code {code}{format_last_error()})."
-                )
-            count = library.mtmd_input_chunks_size(chunks)
-            parts = (library.mtmd_input_chunks_get(chunks, index) for index in range(count))
-            return [self._read_chunk(chunk) for chunk in parts]
-        finally:
-            library.mtmd_input_chunks_free(chunks)
-            library.mtmd_bitmap_free(bitmap)
-
-    def _decode(self, picture: bytes, orientation: int) -> Any:
-        """Return the bitmap of a picture file, turned. Raises UnreadablePicture."""
         library = self._library
         data = (ctypes.c_uint8 * len(picture)).from_buffer_copy(picture)
         options = library.mtmd_helper_init_opt_default()
@@ -158,6 +135,31 @@ class Projector(Resource):
         return library.mtmd_bitmap_init(
             width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         )
+
+    def encode(self, bitmap: Any) -> list[list[int] | PictureRows]:
+        """Return what the target reads for a bitmap, in order: tokens of text, and rows from place 0.
+
+        The bitmap is freed.
+
+        Raises:
+            UnreadablePicture: it cannot be encoded.
+        """
+        library = self._library
+        chunks = library.mtmd_input_chunks_init()
+        try:
+            text = library.mtmd_input_text(self._marker, len(self._marker), False, True)
+            bitmaps = (ctypes.c_void_p * 1)(bitmap)
+            code = library.mtmd_tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1)
+            if code:
+                raise UnreadablePicture(
+                    f"The picture does not suit this model (code {code}{format_last_error()})."
+                )
+            count = library.mtmd_input_chunks_size(chunks)
+            parts = (library.mtmd_input_chunks_get(chunks, index) for index in range(count))
+            return [self._read_chunk(chunk) for chunk in parts]
+        finally:
+            library.mtmd_input_chunks_free(chunks)
+            library.mtmd_bitmap_free(bitmap)
 
     def _pixels(self, bitmap: Any) -> Pixels:
         """Return a view on the pixels of a bitmap (height, width, 3)."""

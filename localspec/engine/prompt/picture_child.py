@@ -9,7 +9,9 @@ FD is a Unix socket. The first frame on it says what to load, and each other one
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import resource
 import signal
 import socket
 import struct
@@ -24,6 +26,8 @@ from localspec.picture_files import PNG_SIGNATURE, png_chunks, read_orientation
 from localspec.protocol.frames import Frame, encode_frame, read_frame
 
 NICENESS = 5  # Generating an answer has priority over encoding a picture.
+# Decoding 25 million pixels takes about one. The formats allow files of some megabytes that take minutes.
+DECODING_LIMIT_S = 10
 _UNPACKED_BYTES = 1 << 20  # unpacked at once, to count them
 
 
@@ -36,6 +40,8 @@ class OpenProjector(Frame):
     on_gpu: bool
     # Rows of a picture that a pass holds, for targets that read all of them at once; 0: any number.
     max_rows: int = 0
+    # Seconds of processor time that decoding one picture may take.
+    decoding_limit_s: int = DECODING_LIMIT_S
 
 
 class ProjectorReady(Frame):
@@ -69,12 +75,15 @@ class EncodedPicture(Frame, omit_defaults=True):
     problem: str = ""
 
 
-def encode(projector: llama.Projector, picture: bytes) -> EncodedPicture:
+def encode(projector: llama.Projector, picture: bytes, decoding_limit_s: int) -> EncodedPicture:
     """Return what the target reads for a picture file."""
     if has_surplus_data(picture):
         return EncodedPicture(problem="The picture is damaged: it has more pixels than it states.")
     try:
-        parts = projector.encode(picture, read_orientation(picture))
+        limit_cpu_time(decoding_limit_s)
+        bitmap = projector.decode(picture, read_orientation(picture))
+        limit_cpu_time(None)
+        parts = projector.encode(bitmap)
     except llama.UnreadablePicture as error:
         return EncodedPicture(problem=error.message)
     return EncodedPicture(
@@ -83,6 +92,15 @@ def encode(projector: llama.Projector, picture: bytes) -> EncodedPicture:
             for part in parts
         ]
     )
+
+
+def limit_cpu_time(n_seconds: int | None) -> None:
+    """Have this process end once it has computed for so many more seconds. None: it has no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    used = math.ceil(sum(os.times()[:2]))
+    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
+        limit = resource.RLIM_INFINITY if n_seconds is None else used + n_seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
 
 
 def encode_reply(reply: EncodedPicture) -> bytes:
@@ -156,7 +174,7 @@ def main(descriptor: int) -> None:
     connection.sendall(encode_frame(ready))
     while (body := read_frame(connection)) is not None:
         picture = msgspec.msgpack.decode(body, type=Picture)
-        connection.sendall(encode_reply(encode(projector, picture.data)))
+        connection.sendall(encode_reply(encode(projector, picture.data, job.decoding_limit_s)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -110,6 +111,7 @@ class Pictures:
         self._cache: OrderedDict[bytes, Encoded] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._last_exit = 0
         self._start()
 
     def why_unusable(self) -> str:
@@ -146,8 +148,11 @@ class Pictures:
             try:
                 outcome = self._ask(Picture(picture), is_cancelled)
             except EOFError:
+                why, limit_s = "it ended the process that decodes it", self._job.decoding_limit_s
+                if self._last_exit == -signal.SIGXCPU:
+                    why = f"decoding it takes more than {limit_s} seconds of processor time"
                 raise InvalidRequest(
-                    "The picture cannot be read: it ended the process that decodes pictures."
+                    f"The picture cannot be read: {why}.", param="messages"
                 ) from None
             except TimeoutError:
                 raise Unavailable("Encoding the picture takes too long; try again.") from None
@@ -199,7 +204,7 @@ class Pictures:
             self._connection.close()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._last_exit = self._process.wait()
         self._connection = self._process = None
 
     def _await_ready(self) -> str:
