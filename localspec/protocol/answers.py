@@ -385,6 +385,32 @@ class PassCosts(Struct):
     overhead_ms: float
 
 
+class Figures(Struct):
+    """Performance since the daemon started, of one pair or of all.
+
+    - `first_text_ms`: median wait for the first text of an answer.
+    - `cache_hits`: prompts whose beginning was in a slot, in memory or on disk, and those of which
+      parts were moved ("shift").
+    - `mean_depth`: drafts per target pass.
+    - `accepted_at`: the fraction of each pass's first, second, … drafts that were accepted.
+    - `speed_up`: over plain decoding, of answers with `measured_tokens` tokens altogether.
+    - `prompt_per_second`: prefill rate at the beginning of a text, in tokens per second; of one pair
+      always, the one used last.
+    - `full_prompt_per_second`: prefill rate at the end of a full context.
+    """
+
+    first_text_ms: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_hits: dict[str, int] = {}
+    mean_depth: float | None = None
+    accepted_at: list[float] = []
+    speed_up: float | None = None
+    measured_tokens: int = 0
+    prompt_per_second: float | None = None
+    full_prompt_per_second: float | None = None
+
+
 class PairStatus(Struct):
     """The status of a pair.
 
@@ -396,6 +422,7 @@ class PairStatus(Struct):
     - `unloads_in`: seconds until it is unloaded if there is no request; null: never.
     - `keep`: it is not unloaded to make room for another pair.
     - `costs`: null for a model that generates no text.
+    - `figures`: of its answers since the daemon first used it.
     """
 
     name: str
@@ -416,6 +443,7 @@ class PairStatus(Struct):
     unloads_in: float | None = None
     keep: bool = False
     costs: PassCosts | None = None
+    figures: Figures = field(default_factory=Figures)
 
 
 class UpstreamStatus(Struct):
@@ -466,31 +494,6 @@ class Counts(Struct):
     embedded_tokens: int = 0
 
 
-class Figures(Struct):
-    """Performance since the daemon started.
-
-    - `first_text_ms`: median wait for the first text of an answer.
-    - `cache_hits`: prompts whose beginning was in a slot, in memory or on disk, and those of which
-      parts were moved ("shift").
-    - `mean_depth`: drafts per target pass.
-    - `accepted_at`: the fraction of each pass's first, second, … drafts that were accepted.
-    - `speed_up`: over plain decoding, of answers with `measured_tokens` tokens altogether.
-    - `prompt_per_second`: prefill rate at the beginning of a text, in tokens per second.
-    - `full_prompt_per_second`: prefill rate at the end of a full context.
-    """
-
-    first_text_ms: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    cache_hits: dict[str, int] = {}
-    mean_depth: float | None = None
-    accepted_at: list[float] = []
-    speed_up: float | None = None
-    measured_tokens: int = 0
-    prompt_per_second: float | None = None
-    full_prompt_per_second: float | None = None
-
-
 class Hashing(Struct):
     """A file that is being read for its SHA-256. `done` and `size` are bytes."""
 
@@ -523,7 +526,7 @@ class Status(Struct):
       the process of its engine.
     - `pairs`: all pairs in memory or being loaded, in the same order.
     - `upstreams`: pairs on other servers that were used.
-    - `running`, `waiting`: requests of all pairs.
+    - `running`, `waiting`, `counts`, `figures`: of all pairs. Each pair has its own.
     - `memory`: bytes that pairs may use; null: all free memory.
     - `pulls`: number of running pulls.
     - `problems`: edited files that cannot be read.

@@ -88,6 +88,25 @@ def test_two_pairs_answer_concurrently_without_reloads(unloaded_home: Home) -> N
     assert before <= first["since"] <= second["since"] <= time.time()
 
 
+def test_status_shows_the_figures_of_the_pair_that_it_names(unloaded_home: Home) -> None:
+    """A pair that has answered next to nothing does not get the figures of another one."""
+    home = unloaded_home
+    fast, new = create_pairs(home, "fast", "new")
+    before = home.status()["figures"]["measured_tokens"]
+    home.chat("say" + " word" * 250, model=fast)
+    assert "speed-up" in home.run("status").stdout
+    home.chat("say x", model=new)
+    status = home.status()
+    assert status["pair"]["name"] == new
+    assert status["pair"]["figures"]["measured_tokens"] == 1
+    assert get_status(home, fast)["figures"]["measured_tokens"] == 250
+    assert get_status(home, fast)["figures"]["speed_up"] == pytest.approx(1.8)
+    assert status["figures"]["measured_tokens"] == before + 251
+    for arguments in ([], ["-v"]):
+        assert "1.80×" not in home.run("status", *arguments).stdout
+    assert "of all pairs: " in home.run("status", "-v").stdout
+
+
 def test_unload_takes_one_pair_by_name_or_all(unloaded_home: Home) -> None:
     home = unloaded_home
     one, two, three = create_pairs(home, "one", "two", "three")

@@ -119,12 +119,12 @@ def rows(value: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str
 
 
 def _short_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the most useful lines: the pairs, the speed-up, the memory and running requests."""
+    """Yield the most useful lines: the pairs, the last one's speed-up, the memory and running requests."""
     pair = value["pair"]
     yield "daemon", f"running for {_format_uptime(value['uptime'])}"
-    yield from _pair_rows(value, [("note", pair.get("note"))])
+    details = [("note", pair.get("note")), ("speed-up", _format_speed_up(_figures_of(pair)))]
+    yield from _pair_rows(value, details)
     yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
-    yield "speed-up", _format_speed_up(value.get("figures") or {})
     yield "memory", _format_memory(value)
     yield "requests", f"{value['running']} running, {value['waiting']} waiting"
     yield "queue", _format_queue(value.get("ahead") or {})
@@ -133,28 +133,35 @@ def _short_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _verbose_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    pair, counts, figures = value["pair"], value["counts"], value.get("figures") or {}
+    pair, counts, figures = value["pair"], value["counts"], _figures_of(value["pair"])
     uptime = _format_uptime(value["uptime"])
     yield "daemon", f"localspec {value['version']}, pid {value['pid']}, up {uptime}"
     models = [("target", pair.get("target")), ("draft", pair.get("draft"))]
     details = [("memory", _format_plan(pair.get("plan"))), ("note", pair.get("note"))]
-    yield from _pair_rows(value, [*models, *details])
+    performance = [
+        ("speed-up", _format_speed_up(figures)),
+        ("speed", _format_speed(figures)),
+        ("drafts", _format_drafts(figures)),
+        ("cache", _format_cache(figures)),
+    ]
+    yield from _pair_rows(value, [*models, *details, *performance])
     yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
     yield (
         "requests",
-        f"{value['running']} running, {value['waiting']} waiting, {_format_counts(counts)}",
+        f"{value['running']} running, {value['waiting']} waiting; of all pairs: {_format_counts(counts)}",
     )
     yield "embeddings", _format_embeddings(counts)
     yield "queue", _format_queue(value.get("ahead") or {})
-    yield "speed-up", _format_speed_up(figures)
-    yield "speed", _format_speed(figures)
-    yield "drafts", _format_drafts(figures)
-    yield "cache", _format_cache(figures)
     yield "engine", _format_engine(value)
     yield "socket", value["socket"]
     yield "tcp", _format_tcp(value)
     yield "log", value["log"]
     yield from _activity(value)
+
+
+def _figures_of(pair: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a pair, {} from a daemon that reports those of all pairs only."""
+    return pair.get("figures") or {}
 
 
 def _format_tcp(value: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from localspec.daemon.worker.death import (
     crash_cause,
     deadly_text_error,
 )
+from localspec.daemon.worker.metrics import Metrics
 from localspec.daemon.worker.process import RetryRequest, RunningRequest, Worker
 from localspec.daemon.worker.queue import Admission, Forecast
 from localspec.paths import Paths
@@ -236,6 +237,7 @@ class LoadedPair:
         self.name = name
         self.state: Unloaded | LoadingPair | Ready = Unloaded()
         self.forecast = Forecast()
+        self.metrics = Metrics()
         self.admission = Admission(
             room.config.parallel,
             room.config.queue,
@@ -314,6 +316,7 @@ class LoadedPair:
             waiting=self.admission.waiting,
             unloads_in=self.unloads_in,
             keep=self._room.is_kept(self.name),
+            figures=self.metrics.figures(self.forecast.prompt_per_second),
         )
 
     def waits_for(self, pair: frames.PairFiles) -> Progress:

@@ -133,8 +133,11 @@ class Metrics:
         self.counts.embedded_texts += len(tokens)
         self.counts.embedded_tokens += sum(tokens)
 
-    def figures(self) -> Figures:
-        """Return the figures for `localspec status`. `speed_up` compares all answers with plain decoding."""
+    def figures(self, prompt_per_second: tuple[float, float] | None = None) -> Figures:
+        """Return the figures for `localspec status`. `speed_up` compares all answers with plain decoding.
+
+        prompt_per_second: at the beginning of a text, and at the end of a full context.
+        """
         positions = range(1, max(self.drafted, default=0) + 1)
         median = self.time_to_first_token.median()
         return msgspec.structs.replace(
@@ -145,6 +148,8 @@ class Metrics:
                 self.accepted[position] / self.drafted[position] for position in positions
             ],
             speed_up=self.plain_seconds / self.taken_seconds if self.taken_seconds else None,
+            prompt_per_second=prompt_per_second[0] if prompt_per_second else None,
+            full_prompt_per_second=prompt_per_second[1] if prompt_per_second else None,
         )
 
 

@@ -133,12 +133,8 @@ class Supervisor:
         )
 
     def figures(self) -> Figures:
-        """Return the figures of the answers for `localspec status`."""
-        forecast = self.residents.most_recent().forecast
-        initial_rate, full_rate = forecast.prompt_per_second or (None, None)
-        return msgspec.structs.replace(
-            self.metrics.figures(), prompt_per_second=initial_rate, full_prompt_per_second=full_rate
-        )
+        """Return the figures of all pairs' answers for `localspec status`."""
+        return self.metrics.figures(self.residents.most_recent().forecast.prompt_per_second)
 
     # ------------------------------------------------------------------ requests
 
@@ -181,7 +177,11 @@ class Supervisor:
     ) -> frames.Done:
         loaded_pair = self._admitting(pair)
         elsewhere = pair.upstream is not None
-        with loaded_pair.in_use(), self.metrics.watch(elsewhere=elsewhere) as watch:
+        with (
+            loaded_pair.in_use(),
+            loaded_pair.metrics.watch(elsewhere=elsewhere) as own_watch,
+            self.metrics.watch(elsewhere=elsewhere) as watch,
+        ):
             async with loaded_pair.admission.place(job):
                 while True:
                     try:
@@ -193,6 +193,7 @@ class Supervisor:
                                 )
                                 assert not isinstance(event, frames.Reply)
                                 loaded_pair.forecast.learn(job, event)
+                                own_watch.count_event(event)
                                 if watch.count_event(event):
                                     await take(event)
                         assert isinstance(event, frames.Done)

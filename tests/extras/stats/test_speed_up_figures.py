@@ -23,9 +23,10 @@ def make_status(ratio: float, tokens: int) -> dict[str, Any]:
     import msgspec
 
     status_ = Status(
-        version="1", api_version=1, pid=1, uptime=1.0, pair=PairStatus("a", "unloaded"), running=0,
-        waiting=0, queue_limit=1, worker_pid=None, safe_mode=False, draining=False, counts=Counts(),
-        socket="/s", log="/l", figures=Figures(speed_up=ratio, measured_tokens=tokens),
+        version="1", api_version=1, pid=1, uptime=1.0, running=0, waiting=0,
+        pair=PairStatus("a", "unloaded", figures=Figures(speed_up=ratio, measured_tokens=tokens)),
+        queue_limit=1, worker_pid=None, safe_mode=False, draining=False, counts=Counts(),
+        socket="/s", log="/l", figures=Figures(speed_up=7.0, measured_tokens=9000),
     )  # fmt: skip
     value: dict[str, Any] = msgspec.to_builtins(status_)
     return value
