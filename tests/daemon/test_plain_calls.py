@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localspec.daemon.completion.parser import AnswerParser, Piece, Text
@@ -163,6 +163,7 @@ def test_parsing_does_not_depend_on_the_pieces(text: str, size: int, form: CallF
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(1, 9))
+@example("```[]", 1)
 def test_without_a_call_no_character_is_lost(text: str, size: int) -> None:
     content, calls = read(AnswerParser(EXPLAINED, TOOLS, plain_calls=tuple(TOOLS)), text, size)
     if not calls and "<tool_call>" not in text:

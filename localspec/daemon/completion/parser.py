@@ -244,7 +244,8 @@ class JsonBlock(CallReader):
         self.is_broken = reader.is_broken
         if reader.is_finished and not reader.is_broken:
             self._json, self._complete = None, True
-            self.is_broken = not _are_objects(self._pieces) or not reader.all_have_arguments
+            has_calls = bool(self._pieces) and _are_objects(self._pieces)
+            self.is_broken = not has_calls or not reader.all_have_arguments
         return reader.is_finished
 
     def _read_after_object(self) -> bool:
