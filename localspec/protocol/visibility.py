@@ -356,6 +356,8 @@ class _CallEnd:
         self._value_ends = {begin: end for begin, end in values.items() if begin and end}
         self._inner_markers = [mark for mark in (form.middle, form.identity) if mark]
         self._has_json_strings = form.kind != "python"
+        # Nothing is quoted in elements, so that brackets and quotes are text.
+        self._has_elements = bool(form.elements and self._close)
         self._depth = 0  # open brackets of the JSON
         self._value_end = ""  # marker that ends the string or the value that is being read
 
@@ -398,6 +400,10 @@ class _CallEnd:
         """Return the length of the next token outside values, and whether it ends the call."""
         if self._close and text.startswith(self._close, at):
             return len(self._close), True
+        if self._has_elements:
+            end = text.find(self._close, at)
+            certain = _count_certain(text[at:], [self._close], final=False)
+            return certain if end < 0 else end - at, False
         marks = (
             [self._close, *self._inner_markers, *self._value_ends]
             if not self._depth

@@ -149,8 +149,17 @@ def begin_second_call(text: str) -> tuple[CallFormat, str, str]:
     return calls.LLAMA, "<|assistant|>\n", write_call(calls.LLAMA, "get_weather", "") + text
 
 
+def follow_a_call(name: str, note: str) -> tuple[CallFormat, str, str]:
+    """Return an answer of a call with this argument, and text behind it."""
+    call_format = FORMATS[name]
+    return call_format, "<|assistant|>\n", f"{write_call(call_format, 'led', note)}STOP"
+
+
 @settings(max_examples=300)
 @given(answers())
+@example(follow_a_call("minimax m3", '"'))
+@example(follow_a_call("minimax m3", '[{"'))
+@example(follow_a_call("found", '{"'))
 @example(begin_second_call("{"))
 @example(begin_second_call('; {"name": "get_w'))
 @example(begin_second_call('{"name": "get_weather", '))
