@@ -8,14 +8,16 @@ whatever its protocol. It sorts each field into one of three groups:
   names the field.
 - Any other field is ignored, and the answer names it in `localspec.ignored`.
 
-Null means the same as a missing field, so a field that is null is in no group.
+Null means the same as a missing field, so a field that is null is in no group. All of this holds at any
+depth, except within what is free-form: JSON schemas, arguments of calls, metadata, arguments of templates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Raw, Struct
@@ -170,14 +172,38 @@ REFUSED: dict[str, Mapping[str, FieldRule]] = {
     "scores": _REFUSED_SCORES,
 }
 
-# Undeclared fields that are not reported, because what they request is the case anyway. "" stands for a
-# position in a list.
-FULFILLED_FIELDS: dict[FieldPath, FieldRule] = {
-    ("response_format", "json_schema", "strict"): FieldRule("every schema is held to"),
-    ("response_format", "json_schema", "description"): FieldRule("it is for people, as 'name' is"),
-    ("stream_options", "include_obfuscation"): FieldRule("nothing is padded", _OFF),
-    ("messages", "", "refusal"): FieldRule("an empty one says nothing", _NONE),
-    ("messages", "", "annotations"): FieldRule("an empty list says nothing", _NONE),
+# Undeclared fields that are not reported, because what they request is the case anyway, by the struct of
+# their object.
+FULFILLED_FIELDS: dict[str, dict[str, FieldRule]] = {
+    "JsonSchema": {"description": FieldRule("it is for people, as 'name' is")},
+    "StreamOptions": {"include_obfuscation": FieldRule("nothing is padded", _OFF)},
+    "ChatMessage": {
+        "refusal": FieldRule("an empty one says nothing", _NONE),
+        "annotations": FieldRule("an empty list says nothing", _NONE),
+    },
+    "CallParam": {"index": FieldRule("calls are in their order")},
+    "PictureParam": {"detail": FieldRule("there is one resolution", ("auto",))},
+    # Responses
+    "Part": {
+        "annotations": FieldRule("an empty list says nothing", _NONE),
+        "logprobs": FieldRule("an empty list says nothing", _NONE),
+        "detail": FieldRule("there is one resolution", ("auto",)),
+    },
+    "InputItem": {
+        "pending_safety_checks": FieldRule("an empty list says nothing", _NONE),
+        "max_output_length": FieldRule("the client has cut the output"),
+    },
+    "ToolDefinition": {
+        "defer_loading": FieldRule("every tool is offered at once", _OFF),
+        "allowed_callers": FieldRule("the model calls", (["direct"],)),
+    },
+    # Anthropic
+    "TextParam": {"citations": FieldRule("an empty list says nothing", _NONE)},
+    "ToolUseParam": {"caller": FieldRule("the model calls", ({"type": "direct"},))},
+    "SearchResultParam": {"citations": FieldRule("there are none", ({"enabled": False},))},
+    # Ollama
+    "AskedCall": {"type": FieldRule("there are functions only", ("function",))},
+    "AskedCallFunction": {"index": FieldRule("calls are in their order")},
 }
 
 _NATIVE = {
@@ -234,16 +260,17 @@ class IgnoredFields(list[str]):
 def find_ignored_fields(body: bytes | bytearray, request: Struct) -> IgnoredFields:
     """Return the fields of `body` without effect. `request` is the struct decoded from it.
 
+    A field that several items of a list have is named once, at its first position.
+
     Raises:
         BadBody: a field is refused by its name, or a name is not text.
     """
     kind = type(request)
+    refused = REFUSED[getattr(kind, "refusal_table", "")]
     ignored = IgnoredFields()
-    try:
-        for path, value in _find_undeclared(Raw(body), kind, ()):
-            _sort_field(path, value, REFUSED[getattr(kind, "refusal_table", "")], ignored)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadBody(f"The request body is not valid JSON: {error}.") from None
+    for field in _find_undeclared(body, kind):
+        if _is_ignored(field, refused):
+            ignored.add(_format_path(field.path))
     for name in fields_without_effect(request):
         ignored.add(name)
     return ignored
@@ -263,30 +290,31 @@ def refuse_undeclared(body: bytes | bytearray, request: Struct) -> None:
     Raises:
         BadBody: there is one.
     """
-    try:
-        first = next((path for path, _ in _find_undeclared(Raw(body), type(request), ())), None)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadBody(f"The request body is not valid JSON: {error}.") from None
+    first = next(_find_undeclared(body, type(request)), None)
     if first is not None:
-        name = _shorten_path(_format_path(first))
+        name = _shorten_path(_format_path(first.path))
         raise BadBody(f"'{name}' is not a field of this request.", name)
 
 
-def _sort_field(
-    path: FieldPath, value: Raw, refused: Mapping[str, FieldRule], ignored: IgnoredFields
-) -> None:
-    """Add a field to `ignored`, unless its value is neutral or the request is fulfilled anyway.
+def _is_ignored(field: _Undeclared, refused: Mapping[str, FieldRule]) -> bool:
+    """Return whether a field has no effect. It has none either way if its value is neutral.
 
     Raises:
         BadBody: the field is refused.
     """
-    if len(path) == 1 and (rule := refused.get(str(path[0]))):
-        if not _is_among(_decode_if_short(value), rule.neutral):
-            raise BadBody(f"'{path[0]}' is not supported: {rule.reason}.", str(path[0]))
-        return
-    rule = FULFILLED_FIELDS.get(tuple("" if isinstance(part, int) else part for part in path))
-    if rule is None or (rule.neutral and not _is_among(_decode_if_short(value), rule.neutral)):
-        ignored.add(_format_path(path))
+    name = str(field.path[0])
+    if len(field.path) > 1 or not (rule := refused.get(name)):
+        return True
+    if not _is_among(_decode_if_short(field.value), rule.neutral):
+        raise BadBody(f"'{name}' is not supported: {rule.reason}.", name)
+    return False
+
+
+def _is_fulfilled(kind: type[Struct], name: str, value: object) -> bool:
+    """Return whether what an undeclared field of `kind` requests is the case anyway."""
+    tables = [FULFILLED_FIELDS.get(base.__name__, {}) for base in kind.__mro__]
+    rule = next((table[name] for table in tables if name in table), None)
+    return rule is not None and (not rule.neutral or _is_among(value, rule.neutral))
 
 
 def _format_path(path: FieldPath) -> str:
@@ -299,8 +327,10 @@ def _format_path(path: FieldPath) -> str:
     return text
 
 
-def _decode_if_short(value: Raw) -> object:
+def _decode_if_short(value: object) -> object:
     """Decode a value that is short enough to be neutral; return others unchanged."""
+    if not isinstance(value, Raw):
+        return value
     text = bytes(value)
     return msgspec.json.decode(text) if len(text) <= _MAX_NEUTRAL_BYTES else value
 
@@ -316,87 +346,148 @@ def _is_among(value: object, choices: tuple[object, ...]) -> bool:
 # ---------------------------------------------------------------------------- finding undeclared fields
 
 
-def _find_undeclared(
-    text: Raw, kind: type[Struct], path: FieldPath
-) -> Iterator[tuple[FieldPath, Raw]]:
-    """Yield the fields of an object that its struct does not declare, also of objects within it."""
+class Described(NamedTuple):
+    """What an object that is decoded as `dict[str, Any]` may have; it is metadata of that type.
+
+    `structs` returns the structs by the value of the field `tag`, with one at "" for any other value. An
+    object without a struct is free-form, or is named by whoever reads it.
+    """
+
+    structs: Callable[[], Mapping[str, type[Struct]]]
+    tag: str = "type"
+
+
+class _Undeclared(NamedTuple):
+    """A field that the struct of its object does not declare. The value of one of the body itself is Raw."""
+
+    path: FieldPath
+    value: object
+
+
+def _find_undeclared(body: bytes | bytearray, kind: type[Struct]) -> Iterator[_Undeclared]:
+    """Yield the fields of a body that its struct does not declare, also of objects at any depth.
+
+    Only fields that may have objects, and have, are decoded.
+
+    Raises:
+        BadBody: a name is not text.
+    """
     declared = _declared_fields(kind)
-    for name, value in _object_decoder.decode(text).items():
-        field_path = (*path, name)
-        first_byte = bytes(memoryview(value)[:1])
-        if name not in declared:
-            if first_byte != b"n":  # null
-                yield field_path, value
-        elif first_byte == b"{" and (variants := declared[name].variants):
-            yield from _find_undeclared(value, _find_variant(value, variants), field_path)
-        elif first_byte == b"[" and (item_struct := declared[name].item):
-            yield from _find_undeclared_in_list(value, item_struct, field_path)
-
-
-def _find_undeclared_in_list(
-    text: Raw, kind: type[Struct], path: FieldPath
-) -> Iterator[tuple[FieldPath, Raw]]:
-    """Yield each undeclared field of a list's items once, at its first position."""
-    known = set(_declared_fields(kind))
-    for index, item in enumerate(_list_decoder.decode(text)):
-        for name in item.keys() - known:
-            if bytes(memoryview(item[name])[:1]) != b"n":
-                known.add(name)
-                yield (*path, index, name), item[name]
-
-
-def _find_variant(text: Raw, variants: tuple[type[Struct], ...]) -> type[Struct]:
-    """Return the struct that an object was decoded as. Among several, its tag decides."""
-    if len(variants) > 1:
-        values = _object_decoder.decode(text)
-        for kind in variants:
-            config = kind.__struct_config__
-            tag = values.get(config.tag_field or "")
-            if tag is not None and msgspec.json.decode(tag) == config.tag:
-                return kind
-    return variants[0]
+    try:
+        for name, value in _object_decoder.decode(body).items():
+            text = bytes(value)
+            if name not in declared:
+                if text[:1] != b"n":  # null
+                    yield _Undeclared((name,), value)
+            elif (place := declared[name]) and b"{" in text:
+                yield from _walk(msgspec.json.decode(text), place, [name], {})
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise BadBody("The request body is nested too deeply.") from None
 
 
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
-_list_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
-class _Nested(NamedTuple):
-    """The structs in a field's type: those of the field itself, and that of a list's items."""
+class _Place(NamedTuple):
+    """What may be in a place of a body: objects of some structs, and lists with items."""
 
-    variants: tuple[type[Struct], ...] = ()
-    item: type[Struct] | None = None
+    structs: tuple[type[Struct], ...] = ()
+    described: Described | None = None
+    items: _Place | None = None
 
 
-# Lists whose items are searched for undeclared fields. Other lists may hold as many objects as fit into a
-# body, are passed to the model unchanged (tools), or refuse unknown fields themselves.
-_WALKED_LISTS = ("messages",)
+_CONTAINERS = (dict, list)  # a union of them would be built anew for each object
+
+
+def _walk(
+    value: object, place: _Place, path: list[str | int], found: dict[tuple[int, str], _Undeclared]
+) -> Iterable[_Undeclared]:
+    """Return `found` with the undeclared fields in `value`, each of one place once. `path` leads to `value`.
+
+    A body may have a hundred thousand objects, so this does no more for each than it has to.
+    """
+    if isinstance(value, list):
+        if place.items is None:
+            return found.values()
+        path.append(0)
+        for index, item in enumerate(value):
+            if isinstance(item, _CONTAINERS):
+                path[-1] = index
+                _walk(item, place.items, path, found)
+        path.pop()
+    elif isinstance(value, dict) and (kind := _find_struct(value, place)):
+        declared, nested = _fields(kind)
+        if not declared.issuperset(value):
+            for name, member in value.items():
+                if name in declared or member is None or (id(place), name) in found:
+                    continue
+                if not _is_fulfilled(kind, name, member):
+                    found[id(place), name] = _Undeclared((*path, name), member)
+        for name, inner in nested:
+            member = value.get(name)
+            if isinstance(member, _CONTAINERS):
+                path.append(name)
+                _walk(member, inner, path, found)
+                path.pop()
+    return found.values()
+
+
+def _find_struct(value: dict[str, object], place: _Place) -> type[Struct] | None:
+    """Return the struct that describes an object. Among several, its tag decides."""
+    if place.described is not None:
+        structs, tag = place.described.structs(), value.get(place.described.tag)
+        return structs.get(tag if isinstance(tag, str) else "") or structs.get("")
+    if len(place.structs) > 1:
+        for kind in place.structs:
+            config = kind.__struct_config__
+            if config.tag_field and value.get(config.tag_field) == config.tag:
+                return kind
+    return place.structs[0] if place.structs else None
 
 
 @cache
-def _declared_fields(kind: type[Struct]) -> dict[str, _Nested]:
-    hints = get_type_hints(kind)
-    nested = {}
-    for field in msgspec.structs.fields(kind):
-        types = list(_union_members(hints[field.name]))
-        variants = tuple(kind for kind in types if _is_struct(kind))
-        item = None
-        if field.encode_name in _WALKED_LISTS:
-            lists = [inner for member in types for inner in get_args(member)]
-            item = next((inner for inner in lists if _is_struct(inner)), None)
-        nested[field.encode_name] = _Nested(variants, item)
+def _declared_fields(kind: type[Struct]) -> dict[str, _Place | None]:
+    hints = get_type_hints(kind, include_extras=True)
+    places = {
+        field.encode_name: _find_place(hints[field.name]) for field in msgspec.structs.fields(kind)
+    }
     if tag_field := kind.__struct_config__.tag_field:
-        nested[tag_field] = _Nested()
-    return nested
+        places[tag_field] = None
+    return places
 
 
-def _union_members(kind: Any) -> Iterator[Any]:
-    """Yield the members of a union, without their annotations."""
-    members = get_args(kind)
-    if members and not isinstance(kind, type) and getattr(kind, "__origin__", None) is not list:
-        for member in members:
+@cache
+def _fields(kind: type[Struct]) -> tuple[frozenset[str], list[tuple[str, _Place]]]:
+    """Return the declared names, and the places of those fields that may have objects."""
+    declared = _declared_fields(kind)
+    return frozenset(declared), [(name, place) for name, place in declared.items() if place]
+
+
+def _find_place(hint: Any) -> _Place | None:
+    place = _Place()
+    for member in _union_members(hint):
+        if isinstance(member, Described):
+            place = place._replace(described=member)
+        elif _is_struct(member):
+            place = place._replace(structs=(*place.structs, member))
+        elif get_origin(member) is list and place.items is None:
+            place = place._replace(items=_find_place(*get_args(member)))
+    return place if any(place) else None
+
+
+def _union_members(hint: Any) -> Iterator[Any]:
+    """Yield the members of a union, without annotations. What describes an object stands in its place."""
+    if get_origin(hint) is Annotated:
+        inner, *metadata = get_args(hint)
+        described = [mark for mark in metadata if isinstance(mark, Described)]
+        yield from described or _union_members(inner)
+    elif get_origin(hint) in (Union, UnionType):
+        for member in get_args(hint):
             yield from _union_members(member)
-    yield kind
+    else:
+        yield hint
 
 
 def _is_struct(kind: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 import msgspec
 from msgspec import UNSET, Meta, Struct, field
 
+from localspec.protocol.fields import Described
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.settings import DraftTokens, LoopGuardScope
 
@@ -207,6 +208,20 @@ class ResponseFormat(Request):
     strict: Any = None
 
 
+class PictureParam(Struct):
+    url: Any = None
+
+
+class FileParam(Struct):
+    file_data: Any = None
+    filename: Any = None
+    file_id: Any = None  # refused where it is read
+
+
+Picture = Annotated[dict[str, Any], Described(lambda: {"": PictureParam})]
+File = Annotated[dict[str, Any], Described(lambda: {"": FileParam})]
+
+
 class ContentPart(Struct):
     """A part of a message. An assistant's part of the type `refusal` has its text in that field.
 
@@ -218,8 +233,8 @@ class ContentPart(Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: str | dict[str, Any] | None = None
-    file: dict[str, Any] | None = None
+    image_url: str | Picture | None = None
+    file: File | None = None
 
 
 class FunctionCall(Struct):
@@ -227,6 +242,23 @@ class FunctionCall(Struct):
 
     name: str
     arguments: str | None = None
+
+
+class CalledFunction(Struct):
+    name: Any = None
+    arguments: Any = None
+
+
+Called = Annotated[dict[str, Any], Described(lambda: {"": CalledFunction})]
+
+
+class CallParam(Struct):
+    id: Any = None
+    type: Any = None
+    function: Called = {}
+
+
+CallObject = Annotated[dict[str, Any], Described(lambda: {"": CallParam})]
 
 
 class ChatMessage(Struct, dict=True):
@@ -239,7 +271,7 @@ class ChatMessage(Struct, dict=True):
     # A missing field becomes None as well. Only an error message distinguishes it from null.
     content: str | list[ContentPart] | None = UNSET  # type: ignore[assignment]
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[CallObject] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     function_call: FunctionCall | None = None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import CountTokensRequest, MessagesRequest
 from localspec.extras.ollama.wire import OllamaChatRequest, OllamaEmbedRequest
 from localspec.extras.responses.wire import ResponsesRequest
@@ -133,19 +134,252 @@ def test_a_variant_is_recognised_by_its_tag(thread: dict[str, Any], paths: list[
     assert list_ignored(MessagesRequest, {**BASE[MessagesRequest], "thread": thread}) == paths
 
 
-def test_objects_passed_on_to_the_model_are_not_checked() -> None:
-    tool = {"type": "function", "x": 1, "function": {"name": "f", "y": 1}}
+def test_what_is_free_form_is_not_checked() -> None:
     schema = {
         "type": "json_schema",
         "json_schema": {"name": "n", "strict": True, "schema": {"z": 1}},
     }
-    body = {"messages": MESSAGES, "tools": [tool], "response_format": schema}
-    assert list_ignored(ChatRequest, {**body, "chat_template_kwargs": {"x": 1}}) == []
+    function = {"name": "f", "parameters": {"y": {"z": 1}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    body = {
+        "messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": function}],
+        "response_format": schema,
+        "chat_template_kwargs": {"x": 1},
+        "documents": [{"x": 1}],
+    }
+    assert list_ignored(ChatRequest, body) == []
+
+
+PICTURE = "data:image/png;base64,aGk="
+# Bodies with every kind of object that a request may have.
+RICH: list[tuple[type[msgspec.Struct], dict[str, Any]]] = [
+    (
+        ChatRequest,
+        {
+            "messages": [
+                {"role": "system", "content": [{"type": "text", "text": "x"}]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": PICTURE, "detail": "auto"}},
+                        {"type": "file", "file": {"filename": "a", "file_data": "b"}},
+                    ],
+                },
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {
+                            "id": "c",
+                            "index": 0,
+                            "type": "function",
+                            "function": {"name": "f", "arguments": "{}"},
+                        }
+                    ],
+                },
+                {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            ],
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+            ],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+            "stream_options": {"include_usage": True},
+            "prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]},
+            "speculative": {"enabled": True},
+            "localspec": {"kind": "chat"},
+            "structured_outputs": {"regex": "x"},
+        },
+    ),
+    (TemplateRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
+    (CompletionRequest, {"prompt": [{"prompt_string": "x"}, "y"]}),
+    (CompletionRequest, {"prompt": {"prompt_string": "x"}}),
+    (NativeCompletionRequest, {"prompt": [{"prompt_string": ["x", 1]}]}),
+    (InfillRequest, {"input_extra": [{"text": "x", "filename": "y"}]}),
+    (EmbeddingRequest, {"input": {"content": [{"type": "text", "text": "x"}]}}),
+    (EmbeddingRequest, {"input": [{"prompt_string": "x"}]}),
+    (RerankRequest, {"query": "x", "documents": [{"text": "x"}, "y"]}),
+    (
+        OllamaChatRequest,
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {
+                            "id": "c",
+                            "type": "function",
+                            "function": {"index": 0, "name": "f", "arguments": {}},
+                        }
+                    ],
+                }
+            ],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "options": {"seed": 1},
+        },
+    ),
+    (
+        MessagesRequest,
+        {
+            "max_tokens": 9,
+            "system": [{"type": "text", "text": "x", "citations": []}],
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
+                        {
+                            "type": "document",
+                            "source": {"type": "content", "content": [{"type": "text", "text": "x"}]},
+                        },
+                        {
+                            "type": "search_result",
+                            "source": "x",
+                            "title": "x",
+                            "content": [{"type": "text", "text": "x"}],
+                        },
+                    ],
+                },
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "x", "signature": "x"},
+                        {"type": "redacted_thinking", "data": "x"},
+                        {
+                            "type": "tool_use",
+                            "id": "toolu_1",
+                            "name": "f",
+                            "input": {},
+                            "caller": {"type": "direct"},
+                        },
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "toolu_1",
+                            "content": [{"type": "text", "text": "x"}],
+                        }
+                    ],
+                },
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}, {"type": "bash_20250124"}],
+            "tool_choice": {"type": "auto"},
+            "thinking": {"type": "enabled", "budget_tokens": 9},
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            "thread": {"type": "create"},
+        },
+    ),
+    (
+        ResponsesRequest,
+        {
+            "input": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_text", "text": "x"},
+                        {"type": "input_image", "image_url": PICTURE, "detail": "auto"},
+                    ],
+                },
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}],
+                },
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_text", "text": "x"}],
+                },
+                {"type": "shell_call", "call_id": "d", "action": {"commands": []}},
+                {"type": "shell_call_output", "call_id": "d", "output": [], "max_output_length": 9},
+            ],
+            "tools": [
+                {"type": "function", "name": "f", "parameters": {"type": "object"}},
+                {"type": "custom", "name": "g", "format": {"type": "text"}},
+                {
+                    "type": "namespace",
+                    "name": "h",
+                    "tools": [{"type": "function", "name": "i", "parameters": {}}],
+                },
+                {"type": "shell", "environment": {"type": "local"}},
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "f"}],
+            },
+            "reasoning": {"effort": "low"},
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+        },
+    ),
+]  # fmt: skip
+FREE_FORM = {"parameters", "schema", "arguments", "input_schema", "cache_control", "caller"}
+FREE_FORM |= {"action", "environment"}
+
+
+def find_objects(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """Return the objects in a body that are not free-form, with their paths."""
+    if isinstance(value, list):
+        members = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, dict):
+        members = [
+            (f"{path}.{name}" if path else name, member)
+            for name, member in value.items()
+            if name not in FREE_FORM and (name != "input" or isinstance(member, list) or member)
+        ]
+    else:
+        return []
+    own = [(path, value)] if isinstance(value, dict) else []
+    return own + [found for inner, member in members for found in find_objects(member, inner)]
+
+
+def list_all_ignored(kind: type[msgspec.Struct], body: dict[str, Any]) -> list[str]:
+    """Return the ignored fields, also those that a protocol names when it translates a request."""
+    data = json.dumps(body).encode()
+    request = decode(data, kind)
+    ignored = find_ignored_fields(data, request)
+    if isinstance(request, MessagesRequest):
+        chat_request(request, (), ignored)
+    return ignored
+
+
+@pytest.mark.parametrize(("kind", "body"), RICH)
+def test_a_known_field_is_not_named(kind: type[msgspec.Struct], body: dict[str, Any]) -> None:
+    assert list_all_ignored(kind, body) == []
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(RICH), st.data())
+def test_an_unknown_field_of_any_object_is_named(
+    rich: tuple[type[msgspec.Struct], dict[str, Any]], data: st.DataObject
+) -> None:
+    kind, body = rich[0], json.loads(json.dumps(rich[1]))
+    path, found = data.draw(st.sampled_from(find_objects(body)))
+    name = data.draw(NAMES.filter(lambda name: name not in found and is_free(kind, name)))
+    found[f"x{name}"] = data.draw(JSON)
+    expected = f"{path}.x{name}" if path else f"x{name}"
+    shown = expected if len(expected) <= MAX_PATH else f"{expected[: MAX_PATH - 1]}…"
+    assert list_all_ignored(kind, body) == [shown]
 
 
 def test_a_field_of_every_message_is_named_once() -> None:
     messages = [{"role": "user", "content": "x", "weight": 1, "refusal": None}] * 500
     assert list_ignored(ChatRequest, {"messages": messages}) == ["messages[0].weight"]
+
+
+def test_a_field_is_named_where_it_asks_for_something() -> None:
+    parts = [
+        {"type": "image_url", "image_url": {"url": PICTURE, "detail": detail}}
+        for detail in ("auto", "high", "low")
+    ]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert list_ignored(ChatRequest, body) == ["messages[0].content[1].image_url.detail"]
 
 
 CASES = [
@@ -174,7 +408,7 @@ def test_the_tables_name_existing_fields_and_requests() -> None:
     for name, rules in WITHOUT_EFFECT.items():
         assert set(rules) <= set(kinds[name].__struct_fields__)
     assert all(rule.reason for table in REFUSED.values() for rule in table.values())
-    assert all(rule.reason for rule in FULFILLED_FIELDS.values())
+    assert all(rule.reason for table in FULFILLED_FIELDS.values() for rule in table.values())
 
 
 def test_an_unknown_name_with_a_surrogate_is_refused() -> None:

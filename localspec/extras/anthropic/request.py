@@ -29,6 +29,7 @@ from localspec.extras.anthropic.wire import (
     ToolChoiceParam,
     ToolParam,
     ToolResultParam,
+    Tools,
     ToolUseParam,
 )
 from localspec.protocol.fields import IgnoredFields, fields_without_effect
@@ -312,7 +313,7 @@ def _result_content(
 # ------------------------------------------------------------------------ tools, thinking, format
 
 
-def _tools(offered: Blocks, ignored: IgnoredFields) -> list[Tool]:
+def _tools(offered: Tools, ignored: IgnoredFields) -> list[Tool]:
     tools = []
     for index, definition in enumerate(offered):
         path, kind = f"tools[{index}]", definition.get("type")
@@ -358,7 +359,7 @@ def _choose(body: CountTokensRequest, chat: ChatRequest) -> None:
             chat.tool_choice = "none"
 
 
-def _refuse_hosted_choice(choice: ToolChoiceParam, offered: Blocks, tools: list[Tool]) -> None:
+def _refuse_hosted_choice(choice: ToolChoiceParam, offered: Tools, tools: list[Tool]) -> None:
     """Refuse a choice that demands a call, if only tools that run at Anthropic could be called."""
     names = {tool.function.name for tool in tools}
     for index, definition in enumerate(offered):

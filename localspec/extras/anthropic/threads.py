@@ -10,7 +10,7 @@ import msgspec
 from localspec.errors import ThreadMismatch
 from localspec.extras.anthropic.answer import call_input
 from localspec.extras.anthropic.request import system_prompt
-from localspec.extras.anthropic.wire import Blocks, CountTokensRequest
+from localspec.extras.anthropic.wire import CountTokensRequest, Tools
 from localspec.protocol.conversations import StoredMessage
 from localspec.protocol.requests import ChatMessage
 
@@ -18,7 +18,7 @@ from localspec.protocol.requests import ChatMessage
 class ThreadState(msgspec.Struct):
     """What a thread stores of its requests beside the messages. The system prompt is a message."""
 
-    tools: Blocks = []
+    tools: Tools = []
 
 
 def encode_state(body: CountTokensRequest) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol.answers import LengthLimit, Unheeded
+from localspec.protocol.fields import Described
 from localspec.protocol.frames import Speculation
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import INT32, Count, SamplingParameters, SpeculativeOptions, Stop
@@ -18,7 +19,8 @@ from localspec.protocol.settings import LoopGuardScope
 
 # ---------------------------------------------------------------------------- requests
 
-Blocks = list[dict[str, Any]]
+Blocks = list[Annotated[dict[str, Any], Described(lambda: _BLOCKS)]]
+Tools = list[dict[str, Any]]
 
 
 class MessageParam(Struct):
@@ -26,7 +28,14 @@ class MessageParam(Struct):
     content: str | Blocks
 
 
-class TextParam(Struct):
+class BlockParam(Struct, kw_only=True):
+    """What all blocks may have. `cache_control` needs no handling: every prompt is cached by its content."""
+
+    type: str = ""
+    cache_control: Any = None
+
+
+class TextParam(BlockParam, kw_only=True):
     text: str
 
 
@@ -38,7 +47,7 @@ class ImageSource(Struct):
     data: str = ""
 
 
-class ImageParam(Struct):
+class ImageParam(BlockParam, kw_only=True):
     source: ImageSource
 
 
@@ -51,33 +60,50 @@ class DocumentSource(Struct):
     content: str | Blocks = ""
 
 
-class DocumentParam(Struct):
+class DocumentParam(BlockParam, kw_only=True):
     source: DocumentSource
     title: str | None = None
     context: str | None = None
     citations: Any = None
 
 
-class ThinkingParam(Struct):
+class ThinkingParam(BlockParam, kw_only=True):
     thinking: str = ""
+    signature: Any = None
 
 
-class ToolUseParam(Struct):
+class RedactedParam(BlockParam, kw_only=True):
+    data: Any = None
+
+
+class ToolUseParam(BlockParam, kw_only=True):
     id: str
     name: str
     input: dict[str, Any] = {}
 
 
-class ToolResultParam(Struct):
+class ToolResultParam(BlockParam, kw_only=True):
     tool_use_id: str
     content: str | Blocks | None = None
     is_error: bool | None = None
 
 
-class SearchResultParam(Struct):
+class SearchResultParam(BlockParam, kw_only=True):
     source: str
     title: str
     content: list[TextParam]
+
+
+_BLOCKS: dict[str, type[Struct]] = {
+    "text": TextParam,
+    "image": ImageParam,
+    "document": DocumentParam,
+    "thinking": ThinkingParam,
+    "redacted_thinking": RedactedParam,
+    "tool_use": ToolUseParam,
+    "tool_result": ToolResultParam,
+    "search_result": SearchResultParam,
+}
 
 
 class ToolParam(Struct):
@@ -146,7 +172,7 @@ class CountTokensRequest(SamplingParameters, Request, kw_only=True):
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=10_000)]
     model: OrDefault[str] = ""
     system: str | Blocks | None = None
-    offered: Blocks | None = field(default=None, name="tools")
+    offered: Tools | None = field(default=None, name="tools")
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

@@ -78,6 +78,9 @@ def find_client_tool(tool: dict[str, Any]) -> ClientTool | None:
     environment = tool.get("environment")
     if known and isinstance(environment, dict) and environment.get("type") != "local":
         return None
+    if known and "display_width" in tool:
+        size = f"{tool['display_width']} x {tool.get('display_height')} pixels"
+        return known._replace(description=f"{known.description} It has {size}.")
     skills = environment.get("skills") if known and isinstance(environment, dict) else None
     if known and isinstance(skills, list) and skills:
         lines = [

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol.answers import LengthLimit, PromptProgress, TopLogprob, Unheeded
+from localspec.protocol.fields import Described
 from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import MAX_LOGPROBS, MAX_TOOLS, GenerationRequest, TokenLimit
@@ -498,6 +499,10 @@ class Part(Struct):
     filename: str | None = None
 
 
+_PART_TYPES = ("input_text", "input_image", "input_file")
+Parts = list[Annotated[dict[str, Any], Described(lambda: dict.fromkeys(_PART_TYPES, Part))]]
+
+
 class InputItem(Struct):
     """One item of `input`. Without a `type` it is a message.
 
@@ -514,7 +519,7 @@ class InputItem(Struct):
     namespace: str | None = None
     arguments: Any = None
     input: Any = None
-    output: Any = None
+    output: Parts | Any = None
     action: Any = None
     actions: Any = None
     operation: Any = None
@@ -544,6 +549,68 @@ class ReasoningOptions(Struct):
     generate_summary: str | None = None  # its older name
 
 
+class ToolFormat(Struct):
+    """The format of a custom tool's input."""
+
+    type: Any = None
+    syntax: Any = None
+    definition: Any = None
+
+
+FormatObject = Annotated[dict[str, Any], Described(lambda: {"": ToolFormat})]
+
+
+class ToolDefinition(Struct):
+    """A tool that a call may name."""
+
+    type: Any = None
+    name: Any = None
+    description: Any = None
+
+
+class FunctionDefinition(ToolDefinition):
+    parameters: Any = None
+    strict: Any = None
+
+
+class CustomDefinition(ToolDefinition):
+    format: FormatObject | None = None
+
+
+class NamespaceDefinition(ToolDefinition):
+    tools: list[AnyTool] = []
+
+
+class ClientToolDefinition(ToolDefinition):
+    environment: Any = None
+    display_width: Any = None
+    display_height: Any = None
+
+
+AllowedTool = Annotated[dict[str, Any], Described(lambda: {"": ToolDefinition})]
+
+
+class ToolChoiceParam(Struct):
+    type: Any = None
+    name: Any = None
+    mode: Any = None
+    tools: list[AllowedTool] = []
+
+
+_TOOLS: dict[str, type[Struct]] = {
+    "function": FunctionDefinition,
+    "custom": CustomDefinition,
+    "namespace": NamespaceDefinition,
+    "shell": ClientToolDefinition,
+    "local_shell": ClientToolDefinition,
+    "apply_patch": ClientToolDefinition,
+    "computer": ClientToolDefinition,
+    "computer_use_preview": ClientToolDefinition,
+}
+ToolChoiceObject = Annotated[dict[str, Any], Described(lambda: {"": ToolChoiceParam})]
+AnyTool = Annotated[dict[str, Any], Described(lambda: _TOOLS)]
+
+
 class ResponsesRequest(GenerationRequest, kw_only=True):
     """POST /v1/responses. In addition to OpenAI's fields it has those of chats that affect the answer.
 
@@ -568,8 +635,8 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     metadata: Metadata | None = None
     max_output_tokens: TokenLimit | None = None
     max_tool_calls: int | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[AnyTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | ToolChoiceObject | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
