@@ -112,9 +112,25 @@ _BINDING: dict[str, FieldRule] = {
     "tool_choice": FieldRule(_ELSEWHERE, ("auto",)),
     "max_completion_tokens": FieldRule("send this protocol's own limit"),
 }
+_SWITCHES = "each protocol has a switch of its own for thoughts; see localspec help api"
 _REFUSED_CHAT = {
     **_REFUSED_TEXT,
     **_BINDING,
+    **dict.fromkeys(
+        (
+            "enable_thinking",
+            "thinking",
+            "think",
+            "reasoning",
+            "reasoning_effort",
+            "thinking_budget",
+        ),
+        FieldRule(_SWITCHES),
+    ),
+    **dict.fromkeys(
+        ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"),
+        FieldRule(_SWITCHES),
+    ),
     "add_special_tokens": FieldRule("the chat template writes BOS where there is one", _OFF),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
@@ -180,6 +196,11 @@ FULFILLED_FIELDS: dict[str, dict[str, FieldRule]] = {
     "ChatMessage": {
         "refusal": FieldRule("an empty one says nothing", _NONE),
         "annotations": FieldRule("an empty list says nothing", _NONE),
+    },
+    "ThinkingSwitch": {"clear_thinking": FieldRule("the chat template decides", (True,))},
+    "ReasoningSwitch": {
+        "exclude": FieldRule("thoughts are returned", _OFF),
+        "summary": FieldRule("thoughts are returned as they are", ("auto",)),
     },
     "CallParam": {"index": FieldRule("calls are in their order")},
     "PictureParam": {"detail": FieldRule("there is one resolution", ("auto",))},

@@ -261,9 +261,24 @@ class CallParam(Struct):
 CallObject = Annotated[dict[str, Any], Described(lambda: {"": CallParam})]
 
 
+class ReasoningDetail(Struct):
+    """A part of OpenRouter's form of thoughts; only text and summaries can be read."""
+
+    type: Any = None
+    text: Any = None
+    summary: Any = None
+    data: Any = None
+    signature: Any = None
+    id: Any = None
+    format: Any = None
+    index: Any = None
+
+
 class ChatMessage(Struct, dict=True):
     """A message of a chat.
 
+    `reasoning` (vLLM, OpenRouter) and `reasoning_details` (OpenRouter) are other names of
+    `reasoning_content`, which they become.
     `function_call`, and the role "function" of its result, are OpenAI's older form of tool calls.
     """
 
@@ -275,8 +290,15 @@ class ChatMessage(Struct, dict=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     function_call: FunctionCall | None = None
+    reasoning: str | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
 
     def __post_init__(self) -> None:
+        if self.reasoning is not None or self.reasoning_details is not None:
+            details = [part.text or part.summary for part in self.reasoning_details or []]
+            joined = "".join(text for text in details if isinstance(text, str))
+            self.reasoning_content = self.reasoning_content or self.reasoning or joined or None
+            self.reasoning = self.reasoning_details = None
         if cast(object, self.content) is UNSET:
             self.content = None
             self.__dict__["lacks_content"] = True
@@ -430,6 +452,49 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 ThinkingTokens = Annotated[int, Meta(ge=-1, le=INT32)]
 
 
+class ThinkingSwitch(Struct):
+    """The switch of GLM, DeepSeek and Kimi. Without `budget_tokens` thoughts have no limit."""
+
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+    budget_tokens: ThinkingTokens | None = None
+
+
+class ReasoningSwitch(Struct):
+    """OpenRouter's switch. `max_tokens` is a budget."""
+
+    effort: ReasoningEffort | None = None
+    max_tokens: ThinkingTokens | None = None
+    enabled: bool | None = None
+
+
+# Names that chat templates have for the switch of thoughts.
+TEMPLATE_SWITCHES = ("enable_thinking", "thinking")
+
+
+def _settle_thinking(request: ChatRequest | TemplateRequest) -> None:
+    """Turn the switches of thoughts that other servers have into `reasoning_budget_tokens` and an effort."""
+    thinking, reasoning = request.thinking, request.reasoning or ReasoningSwitch()
+    switches = [request.enable_thinking, reasoning.enabled]
+    switches += [thinking.type != "disabled"] if thinking else []
+    # A template's arguments reach the template as they are, so of these only a no has to be known here.
+    in_template = [request.chat_template_kwargs.get(name) for name in TEMPLATE_SWITCHES]
+    budgets = [
+        request.reasoning_budget_tokens,
+        request.thinking_budget_tokens,
+        request.thinking_token_budget,
+        request.thinking_budget,
+        thinking.budget_tokens if thinking else None,
+        reasoning.max_tokens,
+    ]
+    budget = next((tokens for tokens in budgets if tokens is not None), None)
+    request.reasoning_effort = request.reasoning_effort or reasoning.effort
+    if any(switch is False for switch in [*switches, *in_template]):
+        budget = 0
+    elif budget is None and request.reasoning_effort is None and any(switches):
+        budget = -1
+    request.reasoning_budget_tokens = budget
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions.
 
@@ -442,6 +507,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
       first two names are llama-server's, the third is vLLM's.
     - `reasoning_effort`: passed to templates that support it, and turned into a budget if none is
       given. Without either, the template decides.
+    - `enable_thinking`, `thinking_budget` (Qwen), `thinking` (GLM, DeepSeek, Kimi), `reasoning`
+      (OpenRouter): the same under the names of other servers. Whichever says no wins.
     - `reasoning_control`: accepted as llama-server does. Thoughts can be ended in any case, see
       /v1/chat/completions/control.
     - `parse_special`: special tokens that are spelled out in messages and tools (`<|im_end|>`) are
@@ -469,9 +536,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
     thinking_token_budget: ThinkingTokens | None = None  # vLLM's name
+    enable_thinking: bool | None = None
+    thinking_budget: ThinkingTokens | None = None
+    thinking: ThinkingSwitch | None = None
+    reasoning: ReasoningSwitch | None = None
     functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_INPUTS)] | None = None
+
+    def __post_init__(self) -> None:
+        GenerationRequest.__post_init__(self)
+        _settle_thinking(self)
 
 
 class PromptObject(Request):
@@ -573,7 +648,15 @@ class TemplateRequest(Request):
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
     thinking_token_budget: ThinkingTokens | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: ThinkingTokens | None = None
+    thinking: ThinkingSwitch | None = None
+    reasoning: ReasoningSwitch | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_INPUTS)] | None = None
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        _settle_thinking(self)
 
 
 # ---------------------------------------------------------------------------- embeddings

@@ -352,8 +352,36 @@ def test_tools_and_calls_reach_the_template_unchanged() -> None:
          {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}, 1024),
         ({"reasoning_effort": "high", "reasoning_budget_tokens": 7},
          {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}, 7),
-        ({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
-         {"enable_thinking": False, "thinking": True, "reasoning_effort": "low"}, 1024),
+        *((switch, {"enable_thinking": False, "thinking": False}, 0) for switch in (
+            {"enable_thinking": False, "reasoning_effort": "low"},
+            {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+            {"thinking": {"type": "disabled"}, "reasoning_budget_tokens": 9},
+            {"thinking": {"type": "disabled", "budget_tokens": 9}},
+            {"reasoning": {"enabled": False}},
+            {"reasoning": {"effort": "none"}},
+            {"reasoning": {"max_tokens": 0}},
+            {"thinking_budget": 0},
+            {"enable_thinking": False, "thinking": {"type": "enabled"}},
+        )),
+        *((switch, {"enable_thinking": True, "thinking": True}, None) for switch in (
+            {"enable_thinking": True},
+            {"thinking": {"type": "enabled"}},
+            {"thinking": {"type": "adaptive"}},
+            {"reasoning": {"enabled": True}},
+            {"thinking": {"type": "enabled", "budget_tokens": -1}},
+        )),
+        *((switch, {"enable_thinking": True, "thinking": True}, 7) for switch in (
+            {"enable_thinking": True, "thinking_budget": 7},
+            {"thinking": {"type": "enabled", "budget_tokens": 7}},
+            {"reasoning": {"max_tokens": 7}},
+            {"enable_thinking": True, "reasoning_budget_tokens": 7, "thinking_budget": 9},
+        )),
+        ({"reasoning": {"effort": "low"}, "enable_thinking": True},
+         {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}, 1024),
+        ({"reasoning": {"effort": "high", "enabled": True}},
+         {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}, None),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}, None),
     ],
 )  # fmt: skip
 def test_the_thinking_limit_reaches_the_template_and_the_engine(
@@ -362,6 +390,33 @@ def test_the_thinking_limit_reaches_the_template_and_the_engine(
     [frame] = translate_chat(**fields)
     assert frame["prompt"].get("template_kwargs", {}) == template_kwargs
     assert frame.get("thinking", {}).get("tokens") == limit
+
+
+DETAILS = [
+    {"type": "reasoning.summary", "summary": "h"},
+    {"type": "reasoning.text", "text": "m", "signature": None, "index": 1},
+    {"type": "reasoning.encrypted", "data": "x"},
+]
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"reasoning": "hm", "reasoning_content": None},
+        {"reasoning_details": DETAILS},
+        {"reasoning": "hm", "reasoning_details": DETAILS},
+        {"reasoning": "other", "reasoning_content": "hm"},
+    ],
+)
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": "x"}])
+def test_earlier_thoughts_are_read_under_every_name(thoughts: Any, content: Any) -> None:
+    messages = [*USER, {"role": "assistant", **thoughts, **content}, *USER]
+    [frame] = translate_chat(messages=messages)
+    message = frame["prompt"]["messages"][1]
+    assert message["extra"] == {"reasoning_content": "hm"}
+    assert message["content"] == (content.get("content") or "")
 
 
 @pytest.mark.parametrize("name", GenerationRequest.__struct_fields__)

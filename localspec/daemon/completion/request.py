@@ -24,6 +24,7 @@ from localspec.protocol.frames import Message, ThinkingLimit
 from localspec.protocol.reading import BodyComplexity, TooComplex
 from localspec.protocol.requests import (
     MAX_PROMPTS,
+    TEMPLATE_SWITCHES,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -106,17 +107,12 @@ def template_switches(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
         return {}
     enabled = budget != 0
     effort_switch = {"reasoning_effort": effort} if effort and enabled else {}
-    return {"enable_thinking": enabled, "thinking": enabled, **effort_switch}
+    return {**dict.fromkeys(TEMPLATE_SWITCHES, enabled), **effort_switch}
 
 
 def _budget(request: ChatRequest | TemplateRequest) -> int | None:
-    for tokens in (
-        request.reasoning_budget_tokens,
-        request.thinking_budget_tokens,
-        request.thinking_token_budget,
-    ):
-        if tokens is not None:
-            return tokens
+    if request.reasoning_budget_tokens is not None:
+        return request.reasoning_budget_tokens
     return _EFFORT_TOKENS.get(request.reasoning_effort or "")
 
 

@@ -123,6 +123,7 @@ def chat_request(
         localspec=None,
         stream_options=None,
         messages=messages,
+        chat_template_kwargs=request.chat_template_kwargs,
         continue_final_message=False,
     )
     if request.max_output_tokens is not None:
@@ -130,15 +131,23 @@ def chat_request(
     chat.tools = parsed.tools.offered or None
     chat.tool_choice = parsed.tools.choice if chat.tools else None
     chat.parallel_tool_calls = request.parallel_tool_calls
-    chat.chat_template_kwargs = request.chat_template_kwargs
     if request.top_logprobs is not None or _LOGPROBS_INCLUDE in (request.include or []):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
-    effort = request.reasoning and request.reasoning.effort
-    if effort in get_args(ReasoningEffort):
-        chat.reasoning_effort = effort  # type: ignore[assignment] # checked just above
+    _think(chat, request.reasoning or ReasoningOptions())
     if response_format := _format(request):
         chat.response_format = response_format
     return chat
+
+
+def _think(chat: ChatRequest, options: ReasoningOptions) -> None:
+    if options.effort in get_args(ReasoningEffort):
+        chat.reasoning_effort = options.effort  # type: ignore[assignment] # checked just above
+    if options.max_tokens is not None:
+        chat.reasoning_budget_tokens = options.max_tokens
+    if options.enabled is not None and chat.reasoning_budget_tokens is None:
+        chat.reasoning_budget_tokens = None if options.effort else -1
+    if options.enabled is False:
+        chat.reasoning_budget_tokens = 0
 
 
 def _format(request: ResponsesRequest) -> ResponseFormat | None:

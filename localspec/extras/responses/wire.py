@@ -11,7 +11,13 @@ from localspec.protocol.answers import LengthLimit, PromptProgress, TopLogprob, 
 from localspec.protocol.fields import Described
 from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.requests import MAX_LOGPROBS, MAX_TOOLS, GenerationRequest, TokenLimit
+from localspec.protocol.requests import (
+    MAX_LOGPROBS,
+    MAX_TOOLS,
+    GenerationRequest,
+    ThinkingTokens,
+    TokenLimit,
+)
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -544,7 +550,11 @@ class TextOptions(Struct):
 
 
 class ReasoningOptions(Struct):
+    """How to think. `max_tokens` (a budget) and `enabled` are OpenRouter's."""
+
     effort: str | None = None
+    max_tokens: ThinkingTokens | None = None
+    enabled: bool | None = None
     summary: str | None = None
     generate_summary: str | None = None  # its older name
 

@@ -459,6 +459,25 @@ def test_an_effort_limits_the_thoughts(
     assert any("'reasoning.effort'" in note for note in notes) == (budget is None)
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "budget"),
+    [
+        ({"max_tokens": 7}, 7),
+        ({"enabled": False}, 0),
+        ({"enabled": False, "effort": "high"}, 0),
+        ({"enabled": True}, None),
+        ({"enabled": True, "effort": "low"}, 1024),
+    ],
+)
+def test_the_switch_of_another_router_is_read(home: Home, reasoning: Any, budget: Any) -> None:
+    body = {"input": "echo", "reasoning": reasoning, "store": False}
+    response = home.request("POST", "/v1/responses", body).json
+    frame = json.loads(response["output"][0]["content"][0]["text"])
+    assert frame.get("thinking", {}).get("tokens") == budget
+    assert frame["prompt"]["template_kwargs"]["enable_thinking"] == (budget != 0)
+    assert "ignored" not in response["localspec"]
+
+
 def test_the_asynchronous_client(home: Home) -> None:
     async def use() -> tuple[str, str, list[Any]]:
         transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
