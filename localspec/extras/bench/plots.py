@@ -14,7 +14,7 @@ from typing import Any
 
 from localspec import installation
 from localspec.errors import UsageError, replace_control_characters
-from localspec.extras.bench.report import Report, Round, Run
+from localspec.extras.bench.report import Estimate, Report, Round, Run, Workload
 from localspec.extras.bench.summary import acceptance_by_position
 
 # Colours that matplotlib draws with, and the CSS variables that replace them.
@@ -39,7 +39,7 @@ def draw_plots(report: Report) -> list[tuple[str, str]]:
     drawings = []
     for number, (title, draw, height) in enumerate(_PLOTS):
         if svg := _draw_svg(f"plot{number}", draw, report, height(report)):
-            drawings.append((title, svg))
+            drawings.append((title + _describe_intervals(report) * (draw is _draw_speed_ups), svg))
     return drawings
 
 
@@ -113,13 +113,26 @@ def _replace_font(match: re.Match[str]) -> str:
 # ------------------------------------------------------------------ the plots
 
 
-def _draw_speed_ups(axes: Any, report: Report) -> bool:
-    """Draw the speed-up of each kind of work with its interval; left of 1 is slower."""
-    rows = [
+def _compared(report: Report) -> list[tuple[Workload, Estimate]]:
+    """Return each kind of work at temperature 0 with its speed-up."""
+    return [
         (work, estimate)
         for work in report.workloads
         if work.sampling == "greedy" and (estimate := work.speed_up or work.latency)
     ]
+
+
+def _describe_intervals(report: Report) -> str:
+    """Return what the title says of intervals."""
+    known = [estimate.low is not None for _, estimate in _compared(report)]
+    if all(known):
+        return ", with 95% intervals"
+    return ", with 95% intervals where the answers are enough" if any(known) else ""
+
+
+def _draw_speed_ups(axes: Any, report: Report) -> bool:
+    """Draw the speed-up of each kind of work with its interval; left of 1 is slower."""
+    rows = _compared(report)
     if not rows:
         return False
     for about, colour in _WORK_COLOURS.items():
@@ -269,7 +282,7 @@ def _height_per_work(report: Report) -> float:
 
 
 _PLOTS: tuple[tuple[str, Draw, Callable[[Report], float]], ...] = (
-    ("Speed-up by kind of work, with 95% intervals", _draw_speed_ups, _height_per_work),
+    ("Speed-up by kind of work", _draw_speed_ups, _height_per_work),
     ("What a pass costs, by its width", _draw_costs, _usual_height),
     ("Drafts accepted, by their place in a pass", _draw_survival, _usual_height),
     ("Depth over time: drafts in a pass", _draw_depths, _usual_height),

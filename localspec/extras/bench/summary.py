@@ -30,10 +30,8 @@ from localspec.extras.bench.statistics import PairedAnswers
 
 
 MIN_GAIN_RATIO, MAX_LOSS_RATIO = 1.03, 0.97  # an interval outside of these is more than noise
-_FEW_PAIRS_FACTOR = (
-    1.25  # with too few pairs for an interval, a factor above which the speed differs
-)
-_SAME_MARGIN = 0.07  # an interval, or a figure without one, this close to 1 is no difference
+_IMPOSSIBLE_FACTOR = 1.25  # of the tokens per pass; a speed-up above that has another cause
+_SAME_MARGIN = 0.07  # an interval this close to 1 is no difference
 _MOSTLY_OFF_RATIO = (
     0.15  # drafted tokens per generated token below which speculation was mostly off
 )
@@ -42,25 +40,26 @@ _NAMES = {"code": "code", "text": "text"}
 
 
 def judge(estimate: Estimate | None, acceptance: Acceptance | None, tokens: int) -> Verdict:
-    """Return the verdict on a speed-up. `tokens`: tokens generated with drafts."""
+    """Return the verdict on a speed-up. `tokens`: tokens generated with drafts.
+
+    Without an interval nothing is said of the speed, because another program may have made any difference.
+    """
     if estimate is None:
         return "not measured"
     if _is_impossible(estimate, acceptance):
         return "unclear"
-    low, high, gain, loss = estimate.low, estimate.high, MIN_GAIN_RATIO, MAX_LOSS_RATIO
-    if low is None or high is None:
-        low = high = estimate.value
-        gain, loss = _FEW_PAIRS_FACTOR, 1 / _FEW_PAIRS_FACTOR
-    if low > gain:
+    has_interval = estimate.low is not None and estimate.high is not None
+    low, high = estimate.low or estimate.value, estimate.high or estimate.value
+    if has_interval and low > MIN_GAIN_RATIO:
         return "faster"
-    if high < loss:
+    if has_interval and high < MAX_LOSS_RATIO:
         return "slower"
     is_near_one = low >= 1 - _SAME_MARGIN and high <= 1 + _SAME_MARGIN
     was_mostly_off = acceptance is not None and acceptance.drafted < _MOSTLY_OFF_RATIO * tokens
     # A pair that clearly gained or lost time is not called off, even with few drafts.
     if was_mostly_off and (is_near_one or low <= 1 <= high):
         return "off"
-    if is_near_one:
+    if has_interval and is_near_one:
         return "same"
     return "unclear"
 
@@ -74,7 +73,7 @@ def _is_impossible(estimate: Estimate, acceptance: Acceptance | None) -> bool:
     if acceptance is None or acceptance.tokens_per_pass is None or estimate.value <= MIN_GAIN_RATIO:
         return False
     limit = acceptance.tokens_per_pass
-    return limit <= MIN_GAIN_RATIO or estimate.value > limit * _FEW_PAIRS_FACTOR
+    return limit <= MIN_GAIN_RATIO or estimate.value > limit * _IMPOSSIBLE_FACTOR
 
 
 def summarize_verdicts(workloads: Sequence[Workload]) -> str:
@@ -101,7 +100,7 @@ def _summarize(workloads: Sequence[Workload]) -> str:
         (f"{_PHRASES[key]} {join_names(by_verdict[key])}") for key in _PHRASES if key in by_verdict
     ]
     text = ", ".join(phrases)
-    if "faster" not in by_verdict:
+    if not by_verdict.keys() & {"faster", "unclear", _TOO_FEW}:
         text = f"not worth it here: {text}"
     return f"{text[0].upper()}{text[1:]}."
 

@@ -338,13 +338,14 @@ def print_comparison(first: Report, second: Report, names: tuple[str, str]) -> N
     )
     second_works = {(work.name, work.sampling): work for work in second.workloads}
     rows = [["WORK", "SAMPLING", "PLAIN", "SPECULATIVE", "SPEED-UP", "INTERVALS"]]
-    differing = 0
+    differing = unknown = 0
     for work in first.workloads:
         counterpart = second_works.get((work.name, work.sampling))
         if counterpart is None or work.speed_up is None or counterpart.speed_up is None:
             continue
         overlap = intervals_overlap(work.speed_up, counterpart.speed_up)
         differing += overlap is False
+        unknown += overlap is None
         rows.append(
             [
                 work.name,
@@ -359,8 +360,11 @@ def print_comparison(first: Report, second: Report, names: tuple[str, str]) -> N
         render.line("No kind of work was measured in both.")
         return
     render.table(rows)
+    if unknown == len(rows) - 1:
+        render.line("There are too few answers to say whether the speed-ups agree.")
+        return
     render.line(
-        "All speed-ups agree within their intervals."
+        "The speed-ups agree within their intervals."
         if not differing
         else f"{differing} of {len(rows) - 1} speed-ups differ by more than their intervals."
     )

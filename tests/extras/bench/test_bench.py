@@ -324,7 +324,7 @@ OFF = [
         ),
         (
             [make_workload("prose", "text", 0.9, 1.4)],
-            "Not worth it here: not clear for prose (1.15×).",
+            "Not clear for prose (1.15×).",
         ),
         (
             [*CODE, make_workload("x", "text", 0.98, 1.02)],
@@ -371,19 +371,17 @@ def test_a_single_gain_without_drafts_is_unclear() -> None:
 @pytest.mark.parametrize(
     ("value", "drafted", "sentence"),
     [
-        (0.7, 0, "Not worth it here: slower for prose (0.70×)."),
-        (0.85, 300, "Not worth it here: too few answers to be sure for prose (0.85×)."),
-        (
-            0.92,
-            0,
-            "Not worth it here: too few answers to be sure for prose (0.92×).",
-        ),  # The verdict would be "off", but the pair lost time.
+        (0.7, 0, "Too few answers to be sure for prose (0.70×)."),
+        (0.85, 300, "Too few answers to be sure for prose (0.85×)."),
+        # The verdict would be "off", but the pair lost time.
+        (0.92, 0, "Too few answers to be sure for prose (0.92×)."),
         (0.99, 0, "Not worth it here: off by itself for prose."),
-        (0.99, 300, "Not worth it here: no gain and no loss for prose."),
-        (1.5, 300, "Worth it for prose (1.5×)."),
+        (0.99, 300, "Too few answers to be sure for prose (0.99×)."),
+        (1.5, 300, "Too few answers to be sure for prose (1.50×)."),
+        (20.0, 300, "Too few answers to be sure for prose (20.00×)."),
     ],
 )
-def test_a_single_pair_of_answers_is_judged_by_its_figure(
+def test_too_few_answers_for_an_interval_say_nothing_of_the_speed(
     value: float, drafted: int, sentence: str
 ) -> None:
     acceptance = Acceptance(drafted, drafted // 2, drafted, 0.0, 0.0, 0.0, 0.0, max(value, 1.0))
@@ -585,7 +583,7 @@ def test_two_reports_are_compared(real: tuple[Home, dict[str, Any], Path]) -> No
     home, report, folder = real
     comparison = home.run("bench", "compare", str(folder / "a.json"), str(folder / "a.json"))
     assert comparison.returncode == 0, comparison.stderr
-    assert "All speed-ups agree within their intervals." in comparison.stdout
+    assert "There are too few answers to say whether the speed-ups agree." in comparison.stdout
     (folder / "b.json").write_text(json.dumps({**report, "version": 2}))
     refused = home.run("bench", "compare", str(folder / "a.json"), str(folder / "b.json"))
     assert refused.returncode == 2
@@ -653,6 +651,30 @@ def test_a_page_is_self_contained_and_draws_the_measurements(
             run.drafted = 5 * drafted
             run.rounds = [Round(3, 4, 2, "draft"), Round(2, 1, 1, "draft")] * 3 if drafted else []
     _check_page(page.render_page(report), report.sentence, 5 if drafted else 3)
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [([True], "all"), ([False, False], ""), ([True, False], "some"), ([True] * 2, "all")],
+)
+def test_a_plot_names_intervals_only_where_it_has_them(
+    real: tuple[Home, dict[str, Any], Path], known: list[bool], words: str
+) -> None:
+    report = reports.read_report(str(real[2] / "a.json"))
+    report.workloads = [
+        Workload(
+            str(n),
+            "code",
+            "greedy",
+            "unclear",
+            speed_up=Estimate(1, 0.9, 1.1) if has else Estimate(1),
+        )
+        for n, has in enumerate(known)
+    ]
+    report.runs = []
+    title = plots.draw_plots(report)[0][0]
+    assert ("intervals" in title) is bool(words)
+    assert ("where" in title) is (words == "some")
 
 
 def test_depth_is_plotted_from_the_first_token_to_the_last() -> None:
