@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from localspec import children
 from localspec.children import HUGE_PAGES, engine_environment, helper_environment
+from localspec.daemon.completion.converter import Converter
 from localspec.engine.prompt.template_process import TemplateProcess
-from tests.support.daemons import RunningDaemon, temporary_home
+from tests.support.daemons import RunningDaemon, temporary_home, wait_for
+from tests.support.documents import with_endless_conversions
 
 SECRETS = {
     "HF_TOKEN": "zqhub",
@@ -119,9 +122,33 @@ def test_a_template_runs_without_secrets(secrets: None) -> None:
         environment = read_environment(process._child.pid)
     finally:
         process.close()
+    check_helper(environment)
+
+
+def check_helper(environment: dict[str, str]) -> None:
+    """Check that a process with this environment was started as a helper beside `SECRETS`."""
     assert not environment.keys() & SECRETS.keys()
     assert not [text for text in environment.values() if "zq" in text]
     assert environment.keys() <= helper_environment().keys() | {"LC_CTYPE"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_file_is_converted_without_secrets(
+    secrets: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    for variable, text in with_endless_conversions(tmp_path, pid_file).items():
+        monkeypatch.setenv(variable, text)
+
+    async def read_while_it_runs(converter: Converter) -> dict[str, str]:
+        conversion = asyncio.create_task(converter.convert(b"%PDF-", with_pictures=False))
+        await asyncio.to_thread(wait_for, lambda: pid_file.exists() and pid_file.read_text(), "it")
+        environment = read_environment(int(pid_file.read_text()))
+        conversion.cancel()
+        await asyncio.gather(conversion, return_exceptions=True)
+        return environment
+
+    check_helper(asyncio.run(read_while_it_runs(Converter())))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -23,8 +23,17 @@ ROOT = Path(__file__).parents[1]
 LINUX = sys.platform.startswith("linux")
 
 
+class UnknownOwners(relay.SocketTables):
+    """Tables in which no connection is found."""
+
+    def peer_uid(self, connection: socket.socket) -> int | None:
+        return None
+
+
 @contextlib.contextmanager
-def echoing(allowed: set[int]) -> Iterator[int]:
+def echoing(
+    allowed: set[int], tables_type: type[relay.SocketTables] = relay.SocketTables
+) -> Iterator[int]:
     """Yield the port of a relay in front of a server that returns what it gets."""
 
     def echo() -> None:
@@ -34,7 +43,7 @@ def echoing(allowed: set[int]) -> Iterator[int]:
                     while data := connection.recv(1 << 16):
                         connection.sendall(data)
 
-    tables = relay.SocketTables()
+    tables = tables_type()
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -68,6 +77,8 @@ def test_the_connections_of_other_users_are_closed() -> None:
             assert visit(port, NOBODY) == f"{NOBODY} b''"
             assert visit(port, own) == f"{own} b'hello'"  # the relay continues
     with echoing({own + 1}) as port:
+        assert visit(port, own) == f"{own} b''"
+    with echoing({own}, UnknownOwners) as port:
         assert visit(port, own) == f"{own} b''"
 
 
