@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,6 +143,18 @@ def test_too_many_files_are_refused_for_a_while(
         assert not any(task.done() for task in tasks)
         await leave(tasks)
         assert (await shared.convert(REPORT, with_pictures=True)).pages
+
+    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of this kind")
+def test_a_process_that_takes_long_gives_way(processes: Processes) -> None:
+    async def scenario(shared: Converter) -> None:
+        tasks = begin(shared, SLOW)
+        await count(processes, 1)
+        while os.sched_getscheduler(processes[0].pid) != os.SCHED_IDLE:
+            await asyncio.sleep(0.01)
+        await leave(tasks)
 
     asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
 

@@ -20,7 +20,9 @@ import msgspec
 
 from localspec.children import MAX_TEXT_CHARS, limit_memory
 
-NICENESS = 5  # Generating an answer has priority over reading a document.
+NICENESS = (
+    5  # Generating an answer has priority over reading a document; `converter` lowers it further.
+)
 MAX_PIXELS = 25_000_000  # of one picture; decoding takes up to 12 bytes for each
 MAX_PAGES = 100  # of one document
 MAX_PICTURE_BYTES = 64 << 20  # of all pages of one document

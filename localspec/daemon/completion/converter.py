@@ -22,12 +22,14 @@ from localspec.children import helper_environment
 from localspec.daemon.completion.conversion_child import Conversion
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.errors import Unavailable
+from localspec.priority import lower_priority
 
 MAX_PROCESSES = 2  # at the same time
 MAX_CONVERSIONS = 16  # that run or wait; each may take CPU_LIMIT_S
 MEMORY_LIMIT_BYTES = 1 << 30
 CPU_LIMIT_S = 30
 TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
+LONG_S = 1.0  # after which it gets a lower priority
 CACHE_BYTES = 64 << 20
 RETRY_AFTER_S = 10
 _CHILD = "localspec.daemon.completion.conversion_child"
@@ -105,8 +107,14 @@ def _digest(data: bytes) -> str:
 
 
 def _kill_late(process: subprocess.Popen[bytes], cancelled: threading.Event) -> None:
-    """Kill a process that exceeds the time limit, or for whose result nobody waits any more."""
-    cancelled.wait(TIME_LIMIT_S)
+    """Kill a process that exceeds the time limit, or for whose result nobody waits any more.
+
+    One that takes long gives way to answers. Where the machine has no time left, a short one must not wait
+    for all others.
+    """
+    if not cancelled.wait(LONG_S):
+        lower_priority(process.pid)
+        cancelled.wait(TIME_LIMIT_S - LONG_S)
     process.kill()
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import llama_cpp.llama_cpp as C
 
 from localspec.compatibility import Tokenizer
-from localspec.engine.priority import lower_priority
 from localspec.errors import InvalidRequest
+from localspec.priority import lower_priority
 
 if TYPE_CHECKING:
     from localspec.engine.llama.model import Model

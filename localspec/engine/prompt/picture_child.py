@@ -25,7 +25,9 @@ from localspec.errors import LoadFailed
 from localspec.picture_files import PNG_SIGNATURE, png_chunks, read_orientation
 from localspec.protocol.frames import Frame, encode_frame, read_frame
 
-NICENESS = 5  # Generating an answer has priority over encoding a picture.
+# Generating an answer has priority over encoding a picture. With an even lower one, such as `lower_priority`
+# gives, the picture would wait for the end of an answer that keeps all cores busy.
+NICENESS = 5
 # Decoding 25 million pixels takes about one. The formats allow files of some megabytes that take minutes.
 DECODING_LIMIT_S = 10
 _UNPACKED_BYTES = 1 << 20  # unpacked at once, to count them

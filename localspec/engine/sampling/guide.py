@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.priority import lower_priority
 from localspec.errors import GrammarRejected, LocalspecError
+from localspec.priority import lower_priority
 
 
 class Guide(Protocol):

@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from localspec.engine.priority import lower_priority
 from localspec.errors import LoadFailed, LocalspecError
 from localspec.extras.tune.job import Job, make_reporter, send
 from localspec.extras.tune.requirements import check_torch
 from localspec.machine import Host, available_bytes
+from localspec.priority import lower_priority
 from localspec.protocol.tuned import NEW_DRAFT
 
 SAVE_INTERVAL_S = 300.0  # of a draft in the making

@@ -27,8 +27,8 @@ from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, table
 from benchmarks.servers.daemon import Daemon
 from localspec.client.transport import Connection, events
-from localspec.engine.priority import lower_priority
 from localspec.errors import LocalspecError
+from localspec.priority import lower_priority
 from localspec.protocol.requests import MAX_CHOICES
 
 NAME = "isolation"

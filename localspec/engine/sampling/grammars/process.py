@@ -17,10 +17,10 @@ from collections.abc import Callable
 import msgspec
 
 from localspec.children import helper_environment
-from localspec.engine.priority import lower_priority
 from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocabulary, send
 from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
 from localspec.errors import Cancelled, GrammarRejected, Unavailable
+from localspec.priority import lower_priority
 
 WALL_LIMIT_S = 60.0  # Wall time that a job may take, however busy the machine is.
 POLL_INTERVAL_S = 0.05  # A job ends at most this long after its client has disconnected.
