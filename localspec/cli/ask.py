@@ -86,12 +86,19 @@ def run(options: AskOptions) -> int:
 
 
 def _take_attachments(options: AskOptions) -> tuple[AskOptions, list[dict[str, Any]]]:
-    """Return the options without files that are pictures or documents, and those as parts of a message."""
-    if not options.files:
+    """Return the options without files that are pictures or documents, and those as parts of a message.
+
+    Standard input may be one, too.
+    """
+    if not options.files and not _is_piped():
         return options, []
     from localspec.cli import inputs
 
-    files, attachments = inputs.read_attachments(options.files)
+    attachments: list[dict[str, Any]] = []
+    if _is_piped() and not set(inputs.STDIN) & set(options.files):
+        _, attachments = inputs.read_attachments(["-"])
+    files, more = inputs.read_attachments(options.files)
+    attachments += more
     return options.changed(files=files) if attachments else options, attachments
 
 

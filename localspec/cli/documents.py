@@ -66,16 +66,17 @@ def _join_lines(value: object) -> str:
 _PDFTOTEXT_TIMEOUT_S = 60.0
 
 
-def pdf_text(name: str) -> str:
-    """Return the text of a PDF document, as extracted by pdftotext.
+def pdf_text(name: str, data: bytes | None = None) -> str:
+    """Return the text of a PDF document, as extracted by pdftotext: of `data`, or else of the file.
 
     Raises:
         UsageError: pdftotext is not installed, cannot read the document, or finds no text in it.
     """
-    command = ["pdftotext", "-layout", "-enc", "UTF-8", str(Path(name).absolute()), "-"]
+    path = str(Path(name).absolute()) if data is None else "-"
+    command = ["pdftotext", "-layout", "-enc", "UTF-8", path, "-"]
     try:
         result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PDFTOTEXT_TIMEOUT_S
+            command, input=data or b"", capture_output=True, timeout=_PDFTOTEXT_TIMEOUT_S
         )
     except FileNotFoundError:
         raise UsageError(

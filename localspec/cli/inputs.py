@@ -30,6 +30,8 @@ MAX_ATTACHED_BYTES = 23 << 20
 
 # Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+_SILENCE_S = 3.0  # time without a byte on stdin after which a note says that it is read
+_attached_stdin: list[bool] = []  # not empty once standard input was attached to the question
 _PDF = b"%PDF-"
 _MAX_BYTES_BEFORE_PDF = 1024
 _UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -39,7 +41,7 @@ _FILE_SIGNATURES = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"GIF8", "a GIF image"),
-    (_PDF, "a PDF document (pdftotext extracts its text, and so does -f)"),
+    (_PDF, "a PDF document"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "gzip data (zcat decompresses it)"),
     (b"\x7fELF", "an executable"),
@@ -105,17 +107,18 @@ def resolve_model(name: str) -> str:
 
 
 def read_stdin() -> str:
-    """Return all of standard input as text.
+    """Return all of standard input as text, or an empty string if it was attached to the question.
 
     Bytes that are not UTF-8 are replaced, because a diff or a log may have some. A note says how many.
 
     Raises:
         UsageError: it is not text, or larger than the limit.
     """
-    try:
-        data = _read_bytes(sys.stdin)
-    except OSError as error:
-        raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
+    data = b"" if _attached_stdin else _read_bytes(sys.stdin)
+    if _PDF in data[:_MAX_BYTES_BEFORE_PDF] and _is_pdf(data):
+        from localspec.cli import documents
+
+        return documents.pdf_text("Standard input", data)
     if len(data) > MAX_INPUT_BYTES:
         raise UsageError(
             f"Standard input has more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
@@ -126,15 +129,39 @@ def read_stdin() -> str:
         raise UsageError(
             f"Standard input is UTF-16, not UTF-8. Convert it first: iconv -f {encoding} -t utf8"
         )
-    if b"\0" in data or data.startswith(_PDF):
+    if b"\0" in data:
         raise UsageError(f"Standard input is not text but {describe_kind(data)}.")
     return _decode_leniently(data).rstrip("\r\n")
 
 
 @cache
 def _read_bytes(stream: TextIO) -> bytes:
-    """Read a stream, at most one byte more than the limit. The result is cached for later calls."""
-    return stream.buffer.read(MAX_INPUT_BYTES + 1)
+    """Read a stream, at most one byte more than the limit. The result is cached for later calls.
+
+    Shells of agents and `ssh` leave a pipe open that nobody writes to, so after some seconds without a byte
+    a note says what the command waits for.
+    """
+    import select
+
+    data, is_silent = bytearray(), True
+    try:
+        while len(data) <= MAX_ATTACHED_BYTES:
+            if is_silent and not select.select([stream], [], [], _SILENCE_S)[0]:
+                _print_waiting(stream)
+                is_silent = False
+            if not (chunk := os.read(stream.fileno(), 1 << 20)):
+                break
+            data += chunk
+    except OSError as error:
+        raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
+    return bytes(data[: MAX_ATTACHED_BYTES + 1])
+
+
+def _print_waiting(stream: TextIO) -> None:
+    from localspec.cli.terminal import render
+
+    how = "until Ctrl-D" if stream.isatty() else "until it ends; without one, add: </dev/null"
+    render.note(f"Reading standard input {how}")
 
 
 @cache
@@ -236,6 +263,10 @@ def read_attachments(patterns: list[str]) -> tuple[list[str], list[dict[str, Any
     parts: list[dict[str, Any]] = []
     rest, n_bytes = list[str](), 0
     for pattern in patterns:
+        if pattern in STDIN and (data := _read_attached_stdin()):
+            n_bytes += len(data)
+            parts.append(_to_part("stdin.pdf", data))
+            continue
         is_glob = any(sign in pattern for sign in "*?[")
         names = expand_patterns([pattern]) if is_glob else [os.path.expanduser(pattern)]
         attached = {name: data for name in names if (data := _read_attachment(name))}
@@ -251,7 +282,7 @@ def read_attachments(patterns: list[str]) -> tuple[list[str], list[dict[str, Any
 
 def _read_attachment(name: str) -> bytes:
     """Return the content of a file that is attached to the question instead of being put into its text."""
-    if not os.path.isfile(name):  # opening a pipe would read from it
+    if name in STDIN or not os.path.isfile(name):  # opening a pipe would read from it
         return b""
     try:
         with open(name, "rb") as file:  # noqa: PTH123 - importing pathlib would delay `ask -m`
@@ -263,6 +294,16 @@ def _read_attachment(name: str) -> bytes:
                 return data if _is_pdf(data) else b""
     except OSError:
         pass  # `read_text` says what is wrong with it
+    return b""
+
+
+def _read_attached_stdin() -> bytes:
+    """Return standard input if it is attached to the question; then it is no text."""
+    data = _read_bytes(sys.stdin)
+    start = data[: _MAX_BYTES_BEFORE_PDF + len(_PDF)]
+    if _is_picture(start) or (_PDF in start and _reads_pdf() and _is_pdf(data)):
+        _attached_stdin.append(True)
+        return data
     return b""
 
 

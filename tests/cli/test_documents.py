@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from localspec.errors import UsageError
 from localspec.installation import install_extra_command
 from tests.support.daemons import Home
 from tests.support.documents import pdf, show, without_pictures_extra
+from tests.support.patience import PATIENCE
 from tests.support.terminal import terminal
 
 
@@ -205,6 +208,72 @@ def test_a_pdf_goes_to_the_daemon(warm: Home, tmp_path: Path) -> None:
     assert question == "a.pdf, page 1 of 1:\nHello\n\nsay it"
     run = warm.run("ask", "-f", "a.pdf", cwd=tmp_path)
     assert (run.returncode, "No question given" in run.stderr) == (2, True)
+
+
+def run_with_stdin(
+    home: Home, data: bytes, folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "localspec", *arguments],
+        cwd=folder,
+        env=home.environment,
+        input=data,
+        capture_output=True,
+    )
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",), ("-f", "-"), ("-f", "/dev/stdin")])
+def test_stdin_may_be_what_a_file_may_be(
+    warm: Home, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "more.txt").write_text("more")
+    words = ("ask", *arguments, "-f", "more.txt", "say it")
+    run = run_with_stdin(warm, b"\n" * 9 + pdf(show("Hello")), tmp_path, *words)
+    assert run.returncode == 0, run.stderr
+    question = json.loads(warm.run("history", "show", "--json").stdout)["messages"][0]["content"]
+    assert question == "stdin.pdf, page 1 of 1:\nHello\n\nmore.txt:\n```\nmore\n```\n\nsay it"
+    run = run_with_stdin(warm, b"\x89PNG\r\n\x1a\n\0", tmp_path, *words)
+    assert (run.returncode, run.stdout) == (1, b"")
+    assert b"the picture is damaged: it states no size" in run.stderr
+    run = run_with_stdin(warm, pdf(show("x" * (5 << 20))), tmp_path, *words)
+    assert b"Standard input has more than" not in run.stderr  # that is the limit of a text
+    run = run_with_stdin(warm, b"x" * (5 << 20), tmp_path, *words)
+    assert b"Standard input has more than 4 MiB" in run.stderr
+
+
+def test_other_commands_read_a_pdf_on_stdin_as_text(warm: Home, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "pdftotext"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n[ "$4" = - ] && grep -q startxref && echo of pdftotext\n')
+    program.chmod(0o755)
+    home = Home(warm.root)
+    home.environment = {**warm.environment, "PATH": f"{program.parent}:/bin:/usr/bin"}
+    run = run_with_stdin(home, pdf(show("Hello")), tmp_path, "explain")
+    assert b"of pdftotext" in run.stdout, run.stderr
+    run = run_with_stdin(home, b"\x89PNG\r\n\x1a\n\0", tmp_path, "explain")
+    assert b"Standard input is not text but a PNG image." in run.stderr
+
+
+@pytest.mark.parametrize("command", [["ask"], ["ask", "-f", "-"], ["explain"]])
+def test_a_pipe_that_stays_open_is_named(warm: Home, command: list[str]) -> None:
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec", *command],
+        env=warm.environment,
+        stdin=reading,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(reading)
+    assert process.stderr is not None
+    note = process.stderr.readline()
+    assert note == "Reading standard input until it ends; without one, add: </dev/null\n"
+    os.write(writing, b"say so")
+    os.close(writing)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert "so" in output
+    assert "Reading" not in errors  # it is said once
 
 
 def test_without_the_extra_a_pdf_is_read_by_pdftotext(warm: Home, tmp_path: Path) -> None:

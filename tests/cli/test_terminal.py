@@ -11,8 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon
+from tests.support.patience import PATIENCE
 from tests.support.shells import shell, status, with_program
-from tests.support.terminal import ESCAPES, PATIENCE, terminal
+from tests.support.terminal import ESCAPES, terminal
 
 TEXT = (
     "# Title\n\nA **bold** word and `code`.\n\n- one\n- two\n\n```python\nprint('hi')\n```\n\nend"
