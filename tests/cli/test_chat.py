@@ -275,7 +275,7 @@ def test_a_turn_whose_daemon_was_killed_is_part_of_the_conversation(home: Home) 
         type_line(session, "say one")
         wait_for(lambda: len(stored_messages(home)) == 2, "the first turn")
         type_line(session, "forever")
-        session.expect("2 3 4")
+        session.expect("30 31 32")
         os.kill(home.status()["pid"], signal.SIGKILL)
         session.expect("localspec:")
         assert home.run("start").returncode == 0

@@ -30,8 +30,6 @@ class RandomUser:
         self.recorded_system: str | None = None
         self.seed: int | None = None
         self.crashed: set[str] = set()
-        # a turn that is stored with the next question
-        self.unsaved_turn: tuple[str, str] | None = None
         self.known_ids = {conversation["id"] for conversation in self.list_conversations()}
         wait_for(lambda: self._prompts() == 1, "the first prompt")
 
@@ -63,14 +61,8 @@ class RandomUser:
         return f"{self.random.getrandbits(32):08x}"
 
     def _record_turn(self, question: str, answer: str) -> None:
-        self._record_unsaved_turn()
         self.turns.append((question, answer))
         self.recorded_system = self.system
-
-    def _record_unsaved_turn(self) -> None:
-        if self.unsaved_turn is not None:
-            self.turns.append(self.unsaved_turn)
-            self.unsaved_turn = None
 
     # ------------------------------------------------------------------ deeds
 
@@ -126,7 +118,7 @@ class RandomUser:
             self._record_turn("die SIGKILL", "one two")
 
     def kill_the_daemon(self) -> None:
-        """Kill the daemon during an answer, whose partial text is stored with the next question."""
+        """Kill the daemon during an answer, of which the next one has what was saved a moment before."""
         if "daemon" not in self.crashed:
             self.crashed.add("daemon")
             pid = self.home.status()["pid"]
@@ -137,21 +129,19 @@ class RandomUser:
             wait_for(lambda: self._prompts() == prompts + 1, "the prompt")
             assert "localspec: " in self._since(start)
             answer = re.findall(r"0 1 2 [0-9 ]*", self._since(start))[-1].rstrip()
-            if self.saved:
-                self.unsaved_turn = "forever", answer
-            else:
-                self._record_turn("forever", answer)
             self.home.run("start")
+            if self.saved:
+                conversation = self.home.request("GET", "/localspec/conversations/last").json
+                stored = conversation["messages"][-1]["content"].rstrip()
+                assert answer.startswith(stored)
+                answer = stored
+            self._record_turn("forever", answer)
 
     def be_refused(self) -> None:
         assert "Refused as told." in self.type("refuse context_length_exceeded")
 
     def undo(self) -> None:
         output = self.type("/undo")
-        if self.unsaved_turn is not None:
-            assert "Removed: forever" in output
-            self.unsaved_turn = None
-            return
         if not self.turns:
             assert "There is no question to remove." in output
             return
@@ -161,8 +151,6 @@ class RandomUser:
             self.recorded_system = None
 
     def regenerate(self) -> None:
-        if self.unsaved_turn is not None:
-            return
         if not self.turns:
             assert "There is no question to answer again." in self.type("/regen")
         elif self.turns[-1][0].startswith(("say", "/", "exit", "quit")):
@@ -175,8 +163,6 @@ class RandomUser:
 
     def continue_answer(self) -> None:
         """Continue the last answer; the scripted engine repeats it."""
-        if self.unsaved_turn is not None:
-            return
         if not self.turns:
             assert "There is no answer to continue." in self.type("/continue")
         elif self.turns[-1][0].startswith("say"):
@@ -190,7 +176,7 @@ class RandomUser:
         assert ("is saved" in output) == bool(self.turns and self.saved)
         if self.turns:
             self.other_conversations.append(self.turns)
-        self.turns, self.recorded_system, self.unsaved_turn = [], None, None
+        self.turns, self.recorded_system = [], None
 
     def set_system(self) -> None:
         self.system = f"Be {self._word()}."
@@ -209,7 +195,6 @@ class RandomUser:
 
     def echo_request(self) -> None:
         """Let the engine echo its request, and compare that with the turns."""
-        self._record_unsaved_turn()
         self.type("echo")
         conversation = self.home.request("GET", "/localspec/conversations/last").json
         if not self.saved:

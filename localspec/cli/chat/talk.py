@@ -6,6 +6,7 @@ answers, answers that are only reasoning, and refused questions are then the sam
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -64,8 +65,6 @@ class Conversation:
         self._saving_failed = False  # the daemon could not save an answer
         self._is_outdated = False  # the daemon's copy could not be read after the last answer
         # A question and its partial answer whose daemon was killed before it could save them.
-        self._unsaved_turn: list[dict[str, Any]] = []
-        self._n_questions_before_unsaved = 0
         self._titles: dict[str, str] = {}  # question → its words without files
         self._saved_system: str | None = None
         conversation_id = "last" if options.last else options.conversation
@@ -114,7 +113,7 @@ class Conversation:
             LocalspecError: why there is no answer, or no more of it.
         """
         self.catch_up()
-        n_messages, stopped = len(self.messages), False
+        n_messages, stopped, begun = len(self.messages), False, time.time()
         beginning = "" if question else self._unfinished_answer()
         self._titles.setdefault(question, title)
         plain, tinted = self.options.plain, self.options.show_draft
@@ -134,7 +133,7 @@ class Conversation:
         except KeyboardInterrupt:
             stopped = True
         except NoDaemon:
-            self._remember_unsaved(question, printer.said)
+            self._find_kept(question, begun)
             raise
         finally:
             extension = self.last.get("localspec") or {}
@@ -152,17 +151,20 @@ class Conversation:
             _print_stopped(answered=answered, continued=bool(beginning))
         return answered
 
-    def _remember_unsaved(self, question: str, answer: str) -> None:
-        """Remember a question and its answer whose daemon was killed before it could save them."""
-        if self.is_unsaved or not answer:
+    def _find_kept(self, question: str, begun: float) -> None:
+        """Continue the conversation of a first question whose daemon was killed before it said its id.
+
+        The daemon keeps a question before it answers, so the next one has it as the newest.
+        """
+        if self.is_unsaved or self.id != _NEW_ID:
             return
-        if not question:
-            return  # the daemon has saved the answer as far as it was before it was continued
-        self._n_questions_before_unsaved = len(self.questions)
-        self._unsaved_turn = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
+        with contextlib.suppress(LocalspecError):
+            conversation = self.client.conversation("last")
+            asked = [each for each in conversation["messages"] if each["role"] == "user"]
+            if conversation["created"] >= begun and [each["content"] for each in asked] == [
+                question
+            ]:
+                self._load(conversation)
 
     def _unfinished_answer(self) -> str:
         """Return the text of the last answer.
@@ -170,10 +172,9 @@ class Conversation:
         Raises:
             NotFound: there is none.
         """
-        messages = [*self.messages, *self._unsaved_turn]
-        if not messages or messages[-1]["role"] != "assistant":
+        if not self.messages or self.messages[-1]["role"] != "assistant":
             raise NotFound("There is no answer to continue.")
-        return str(messages[-1]["content"])
+        return str(self.messages[-1]["content"])
 
     def _add_turn(self, question: str, text: str) -> None:
         """Append a turn to the messages in the same form in which the daemon would have saved it."""
@@ -192,7 +193,6 @@ class Conversation:
             request["continue_final_message"] = True
         is_saved = not self.is_unsaved
         if is_saved:
-            messages = [*self._unsaved_turn, *messages]
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
             if self.id == _NEW_ID and self._titles.get(question):
                 request["localspec"]["title"] = self._titles[question][:1000]
@@ -220,9 +220,7 @@ class Conversation:
             self._load(self.client.conversation(self.id, wait=True))
         except NotFound:
             # No part of the first answer arrived, or somebody removed the conversation.
-            unsaved_turn = self._unsaved_turn
             self.start_new()
-            self._unsaved_turn = unsaved_turn
         except LocalspecError:
             return ""  # an error is already being reported, and the next question reads it again
         self._is_outdated = False
@@ -250,15 +248,12 @@ class Conversation:
             for message in conversation["messages"]
             if message["role"] != "system"
         ]
-        if self._unsaved_turn and len(self.questions) > self._n_questions_before_unsaved:
-            self._unsaved_turn = []  # it has been saved with the next turn, or was saved in time
 
     # ------------------------------------------------------------------ changing the conversation
 
     def start_new(self) -> None:
         """Begin a new conversation; the settings stay."""
         self.id, self.messages, self._saved_system, self._saving_failed = _NEW_ID, [], None, False
-        self._unsaved_turn = []
 
     def undo(self) -> str:
         """Remove the last question and its answer, and return the question.
@@ -267,9 +262,6 @@ class Conversation:
             NotFound: there is no question.
         """
         self.catch_up()
-        if self._unsaved_turn:
-            unsaved_turn, self._unsaved_turn = self._unsaved_turn, []
-            return str(unsaved_turn[0]["content"])
         if not self.questions:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]

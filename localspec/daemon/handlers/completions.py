@@ -253,7 +253,10 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
         functions=uses_functions,
     )
     context = _controllable(
-        daemon, shape.id, (pair, requests), turn.under_way() if turn else nullcontext()
+        daemon,
+        shape.id,
+        (pair, requests),
+        turn.under_way(answer.choices[0]) if turn else nullcontext(),
     )
     progress = shape.progress if body.localspec and body.localspec.progress else None
     return AnswerRun(

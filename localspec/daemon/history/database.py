@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.daemon.completion.parser import split_thoughts
-from localspec.daemon.history import responses, statistics
+from localspec.daemon.history import responses, statistics, unfinished
 from localspec.errors import Conflict, UnsafePath
 from localspec.paths import open_file, read_file
 from localspec.protocol.conversations import ConversationEntry, Match
@@ -197,7 +197,8 @@ def open_database(file: Path) -> sqlite3.Connection:
             _add_figures(db)
         if version in (1, 2, 3):
             _add_responses(db)
-        db.execute(responses.UNFINISHED_TABLE)
+        for table in unfinished.TABLES:
+            db.execute(table)
         if db.execute("PRAGMA application_id").fetchone() != (_CLEAN_APPLICATION_ID,):
             # An earlier run could not clean the file. If that fails again, the next run tries it.
             with contextlib.suppress(Conflict):

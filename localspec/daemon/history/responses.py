@@ -27,14 +27,6 @@ CREATE TABLE responses (
 CREATE INDEX responses_of ON responses (conversation, position);
 """
 
-# Responses in the background that have begun and not ended, for the case that the daemon dies meanwhile.
-# Their bodies hold nothing that the client or the model wrote.
-UNFINISHED_TABLE = (
-    "CREATE TABLE IF NOT EXISTS unfinished_responses"
-    " (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT"
-)
-_MAX_UNFINISHED = 1000  # of the daemons before, too
-
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
@@ -72,16 +64,6 @@ def insert(
     db.execute(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?)",
         (response.id, conversation, first, position, response.body),
-    )
-
-
-def insert_unfinished(db: sqlite3.Connection, response_id: str, body: str) -> None:
-    """Store the JSON that a response has if it never ends, in place of the oldest of too many."""
-    db.execute("INSERT INTO unfinished_responses VALUES (?, ?)", (response_id, body))
-    db.execute(
-        "DELETE FROM unfinished_responses WHERE rowid <="
-        " (SELECT max(rowid) FROM unfinished_responses) - ?",
-        (_MAX_UNFINISHED,),
     )
 
 

@@ -1,10 +1,10 @@
 """Store conversations that clients asked to keep: SQLite in the data folder, one thread that owns it.
 
 A request has `"localspec": {"conversation": "new" | "last" | ID}`. Its messages continue that
-conversation, and question and answer are stored when the answer ends, however it ends. Nothing is stored
-for a request that does not ask for it. All reads and writes run in one thread in the order of the
-requests. So a question that follows at once finds its conversation complete, and no answer waits for the
-disk.
+conversation. They are kept before the answer begins, and join the conversation with the answer when that
+ends, however it ends; see `unfinished`. Nothing is stored for a request that does not ask for it. All reads
+and writes run in one thread in the order of the requests. So a question that follows at once finds its
+conversation complete.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from localspec.daemon import logs
-from localspec.daemon.history import database, responses, statistics
+from localspec.daemon.history import database, responses, statistics, unfinished
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
 from localspec.files import write_atomically
 from localspec.paths import read_file, remove_tree
@@ -90,6 +91,9 @@ class ConversationStore:
         self._under_way: dict[
             asyncio.Event, str
         ] = {}  # conversation or response of each unstored turn
+        self._kept: set[str] = (
+            set()
+        )  # the keys of the unfinished turns of this daemon that are kept
         self._lost_file = lost
         self._lost = ""  # why the newest turn was not stored, "" if it was
         with contextlib.suppress(OSError):
@@ -118,30 +122,43 @@ class ConversationStore:
         with contextlib.suppress(RuntimeError):  # the daemon has ended
             self._thread.submit(run_and_log)
 
-    def submit_turn(
-        self,
-        addition: Conversation,
-        *,
-        new: bool,
-        cut: StoredMessage | None = None,
-        response: responses.NewResponse | None = None,
-    ) -> Future[str]:
-        """Submit `add` and return a future of the reason why it failed, "" if it did not."""
+    def submit_question(self, key: str, turn: Callable[[], unfinished.Turn]) -> Future[str]:
+        """Keep a turn until its answer ends, in case the daemon is killed before that.
 
-        def add_and_log() -> str:
-            lost = ""
+        `turn` is called in the thread. Returns a future of the reason why it is not kept, "" if it is.
+        """
+        return self._submit_and_log(lambda store: store.begin_turn(key, turn()))
+
+    def submit_turn(self, key: str, turn: Callable[[], unfinished.Turn]) -> Future[str]:
+        """Submit `add` and return a future of the reason why it failed, "" if it did not.
+
+        `turn` is called in the thread.
+        """
+
+        def add(store: ConversationStore) -> None:
             try:
-                self._safely(lambda store: store.add(addition, new=new, cut=cut, response=response))
+                store.add(turn(), key)
             except NotFound as error:  # its owner removed the conversation meanwhile
                 log.info("an answer was not stored: %s", error.message)
+                store.drop_turn(key)
+            store._remember_lost("")
+
+        return self._submit_and_log(add)
+
+    def _submit_and_log(self, work: Callable[[ConversationStore], None]) -> Future[str]:
+        """Run work for the newest turn, and return a future of the reason why it failed, or ""."""
+
+        def run_and_log() -> str:
+            try:
+                self._safely(work)
             except LocalspecError as error:
                 log.error("a conversation was not stored: %s", error.message)
-                lost = error.message
-            self._remember_lost(lost)
-            return lost
+                self._remember_lost(error.message)
+                return error.message
+            return ""
 
         try:
-            return self._thread.submit(add_and_log)
+            return self._thread.submit(run_and_log)
         except RuntimeError:  # the daemon has ended
             nothing_lost: Future[str] = Future()
             nothing_lost.set_result("")
@@ -281,27 +298,6 @@ class ConversationStore:
             raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
         return location
 
-    def begin_response(self, name: str, body: str) -> None:
-        """Store what a response is if the daemon dies before `finish_response`."""
-        with self._db as db:
-            responses.insert_unfinished(db, name, body)
-
-    def finish_response(self, name: str) -> bool:
-        """Forget what `begin_response` stored. Return whether there was anything."""
-        if not self._file.exists():
-            return False
-        with self._db as db:
-            cursor = db.execute("DELETE FROM unfinished_responses WHERE id = ?", (name,))
-            return cursor.rowcount > 0
-
-    def unfinished_response(self, name: str) -> str | None:
-        """Return the JSON of a response that never ended; None if there is none."""
-        if not self._file.exists():
-            return None
-        query = "SELECT body FROM unfinished_responses WHERE id = ?"
-        row: tuple[str] | None = self._db.execute(query, (name,)).fetchone()
-        return row[0] if row else None
-
     def statistics(self, days: int, pair: str) -> Statistics:
         """Return sums over the answers of the last `days`, of `pair` alone unless that is empty."""
         return statistics.statistics(self._db if self._file.exists() else None, days, pair)
@@ -319,24 +315,54 @@ class ConversationStore:
                 ),
             )
 
-    def add(
-        self,
-        addition: Conversation,
-        *,
-        new: bool,
-        cut: StoredMessage | None = None,
-        response: responses.NewResponse | None = None,
-    ) -> None:
-        """Append the messages of `addition` to its conversation, and set the conversation's pair to its pair.
+    def begin_turn(self, key: str, turn: unfinished.Turn) -> None:
+        """Keep a turn until `add` or `drop_turn` is called with its key."""
+        with self._db as db:
+            unfinished.begin(db, key, turn)
+        self._kept.add(key)
 
-        They replace `cut`, the last stored answer, if they complete it. `response` is the response that the
-        last of them answers. If the conversation has gone on without the response that this one continues,
-        the messages go into a copy of the conversation's beginning.
+    def update_turn(self, key: str, answer: StoredMessage) -> None:
+        """Keep the answer of a turn as far as it is written."""
+        if key in self._kept:
+            with self._db as db:
+                unfinished.update(db, key, answer, time.time())
+
+    def drop_turn(self, key: str) -> None:
+        """Delete a turn that is not to be stored."""
+        if key in self._kept:
+            with self._db as db:
+                unfinished.end(db, key)
+                db.execute("PRAGMA application_id = 0")  # the file is to be cleaned
+            self._kept.discard(key)
+
+    def _store_left_turns(self) -> None:
+        """Store the turns that a daemon left unfinished. They are the newest ones of the history."""
+        for key, turn in unfinished.load(self._db):
+            (newest,) = self._db.execute("SELECT max(updated) FROM conversations").fetchone()
+            turn.addition.updated = max(turn.addition.updated, (newest or 0.0) + 0.001)
+            self._kept.add(key)
+            try:
+                self.add(turn, key)
+            except NotFound as error:
+                log.info("an answer was not stored: %s", error.message)
+                self.drop_turn(key)
+            self._remember_lost("")
+
+    def add(self, turn: unfinished.Turn, key: str = "") -> None:
+        """Append the messages of a turn to its conversation, and set the conversation's pair to its pair.
+
+        They replace `cut`, the last stored answer, if they complete it. If the conversation has gone on
+        without the response that this one continues, the messages go into a copy of the conversation's
+        beginning. The turn is no longer kept as unfinished under `key`.
 
         Raises:
-            NotFound: the conversation, the continued response or `cut` was removed in the meantime.
+            NotFound: the turn, the conversation, the continued response or `cut` was removed in the meantime.
         """
+        addition, cut, response, new = turn.addition, turn.cut, turn.response, turn.new
         with self._db as db:
+            if key in self._kept and not unfinished.end(db, key):
+                self._forget_traces(addition.id)
+                raise NotFound(f"Conversation {addition.id} was removed in the meantime.")
             continues = response and response.continues
             continued = responses.find_location(db, continues) if continues else None
             exists = continued if continues else _is_known(db, addition.id)
@@ -368,6 +394,7 @@ class ConversationStore:
             _insert_messages(db, addition, last)
             if response is not None:
                 responses.insert(db, addition.id, last + 1, last + len(addition.messages), response)
+        self._kept.discard(key)
 
     def _branch(
         self, db: sqlite3.Connection, name: str, continued: tuple[str, str, int, int]
@@ -401,17 +428,19 @@ class ConversationStore:
             NotFound: no conversation has that name.
             InvalidRequest: several ids begin like that.
         """
-        entry = self._find(name)
-        prompts = self._read_prompts(entry.id)
+        begun = unfinished.find_conversations(self._db, name) if self._file.exists() else []
+        found = begun[0] if len(begun) == 1 and name else self._find(name).id
+        prompts = self._read_prompts(found)
         # First, so that no draft that learned from the conversation outlives it if the daemon dies now.
-        remove_tuned_drafts(self._tuned, entry.id)
+        remove_tuned_drafts(self._tuned, found)
         with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
-            cleanups.callback(self.remove_states, entry.id)
-            cleanups.callback(logs.forget_prompts, entry.id)
+            cleanups.callback(self.remove_states, found)
+            cleanups.callback(logs.forget_prompts, found)
             cleanups.callback(database.remove_lines, self._typed_lines, prompts)
             with self._deleting() as db:
-                db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
-        return entry.id
+                db.execute("DELETE FROM conversations WHERE id = ?", (found,))
+                unfinished.end_conversation(db, found)
+        return found
 
     def remove_response(self, name: str) -> str:
         """Remove a stored response with its question, and return the id of its conversation.
@@ -454,7 +483,7 @@ class ConversationStore:
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
                     db.execute("DELETE FROM figures")
-                    db.execute("DELETE FROM unfinished_responses")
+                    unfinished.end_conversation(db, None)
         return count
 
     def remove_states(self, name: str | None) -> None:
@@ -513,7 +542,9 @@ class ConversationStore:
         rows = self._db.execute(
             "SELECT content FROM messages WHERE conversation = ? AND role != 'assistant'", (name,)
         )
-        return [row[0] for row in rows]
+        turns = unfinished.load(self._db, name)
+        begun = [message for _, turn in turns for message in turn.addition.messages[:-1]]
+        return [row[0] for row in rows] + [message.content for message in begun]
 
     @contextlib.contextmanager
     def _deleting(self) -> Iterator[sqlite3.Connection]:
@@ -530,6 +561,11 @@ class ConversationStore:
     def _db(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = database.open_database(self._file)
+            try:
+                self._safely(lambda store: store._store_left_turns())
+            except LocalspecError as error:  # they are kept for the next daemon
+                log.error("a conversation was not stored: %s", error.message)
+                self._remember_lost(error.message)
         return self._connection
 
 

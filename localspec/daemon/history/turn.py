@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -25,7 +26,8 @@ from localspec.daemon.completion.request import (
 )
 from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore
-from localspec.errors import InvalidRequest
+from localspec.daemon.history.unfinished import Turn
+from localspec.errors import InvalidRequest, LocalspecError, WorkerDied, WorkerTimeout
 from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.requests import (
     AnswerKind,
@@ -40,6 +42,10 @@ _MAX_TITLE_CHARS = 80
 # Finish reasons of answers that can be continued.
 _CONTINUABLE = ("length", "interrupted", "failed")
 _STORE_TIMEOUT_S = 5.0  # A disk that hangs delays the end of an answer by at most this long.
+_BEGIN_TIMEOUT_S = 1.0  # The same for its beginning; the history may also be busy with a deletion.
+# A killed daemon loses what was written of an answer since it was saved last: at most this fraction of the
+# time since it began, within these limits in seconds.
+_UNSAVED_FRACTION, _MIN_SAVE_INTERVAL_S, _MAX_SAVE_INTERVAL_S = 0.25, 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class ConversationTurn:
     continued: str | None = None  # the id of the response that is continued
     created: float = field(default_factory=time.time)
     stored: list[Future[str]] = field(default_factory=list)
+    key: str = field(default_factory=lambda: secrets.token_hex(8))  # while it is unfinished
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -77,17 +84,55 @@ class ConversationTurn:
         return system + [message for message in messages if message.role != "system"]
 
     @contextlib.asynccontextmanager
-    async def under_way(self, response: str | None = None) -> AsyncIterator[None]:
-        """Hold back readers of the conversation, and of the response `response`, until the answer ends.
+    async def under_way(
+        self,
+        choice: Choice,
+        response: str | None = None,
+        body: Callable[[Choice], str] | None = None,
+    ) -> AsyncIterator[None]:
+        """Keep the question, and the answer from time to time, until the answer ends.
 
-        The context ends after the answer was stored, so that a complete answer can say whether it was.
+        Meanwhile readers of the conversation, and of the response `response` with the JSON `body`, are held
+        back. The context ends after the answer was stored, so that a complete answer can say whether it was.
         """
+        opening = _stored_answer(choice, self.model, self.kind)
+
+        def question() -> Turn:
+            new = NewResponse(response, body(choice), self.continued) if response and body else None
+            return self._with_answer(opening, new)
+
         async with contextlib.AsyncExitStack() as stack:
             for name in filter(None, (response, self.id)):
                 await stack.enter_async_context(self.store.answering(name))
-            yield
+            begun = asyncio.wrap_future(self.store.submit_question(self.key, question))
+            saving = asyncio.create_task(self._save(choice))
+            try:
+                await asyncio.wait({begun}, timeout=_BEGIN_TIMEOUT_S)
+                yield
+            finally:
+                saving.cancel()
+                if not self.stored:
+                    self.store.submit(lambda store: store.drop_turn(self.key))
         if self.stored:
             await asyncio.wait(map(asyncio.wrap_future, self.stored), timeout=_STORE_TIMEOUT_S)
+
+    async def _save(self, choice: Choice) -> None:
+        """Keep the part of the answer that is written, again and again until the task is cancelled."""
+        saved, first = (0, 0), math.inf
+        while True:
+            interval = max(_UNSAVED_FRACTION * (time.monotonic() - first), _MIN_SAVE_INTERVAL_S)
+            await asyncio.sleep(min(interval, _MAX_SAVE_INTERVAL_S))
+            calls = sum(len(call.function.arguments) + 1 for call in choice.calls)
+            length = len(choice.content) + len(choice.reasoning), calls
+            if length == saved:
+                continue
+            first = min(first, time.monotonic())
+            answer, saved = _stored_answer(choice, self.model, self.kind), length
+            with contextlib.suppress(LocalspecError):  # the end of the answer reports it
+                await self.store.run(partial(self._update, answer=answer))
+
+    def _update(self, store: ConversationStore, answer: StoredMessage) -> None:
+        store.update_turn(self.key, self._with_beginning(answer))
 
     @property
     def store_error(self) -> str:
@@ -100,26 +145,37 @@ class ConversationTurn:
         """Store the question and the part of the answer that the client got, however the answer ended.
 
         `response` makes the answer one that later requests can continue by its id. A request that was refused
-        leaves nothing, unless `always` is true.
+        leaves nothing, unless `always` is true. A question whose engine died before the answer began is no
+        such request: it can be answered again.
         """
-        if not (choice.has_output or always):
+        died = response is None and isinstance(choice.error, WorkerDied | WorkerTimeout)
+        if not (choice.has_output or always or died):
             return
-        messages = [_stored_message(message, self.created) for message in self.new_messages]
         answer = _stored_answer(choice, self.model, self.kind)
-        if self.begun and messages:  # stored with its beginning, where the client sent that
-            beginning = messages.pop()
-            answer.content = stored_text(self.new_messages[-1], PREFIX_SEPARATOR) + answer.content
-            thoughts = (beginning.reasoning_content or "") + (answer.reasoning_content or "")
-            answer.reasoning_content = thoughts or None
-        if self.cut_answer:
-            answer = _join_answers(self.cut_answer, answer)
-        addition = Conversation(
-            self.id, self.title, self.model, self.created, answer.created, [*messages, answer]
-        )
-        new = not self.continues
         self.stored.append(
-            self.store.submit_turn(addition, new=new, cut=self.cut_answer, response=response)
+            self.store.submit_turn(self.key, lambda: self._with_answer(answer, response))
         )
+
+    def _with_answer(self, answer: StoredMessage, response: NewResponse | None = None) -> Turn:
+        """Return the turn as it is stored with this answer. Long questions take time, so a thread does it."""
+        asked = self.new_messages[:-1] if self.begun else self.new_messages
+        messages = [_stored_message(message, self.created) for message in asked]
+        messages.append(self._with_beginning(answer))
+        addition = Conversation(
+            self.id, self.title, self.model, self.created, answer.created, messages
+        )
+        return Turn(addition, not self.continues, self.cut_answer, response)
+
+    def _with_beginning(self, answer: StoredMessage) -> StoredMessage:
+        """Return the answer with its beginning, where the client sent that or it was stored before."""
+        if self.begun and self.new_messages:
+            beginning = self.new_messages[-1]
+            thoughts = (beginning.reasoning_content or "") + (answer.reasoning_content or "")
+            content = stored_text(beginning, PREFIX_SEPARATOR) + answer.content
+            answer = msgspec.structs.replace(
+                answer, content=content, reasoning_content=thoughts or None
+            )
+        return _join_answers(self.cut_answer, answer) if self.cut_answer else answer
 
     def store_answer_as(
         self, name: str, body: Callable[[Choice], str], *, always: bool = False
@@ -231,7 +287,12 @@ async def begin_turn(
         store, stored.id, request.model, kind, messages, earlier, continues=True, begun=begun
     )
     if continues_stored:
-        turn = dataclasses.replace(turn, cut_answer=_find_cut_answer(stored))
+        cut = _find_cut_answer(stored)
+        turn = dataclasses.replace(turn, cut_answer=cut)
+        if not (cut.content or cut.reasoning_content or cut.tool_calls):
+            # The answer had not begun, so there is nothing that a model could continue.
+            earlier.pop()
+            request.continue_final_message = None
     request.messages = turn.messages
     return turn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from starlette.requests import Request
@@ -81,10 +81,11 @@ async def _run(request: Request, body: MessagesRequest) -> AnswerRun:
         hidden=body.thinking is not None and body.thinking.display == "omitted",
         not_kept=(lambda: turn.store_error) if turn else str,
     )
+    context: AbstractAsyncContextManager[object] = nullcontext()
     if turn:
-        state = threads.encode_state(body)
-        empty_answer.choices[0].on_end = turn.store_answer_as(shape.id, lambda _: state)
-    context = turn.under_way(shape.id) if turn else nullcontext()
+        state, choice = threads.encode_state(body), empty_answer.choices[0]
+        choice.on_end = turn.store_answer_as(shape.id, lambda _: state)
+        context = turn.under_way(choice, shape.id, lambda _: state)
     return AnswerRun(daemon.supervisor, pair, requests, shape, context, pings=shape.pings)
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion.answer import AnswerRun
-from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http.recordings import KEPT_S, Key, Recording, Recordings, replay
 from localspec.daemon.http.requests import json_response
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.queue import Job
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.shape import ResponsesShape
-from localspec.extras.responses.wire import ResponseError, ResponseObject
 from localspec.protocol.requests import PING_INTERVAL_S
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -32,7 +30,6 @@ class BackgroundRun(AnswerRun):
     """
 
     recordings: Recordings
-    store: ConversationStore
     response: ResponsesShape
     expand: Callable[[], Awaitable[None]] | None = None
 
@@ -56,41 +53,14 @@ class BackgroundRun(AnswerRun):
             QueueFull, Unavailable: there is no room for another request.
         """
         self.supervisor.check_room(self.pair, self.requests[0])
-        stream = EventStream(self._write, done=False, failed=self.shape.failed)
+        stream = EventStream(partial(AnswerRun.stream, self), done=False, failed=self.shape.failed)
         return self.recordings.start(recording_key(self.response.response.id), stream)
-
-    async def _write(self, emit: Emit) -> None:
-        opening = self.response.response
-        body = msgspec.json.encode(_without_end(opening)).decode()
-        await self.store.run(lambda store: store.begin_response(opening.id, body))
-        try:
-            await AnswerRun.stream(self, emit)
-        finally:
-            self.store.submit(lambda store: store.finish_response(opening.id))
 
     async def _follow(self, index: int, emit: Emit | None, job: Job) -> None:
         if self.expand is not None:
             await self.expand()
             job = Job.of(self.requests[index])
         await AnswerRun._follow(self, index, emit, job)
-
-
-def _without_end(opening: ResponseObject) -> ResponseObject:
-    """Return what a response is if the daemon dies before its end, without anything that was written."""
-    return ResponseObject(
-        id=opening.id,
-        created_at=opening.created_at,
-        status="failed",
-        background=True,
-        error=ResponseError("server_error", "The daemon ended before this response did."),
-        model=opening.model,
-    )
-
-
-async def find_unfinished(store: ConversationStore, name: str) -> ResponseObject | None:
-    """Return a response that an earlier daemon did not finish; None if there is none."""
-    body = await store.run(lambda store: store.unfinished_response(name))
-    return None if body is None else msgspec.json.decode(body, type=ResponseObject)
 
 
 def recording_key(name: str) -> Key:

@@ -52,11 +52,6 @@ def _answer_items(
     return build_items(style, message.reasoning_content or "", message.content, calls, cut=cut)
 
 
-def encode_body(response: ResponseObject) -> str:
-    """Return the JSON of a response without its items, which the messages of its conversation hold."""
-    return msgspec.json.encode(msgspec.structs.replace(response, output=[])).decode()
-
-
 def items(
     conversation: str, messages: Sequence[StoredMessage], ids: Mapping[int, str]
 ) -> list[AnyItem]:

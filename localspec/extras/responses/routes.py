@@ -38,12 +38,7 @@ from localspec.daemon.http.requests import (
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.extras.responses import kept
-from localspec.extras.responses.background import (
-    BackgroundRun,
-    find_unfinished,
-    recording_key,
-    resume,
-)
+from localspec.extras.responses.background import BackgroundRun, recording_key, resume
 from localspec.extras.responses.request import (
     ENCRYPTED_REASONING,
     ParsedInput,
@@ -108,11 +103,8 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
         not_kept=(lambda: turn.store_error) if turn else lambda: "",
     )
     if turn:
-        name = shape.response.id
         empty_answer.choices[0].on_end = turn.store_answer_as(
-            name,
-            lambda choice: kept.encode_body(shape.ended(choice)),
-            always=bool(body.background),
+            shape.response.id, shape.stored_body, always=bool(body.background)
         )
     parts = (daemon.supervisor, pair, requests, shape, _under_way(daemon, shape, turn))
     options = {**progress_options(body, shape), "pings": shape.pings}
@@ -122,7 +114,6 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
             *parts,
             **options,
             recordings=daemon.recordings,
-            store=daemon.conversations,
             response=shape,
             expand=expand,
         )
@@ -301,7 +292,9 @@ async def _under_way(
     daemon: DaemonState, shape: ResponsesShape, turn: ConversationTurn | None
 ) -> AsyncIterator[None]:
     # A cancellation must not interrupt the wait for the store, so it is for the inner context alone.
-    stored = turn.under_way(shape.response.id) if turn else contextlib.nullcontext()
+    stored: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
+    if turn:
+        stored = turn.under_way(shape.answer.choices[0], shape.response.id, shape.stored_body)
     async with stored, daemon.part(kept.RunningResponses).under_way(shape):
         yield
 
@@ -325,12 +318,7 @@ async def _response(request: Request) -> ResponseObject:
     daemon, name = state_of(request), request.path_params["name"]
     if running := daemon.part(kept.RunningResponses).get(name):
         return running
-    try:
-        stored = await _stored_response(daemon, name)
-    except NotFound:
-        if unfinished := await find_unfinished(daemon.conversations, name):
-            return unfinished
-        raise
+    stored = await _stored_response(daemon, name)
     opaque = ENCRYPTED_REASONING in request.query_params.values()
     return kept.load_response(stored.body, stored.messages[-1], opaque=opaque)
 
@@ -343,14 +331,9 @@ async def remove(request: Request) -> Response:
     if (running := running_responses.get(name)) and running.background:
         await running_responses.cancel(name)
     await while_connected(request.receive, daemon.conversations.wait_until_settled(name))
-    try:
-        conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
-    except NotFound:
-        if not await daemon.conversations.run(lambda store: store.finish_response(name)):
-            raise
-    else:
-        await daemon.recordings.remove(recording_key(name))
-        await daemon.forget_states(conversation)
+    conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
+    await daemon.recordings.remove(recording_key(name))
+    await daemon.forget_states(conversation)
     return json_response(DeletedResponse(name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 from msgspec import UNSET, structs
 
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
@@ -170,6 +171,19 @@ class ResponsesShape:
         if done is not None:
             ended.timings = done.timings
         return ended
+
+    def stored_body(self, choice: Choice) -> str:
+        """Return the JSON of the response without its items, which the messages of its conversation hold.
+
+        Before its end, it is what the response is if the daemon is killed.
+        """
+        ended = structs.replace(self.ended(choice), output=[])
+        if not choice.is_finished:
+            ended.status = "failed"
+            ended.error = ResponseError(
+                "server_error", "The daemon ended before this response did."
+            )
+        return msgspec.json.encode(ended).decode()
 
     def _usage(self, choice: Choice) -> ResponseUsage | None:
         if choice.done is None:

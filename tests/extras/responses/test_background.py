@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ from localspec.extras.responses.request import new_response
 from localspec.extras.responses.shape import ResponsesShape
 from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol.frames import Generate, TextPrompt
-from tests.daemon.test_forgetting import find_words
 from tests.extras.responses.test_responses import BASE, EVENT
 from tests.support.daemons import (
     Home,
@@ -616,16 +616,20 @@ def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:
 
 
 def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
+    """Of a response that was being written they keep the question and what was written of the answer."""
     with temporary_home() as home:
         home.use_fake()
         daemon = RunningDaemon(home)
         with connected(home) as client:
             ended = await_end(client, create(client, "say kept").id).id
             metadata = {"secret": "metal"}
-            running = create(client, "forever", instructions="private", metadata=metadata).id
+            running = create(client, "forever", instructions="Be brief.", metadata=metadata).id
+            history = sqlite3.connect(home.root / "data" / "conversations.sqlite")
+            query = "SELECT count(*) FROM unfinished_answers"
+            wait_for(lambda: history.execute(query).fetchone()[0], "its text")
+            history.close()
         daemon.process.kill()
         daemon.stop()
-        assert not find_words(home, "private", "metal")
         daemon = RunningDaemon(home)
         with connected(home) as client:
             assert client.responses.retrieve(ended).output_text == "kept"
@@ -636,9 +640,10 @@ def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
             Published.model_validate_json(
                 home.request("GET", f"/v1/responses/{running}").body, strict=True
             )
+            assert response.output_text.startswith("0 ")
+            assert (response.instructions, response.metadata) == ("Be brief.", metadata)
             assert client.responses.cancel(running).status == "failed"
-            with pytest.raises(openai.BadRequestError):
-                client.responses.create(model="", input="x", previous_response_id=running)
+            create(client, "say more", previous_response_id=running)
             with pytest.raises(openai.BadRequestError):
                 client.responses.retrieve(running, stream=True)
             client.responses.delete(running)
