@@ -33,16 +33,18 @@ def served() -> Iterator[Home]:
         yield home
 
 
-def begin(home: Home, conversation: str, text: str, **fields: Any) -> tuple[UnixConnection, Any]:
+def begin(
+    home: Home, conversation: str, text: str, encoding: str = "utf-8", **fields: Any
+) -> tuple[UnixConnection, Any]:
     connection = UnixConnection(home.socket)
     body = {"messages": [{"role": "user", "content": text}], "stream": True, **fields}
-    headers = {"X-Conversation-Id": conversation}
+    headers = {"X-Conversation-Id": conversation.encode(encoding)}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     return connection, connection.getresponse()
 
 
-def stream_whole(home: Home, conversation: str, text: str) -> bytes:
-    connection, response = begin(home, conversation, text)
+def stream_whole(home: Home, conversation: str, text: str, encoding: str = "utf-8") -> bytes:
+    connection, response = begin(home, conversation, text, encoding)
     assert response.status == 200
     data: bytes = response.read()
     connection.close()
@@ -73,6 +75,22 @@ def join_text(data: bytes) -> str:
     lines = [line for line in data.decode().split("\n\n") if line.startswith("data: {")]
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        ("Gespräch", "utf-8"),
+        ("对话 1", "utf-8"),
+        ("é😀", "utf-8"),
+        ("Gespräch", "latin-1"),
+        ("a%C3%A4", "utf-8"),
+    ],
+)
+def test_a_stream_is_found_by_any_name(served: Home, name: str, encoding: str) -> None:
+    data = stream_whole(served, name, "say it", encoding)
+    assert resume(served, name).body == data
+    assert look_up(served, name)[0]["conversation_id"] == name
 
 
 def assert_cancelled(data: bytes) -> None:

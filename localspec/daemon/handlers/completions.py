@@ -227,7 +227,7 @@ async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> Pai
 async def chat(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
     body = await read_body(request, ChatRequest)
-    if body.stream and (conversation := request.headers.get(streams.CONVERSATION_HEADER)):
+    if body.stream and (conversation := streams.recorded_name(request)):
         detached, ping_s = detach(request), body.sse_ping_interval
         return streams.record(
             request, conversation, lambda: _chat_run(detached, body), ping_s=ping_s

@@ -6,6 +6,7 @@ byte. A conversation has one stream, the newest.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -26,6 +27,17 @@ CONVERSATION_HEADER = "x-conversation-id"
 _CHAT = "chat"  # the kind of these recordings
 _MODEL_SEPARATOR = "::"  # between a conversation's id and the name of a model
 _OFFSET = re.compile(r"[0-9]{1,18}")
+
+
+def recorded_name(request: Request) -> str:
+    """Return the id in the header of a chat whose stream is to be recorded, "" if there is none.
+
+    The bytes of a header are read as Latin-1. Clients that send more than ASCII send UTF-8, as in a URL.
+    """
+    name = request.headers.get(CONVERSATION_HEADER, "")
+    with contextlib.suppress(UnicodeDecodeError):
+        return name.encode("latin-1").decode()
+    return name
 
 
 def record(
