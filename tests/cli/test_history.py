@@ -77,6 +77,14 @@ def test_search_shows_the_line_and_fails_when_there_is_none(warm: Home) -> None:
         assert run.stderr == "localspec: No conversation contains 'nowhere'.\n"
 
 
+@pytest.mark.parametrize("text", [[""], ["", ""], ["  "], ["\n"], ["", "--json"], ["--json", "\t"]])
+def test_a_search_for_nothing_is_refused(warm: Home, text: list[str]) -> None:
+    warm.run("ask", "say one")
+    run = warm.run("history", "search", *text)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "There is no text to search for" in run.stderr
+
+
 @pytest.mark.parametrize("columns", [44, 80, 200])
 def test_matches_are_highlighted_on_a_terminal(warm: Home, columns: int) -> None:
     warm.run("ask", f"say {'before 前 ' * 30}needle{' after 後' * 30}")

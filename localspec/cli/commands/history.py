@@ -10,7 +10,7 @@ from localspec.cli import suggest
 from localspec.cli.app import Group, NumberOption, TextCommand, require_consent, yes_option
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageError
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 _limit_option = click.option(
@@ -74,6 +74,10 @@ def listed(limit: int, as_json: bool) -> int:
 @_json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     text = " ".join(words)
+    if not text.strip():
+        raise UsageError(
+            "There is no text to search for. To list all conversations: localspec history"
+        )
     conversations = ConversationsClient().conversations(limit, text)
     if as_json:
         render.record(conversations)
