@@ -52,48 +52,43 @@ _RANDOM_SEED = (1 << 32) - 1  # llama-server's value for "draw a random seed"
 
 async def models(request: Request) -> Response:
     """List the configured pair first, then the built-in one, the loaded ones and all pulled ones."""
-    daemon = state_of(request)
-    created = await creation_times(daemon)
-    statuses = _model_statuses(daemon)
-
-    def build() -> list[Model]:
-        return [_model(daemon, name, seconds, statuses) for name, seconds in created.items()]
-
-    return json_response(ModelList(await asyncio.to_thread(build)))
+    return json_response(ModelList(await list_models(state_of(request))))
 
 
 async def model(request: Request) -> Response:
-    """Return one model by its name, or a pair by another of its names.
+    """Return one model by its name, or a pair by another of its names."""
+    return json_response(await find_model(request))
 
-    Raises:
-        ModelNotFound: there is no such model.
-    """
-    daemon = state_of(request)
-    name, created = await creation_time(request)
+
+async def list_models(daemon: DaemonState) -> list[Model]:
+    """Return all pairs."""
     statuses = _model_statuses(daemon)
-    return json_response(await asyncio.to_thread(_model, daemon, name, created, statuses))
+
+    def build() -> list[Model]:
+        created = _creation_times(daemon)
+        return [_model(daemon, name, seconds, statuses) for name, seconds in created.items()]
+
+    return await asyncio.to_thread(build)
 
 
-async def creation_times(daemon: DaemonState) -> dict[str, int]:
-    """Return the names of all pairs, each with the Unix time since when it has been available."""
-    return await asyncio.to_thread(_creation_times, daemon)
-
-
-async def creation_time(request: Request) -> tuple[str, int]:
-    """Return the name in a request's path, and the Unix time since when that pair has been available.
+async def find_model(request: Request) -> Model:
+    """Return the pair whose name is in a request's path.
 
     Raises:
         ModelNotFound: there is no such pair.
     """
     daemon, name = state_of(request), request.path_params["name"]
-    created = await creation_times(daemon)
-    if (
-        name not in created
-    ):  # `views.pair_details` knows further names, and its error lists the pairs.
-        created[name] = await asyncio.to_thread(
-            lambda: int(views.pair_details(daemon.registry, name, 0, daemon.config).created)
-        )
-    return name, created[name]
+    statuses = _model_statuses(daemon)
+
+    def build() -> Model:
+        created = _creation_times(daemon).get(name)
+        if (
+            created is None
+        ):  # `views.pair_details` knows further names, and its error lists the pairs.
+            created = int(views.pair_details(daemon.registry, name, 0, daemon.config).created)
+        return _model(daemon, name, created, statuses)
+
+    return await asyncio.to_thread(build)
 
 
 def _creation_times(daemon: DaemonState) -> dict[str, int]:

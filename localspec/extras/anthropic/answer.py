@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from localspec.daemon.completion.openai import find_loop, length_limit
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
-from localspec.errors import LocalspecError
+from localspec.errors import InvalidRequest, LocalspecError
 from localspec.extras.anthropic.errors import stream_error
 from localspec.extras.anthropic.request import CALL_ID_PREFIX
 from localspec.extras.anthropic.wire import (
@@ -45,10 +46,12 @@ from localspec.extras.anthropic.wire import (
     ToolUseBlock,
 )
 from localspec.protocol import frames
+from localspec.protocol.answers import Model
 from localspec.protocol.call_readers import Arguments, Call
 
 # Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
 SIGNATURE = "localspec"
+MAX_MODELS = 1000  # of one page
 
 
 class MessagesShape:
@@ -214,14 +217,35 @@ def _reason(choice: Choice, done: frames.Done) -> StopReason:
             return "stop_sequence" if done.stop_string is not None else "end_turn"
 
 
-def model_page(created: Mapping[str, int]) -> MessagesModelPage:
-    """Return the list of models from their names, each with the Unix time when it was made."""
-    data = [
-        MessagesModel(name, name, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}")
-        for name, seconds in created.items()
-    ]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return MessagesModelPage(data, first, last)
+def as_model(model: Model) -> MessagesModel:
+    """Return a model in Anthropic's shape. An answer may be as long as the context."""
+    created = f"{datetime.fromtimestamp(model.created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    context = model.context_length if isinstance(model.context_length, int) else None
+    return MessagesModel(model.id, model.id, created, context, context)
+
+
+def model_page(models: Sequence[Model], query: Mapping[str, str]) -> MessagesModelPage:
+    """Return the page of models that a query asks for with `limit`, `after_id` and `before_id`.
+
+    Raises:
+        InvalidRequest: `limit` is no number from 1 to 1000, or there is no model of an id.
+    """
+    limit = query.get("limit", str(MAX_MODELS))
+    if not (re.fullmatch("[0-9]{1,4}", limit) and 1 <= int(limit) <= MAX_MODELS):
+        message = f"'limit' must be a whole number from 1 to {MAX_MODELS}."
+        raise InvalidRequest(message, param="limit")
+    data, size, is_before = [as_model(model) for model in models], int(limit), False
+    for name in ("after_id", "before_id"):
+        if (cursor := query.get(name)) is None:
+            continue
+        index = next((n for n, model in enumerate(data) if model.id == cursor), None)
+        if index is None:
+            raise InvalidRequest(f"'{name}': there is no model '{cursor[:80]}'.", param=name)
+        is_before = name == "before_id"
+        data = data[:index] if is_before else data[index + 1 :]
+    page = data[-size:] if is_before else data[:size]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return MessagesModelPage(page, first, last, has_more=len(data) > len(page))
 
 
 def call_input(arguments: str) -> dict[str, Any]:

@@ -65,11 +65,8 @@ def new_request_id() -> str:
 
 
 def applies(scope: Scope) -> bool:
-    """Return whether a request is one of Anthropic's clients, which list models by OpenAI's path."""
-    path: str = scope["path"]
-    return path.startswith("/v1/messages") or (
-        path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope)
-    )
+    """Return whether a request is one of Anthropic's clients, whatever path they use."""
+    return scope["path"].startswith("/v1/messages") or "anthropic-version" in Headers(scope=scope)
 
 
 def shape(error: LocalspecError) -> tuple[object, dict[str, str]]:

@@ -27,8 +27,7 @@ from localspec.daemon.http.requests import (
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import Conflict, NotFound, ThreadNotFound, ThreadUnsupported
 from localspec.extras.anthropic import errors, threads
-from localspec.extras.anthropic.answer import MessagesShape
-from localspec.extras.anthropic.answer import model_page as as_models
+from localspec.extras.anthropic.answer import MessagesShape, as_model, model_page
 from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import (
     ContinueThread,
@@ -163,13 +162,18 @@ def _turn(
 
 async def list_models(request: Request) -> Response:
     """List the models, in Anthropic's shape: its clients use the path of OpenAI's list."""
-    return json_response(as_models(await models.creation_times(state_of(request))))
+    lifecycles = [
+        value for name, value in request.query_params.multi_items() if "lifecycle" in name
+    ]
+    entries = await models.list_models(state_of(request))
+    if lifecycles and "active" not in lifecycles:
+        entries = []  # every model is active
+    return json_response(model_page(entries, request.query_params))
 
 
 async def show_model(request: Request) -> Response:
     """Describe one model, in Anthropic's shape."""
-    name, created = await models.creation_time(request)
-    return json_response(as_models({name: created}).data[0])
+    return json_response(as_model(await models.find_model(request)))
 
 
 ROUTES = (

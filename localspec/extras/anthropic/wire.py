@@ -355,16 +355,25 @@ MessagesEvent = (
 
 
 class MessagesModel(Struct):
-    """A pair in Anthropic's list of models. `display_name` is its name, since there is no other."""
+    """A pair in Anthropic's list of models. `display_name` is its name, since there is no other.
+
+    `max_input_tokens` is the context, which limits an answer (`max_tokens`) as well. Both are null where
+    it is unknown.
+    """
 
     id: str
     display_name: str
     created_at: str  # RFC 3339
+    max_input_tokens: int | None = None
+    max_tokens: int | None = None
+    lifecycle: Literal["active"] = "active"
+    deprecated_at: None = None
+    retires_at: None = None
     type: Literal["model"] = "model"
 
 
 class MessagesModelPage(Struct):
-    """All models; there is always one page."""
+    """A page of models, which has all of them if no `limit` was sent."""
 
     data: list[MessagesModel]
     first_id: str | None

@@ -17,9 +17,11 @@ from localspec.daemon.completion.request import chat_prompt
 from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
+from localspec.extras.anthropic.answer import model_page
 from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import MessagesRequest
 from localspec.protocol import frames
+from localspec.protocol.answers import Model
 from localspec.protocol.reading import BadBody, decode
 from tests.support import templates
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
@@ -53,7 +55,11 @@ def client(api: Home) -> Iterator[anthropic.Anthropic]:
     with (
         httpx2.Client(transport=transport) as http,
         anthropic.Anthropic(
-            api_key="none", base_url="http://localspec", http_client=http, max_retries=0
+            api_key="none",
+            base_url="http://localspec",
+            http_client=http,
+            max_retries=0,
+            _strict_response_validation=True,
         ) as anthropic_client,
     ):
         yield anthropic_client
@@ -483,11 +489,60 @@ def test_an_error_in_a_stream_is_an_event(client: anthropic.Anthropic) -> None:
 
 
 def test_models_have_the_shape_of_anthropic(client: anthropic.Anthropic) -> None:
-    assert client.models.retrieve("builtin").id == "builtin"
+    model = client.models.retrieve("builtin")
+    assert (model.id, model.lifecycle, model.type) == ("builtin", "active", "model")
+    assert model.max_input_tokens
+    assert model.max_tokens == model.max_input_tokens
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.models.retrieve("no-such-pair")
     assert cast(Any, missing.value.body)["error"]["type"] == "not_found_error"
-    listed = client.models.list(limit=20)
+    listed = client.models.list()
     assert listed.data[0].id == listed.first_id
-    assert "builtin" in [model.id for model in listed]  # all models are on one page
+    assert listed.data[-1].id == listed.last_id
+    assert model.id in [entry.id for entry in listed.data]
+    assert not listed.has_more
     assert listed.data[0].created_at.year > 2000
+
+
+def test_models_come_in_pages() -> None:
+    names = ["a", "b", "c"]
+    models = [Model(name, 0) for name in names]
+
+    def page(**query: str) -> tuple[list[str], bool]:
+        found = model_page(models, query)
+        ids = [model.id for model in found.data]
+        assert (found.first_id, found.last_id) == ((ids[0], ids[-1]) if ids else (None, None))
+        return ids, found.has_more
+
+    assert page() == (names, False)
+    assert page(limit="2") == (["a", "b"], True)
+    assert page(limit="2", after_id="a") == (["b", "c"], False)
+    assert page(after_id="c") == ([], False)
+    assert page(limit="1", before_id="c") == (["b"], True)
+    assert page(before_id="b") == (["a"], False)
+    for query in ({"limit": "0"}, {"limit": "x"}, {"after_id": "d"}, {"before_id": "d"}):
+        with pytest.raises(InvalidRequest) as refused:
+            page(**query)
+        assert refused.value.param in query
+
+
+def test_only_active_models_exist(client: anthropic.Anthropic) -> None:
+    assert not client.models.list(lifecycle=["retired"]).data
+    assert client.models.list(lifecycle=["active", "retired"], limit=1).data
+    with pytest.raises(anthropic.BadRequestError, match="no model 'x'"):
+        client.models.list(after_id="x")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/files"), ("POST", "/v1/complete"), ("DELETE", "/v1/messages/batches/x")],
+)
+def test_an_unknown_path_is_an_error_of_anthropic(
+    client: anthropic.Anthropic, method: str, path: str
+) -> None:
+    send: Any = {"GET": client.get, "POST": client.post, "DELETE": client.delete}[method]
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        send(path, cast_to=object)
+    body = cast(Any, missing.value.body)
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+    assert missing.value.request_id
