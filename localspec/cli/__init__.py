@@ -48,9 +48,20 @@ def main(argv: list[str] | None = None) -> int:
     streams.prepare()
     arguments = sys.argv[1:] if argv is None else argv
     code = _run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+    _note_other_version()
     if code < 0 and argv is None:
         _end_by_signal(-code)
     return code if code >= 0 else 128 - code
+
+
+def _note_other_version() -> None:
+    """Print a line if the daemon that answered is of another version, as after an upgrade."""
+    api = sys.modules.get("localspec.client.api")
+    if api is not None and (message := api.version_note()):
+        from localspec.cli.terminal import render
+
+        render.note(message)
+        api.Client.daemon_version = None
 
 
 def short() -> int:

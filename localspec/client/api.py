@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
 # A daemon of another API version refuses a request that carries this header, before any work.
 API_HEADER = "X-Localspec-Api"
+VERSION_HEADER = "x-localspec-version"  # in which it answers with the version of its package
 ENVIRONMENT_HEADER = "X-Localspec-Environment"
 _MAX_ENVIRONMENT_LENGTH = 16_384  # characters; the head of a request is limited
+
+
+def version_note() -> str:
+    """Return a sentence if the daemon that answered last is of another version than this program, or ""."""
+    daemon, ours = Client.daemon_version, localspec.__version__
+    if daemon in (None, ours):
+        return ""
+    if daemon:
+        return f"The daemon is localspec {daemon}, and this is {ours}: localspec restart"
+    return f"The daemon is an older localspec than this one ({ours}): localspec restart"
 
 
 class Client:
@@ -28,6 +39,9 @@ class Client:
         BadResponse: The response is not one that a daemon of ours sends.
         LocalspecError: The error in the response, as its own class.
     """
+
+    # The version of the daemon that answered last, "" if it is so old that it does not say it.
+    daemon_version: str | None = None
 
     def __init__(self, socket_path: str | None = None, *, autostart: bool = True) -> None:
         self.socket_path = socket_path or transport.socket_path()
@@ -136,6 +150,7 @@ class Client:
         try:
             headers = {API_HEADER: str(localspec.API_VERSION), **_shell_variables()}
             response = connection.request(method, target, body, headers)
+            Client.daemon_version = response.headers.get(VERSION_HEADER, "")
             if response.status >= 400:
                 raise _error_from_body(response.status, response.read())
             return connection, response

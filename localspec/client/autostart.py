@@ -118,6 +118,8 @@ def until_gone() -> Iterator[None]:
     Raises:
         Unavailable: The daemon holds the lock after STOP_TIMEOUT_S.
     """
+    from localspec.client import api
+
     lock = paths.default_paths().lock
     old_holder = _read_holder(lock)
     yield
@@ -128,6 +130,7 @@ def until_gone() -> Iterator[None]:
                 f"The daemon did not stop within {STOP_TIMEOUT_S:.0f} seconds."
             )
         time.sleep(POLL_INTERVAL_S)
+    api.Client.daemon_version = None
 
 
 def _read_holder(lock: Path) -> bytes:

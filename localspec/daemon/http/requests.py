@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 import msgspec
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +32,7 @@ from localspec.protocol.reading import BodyComplexity, TooComplex, decode
 # one character beyond the BMP takes four times as much, and is copied on its way to the engine.
 MAX_BODY_BYTES = 32 << 20
 API_HEADER = "x-localspec-api"  # the header in which our clients send the version of their API
+VERSION_HEADER = "x-localspec-version"  # the header in which they get that of this package
 ENVIRONMENT_HEADER = (
     "x-localspec-environment"  # the LOCALSPEC_* variables of a client's shell, in JSON
 )
@@ -79,7 +81,20 @@ class VersionMiddleware:
                 )
                 await errors.ErrorResponse(refusal)(scope, receive, send)
                 return
+            if client_version is not None:
+                send = _with_version(send)
         await self._app(scope, receive, send)
+
+
+def _with_version(send: Send) -> Send:
+    """Return `send`, which adds the version of this package to the headers of a response."""
+
+    async def send_with_version(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[VERSION_HEADER] = localspec.__version__
+        await send(message)
+
+    return send_with_version
 
 
 class PathMiddleware:

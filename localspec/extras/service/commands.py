@@ -87,4 +87,6 @@ def status() -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def doctor_command(as_json: bool) -> int:
-    return doctor.run(doctor.CheckedMachine.current(), as_json=as_json)
+    code = doctor.run(doctor.CheckedMachine.current(), as_json=as_json)
+    Client.daemon_version = None  # it has a line about that of its own
+    return code
