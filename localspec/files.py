@@ -27,10 +27,10 @@ def replace_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         OSError: the file cannot be written, or something else is in the new file's place.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    temporary.unlink(missing_ok=True)  # left by a killed process that had the same process id
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
     try:
+        temporary.unlink(missing_ok=True)  # left by a killed process that had the same process id
+        descriptor = os.open(temporary, flags, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             if sync:

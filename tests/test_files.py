@@ -78,6 +78,13 @@ def test_a_file_system_that_cannot_sync_folders_works(
     assert file.read_bytes() == b"new"
 
 
+def test_an_error_names_the_file_and_not_an_unfinished_one(file: Path) -> None:
+    missing = file.parent / "missing" / "kept.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomically(missing, b"new")
+    assert caught.value.filename == str(missing)
+
+
 def test_a_link_is_replaced_and_not_followed(file: Path) -> None:
     link = file.with_name("link")
     link.symlink_to(file)
