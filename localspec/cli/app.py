@@ -267,6 +267,11 @@ def run(arguments: list[str]) -> int:
 
         from localspec.cli.terminal import render
 
+        if isinstance(error, click.exceptions.NoArgsIsHelpError) and render.is_drawn_on(sys.stdout):
+            from localspec.cli import topics
+
+            topics.show_text(error.format_message())
+            return error.exit_code
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             suggestions = _drop_opposites(error.option_name, error.possibilities)
             error = click.NoSuchOption(error.option_name, possibilities=suggestions, ctx=error.ctx)

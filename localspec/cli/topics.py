@@ -155,11 +155,15 @@ def show(topic: str) -> None:
     from localspec.cli.terminal import page
 
     columns = layout.width(sys.stdout) or 80
-    rows = page.rows(with_commands(topic), columns)
-    text = "\n".join(rows) + "\n"
-    if len(rows) < shutil.get_terminal_size().lines or not _paged(text):
+    show_text("\n".join(page.rows(with_commands(topic), columns)))
+
+
+def show_text(text: str) -> None:
+    """Print a text. On a terminal, one that is longer than the screen goes through a pager."""
+    is_long = text.count("\n") + 1 >= shutil.get_terminal_size().lines
+    if not (is_long and render.is_drawn_on(sys.stdout) and _paged(f"{text}\n")):
         encoding = sys.stdout.encoding
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
 
 
 def _paged(text: str) -> bool:

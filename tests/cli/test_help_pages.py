@@ -169,6 +169,22 @@ def test_a_long_page_goes_through_the_pager(home: Home, tmp_path: Path) -> None:
     assert "Pull from the hub" in copy.read_text()
 
 
+@pytest.mark.parametrize("arguments", [(), ("help",), ("help", "pull")])
+def test_help_that_is_longer_than_the_screen_goes_through_the_pager(
+    home: Home, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    copy = tmp_path / "paged"
+    environment = {**home.environment, "PAGER": f"cat > {shlex.quote(str(copy))}; echo $LESS >&2"}
+    with terminal(environment, *arguments, lines=24) as session:
+        session.expect("FRX")
+        assert session.wait() == (0 if arguments else 2)
+        assert "Usage: localspec" not in session.text
+    assert copy.read_text().startswith("Usage: localspec")
+    with terminal(environment, *arguments, lines=200) as session:
+        session.expect("Usage: localspec")
+        session.wait()
+
+
 @pytest.mark.parametrize("pager", ["", "cat", "no-such-program-zq"])
 def test_without_a_pager_the_page_is_printed(home: Home, pager: str) -> None:
     with terminal({**home.environment, "PAGER": pager}, "help", "pairs", lines=24) as session:

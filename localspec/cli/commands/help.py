@@ -70,9 +70,10 @@ def command(
         render.note(_unknown(root, " ".join(names)))
         return _search(names)
     named = _command_named(root, names)
-    render.line(page(named).removesuffix("\n") if as_man else named.get_help())
-    if not names and not as_man:
-        render.line(f"\n{_topics(root)}")
+    if as_man:
+        render.line(page(named).removesuffix("\n"))
+    else:
+        topics.show_text(named.get_help() + ("" if names else f"\n\n{_topics(root)}"))
     return 0
 
 
