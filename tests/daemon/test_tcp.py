@@ -215,7 +215,7 @@ def test_ipv6_and_a_token_that_is_kept(home: Home) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     again = home.run("start", "--listen", "127.0.0.1:0")
     assert again.returncode == 1
-    assert "localspec stop && localspec start --listen 127.0.0.1:0" in again.stderr
+    assert "localspec config set listen 127.0.0.1:0" in again.stderr
     home.run("stop")
     (home.root / "config").mkdir(exist_ok=True)
     (home.root / "config" / "config.toml").write_text('listen = "127.0.0.1:0"\n')

@@ -88,8 +88,8 @@ def start_command(reset: bool, listen: str | None, listen_anywhere: bool, as_jso
         arguments = ["--listen", listen, *(["--listen-anywhere"] if listen_anywhere else [])]
         if not autostart.start(client.socket_path, arguments):
             raise Conflict(
-                "The daemon is already running, and --listen applies only when it starts; run: "
-                f"localspec stop && localspec start --listen {listen}"
+                "The daemon is already running, and --listen applies only when it starts. To listen "
+                f"from now on, without a restart: localspec config set listen {listen}"
             )
     status = client.status()
     if reset:

@@ -257,6 +257,12 @@ def _run(*command: str) -> None:
     if process.returncode:
         output_lines = (process.stderr or process.stdout).strip().splitlines()
         reason = output_lines[-1] if output_lines else f"exit status {process.returncode}"
+        if "to bus" in reason:  # as after su or sudo, or in a session without systemd
+            reason += (
+                ". Your session has no service manager: log in directly, or have an administrator run "
+                "`loginctl enable-linger` for you. No service is needed: the daemon starts with the "
+                "first question"
+            )
         raise LocalspecError(f"`{' '.join(command)}` failed: {reason}")
 
 

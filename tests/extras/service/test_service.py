@@ -17,7 +17,7 @@ from tests.support.patience import PATIENCE
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$TOLD"
 case " $* " in
-    *" $FAIL "*) echo "no medium found" >&2; exit 1 ;;
+    *" $FAIL "*) echo "Failed to connect to bus: No medium found" >&2; exit 1 ;;
     *" is-active "*) echo active ;;
     *" print gui/"*"/"*) [ -e "$TOLD.agent" ] && echo there || exit 113 ;;
     *" bootstrap "*) touch "$TOLD.agent" ;;
@@ -130,7 +130,7 @@ def test_print_shows_the_units_and_changes_nothing(linux: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("programs", "reason"),
-    [([], "systemctl was not found"), (["systemctl"], "no medium found")],
+    [([], "systemctl was not found"), (["systemctl"], "loginctl enable-linger")],
 )
 def test_without_a_service_manager_nothing_is_written(
     home: Home, programs: list[str], reason: str
