@@ -65,7 +65,7 @@ REFUSED = {
     'localspec ask -f shot.png "What does it say?"': (2, "shot.png cannot be read"),
     'localspec ask -f paper.pdf "What is new in it?"': (2, "paper.pdf cannot be read"),
     "localspec chat": (2, "A chat needs a terminal"),
-    "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
+    "localspec chat -t brief -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),
     'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
     "localspec ask -x > dates.py": (2, "No question given"),  # This works only at a terminal.
