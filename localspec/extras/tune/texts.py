@@ -263,11 +263,18 @@ def infill_request(pair: str, prefix: str, suffix: str) -> dict[str, Any]:
     }
 
 
-def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+ASK_MORE = "Ask more, in new conversations, or let the target complete files: localspec tune --files FOLDER"
+
+
+def split_by_time(
+    texts: Sequence[TrainingText], advice: str = ASK_MORE
+) -> tuple[list[TrainingText], list[TrainingText]]:
     """Return the texts to learn from and the newest ones, by which the draft is judged, of each kind.
 
     A kind of which there is too little to judge by is only learned from. No text judges whose conversation or
     file is learned from, in whatever kind of work, since later texts of one repeat the earlier ones.
+
+    advice: what the error says to do.
 
     Raises:
         LocalspecError: there are too few.
@@ -285,8 +292,7 @@ def split_by_time(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], li
         raise LocalspecError(
             f"There are too few answers to learn from and to judge by: {len(texts)}. About "
             f"{2 * MIN_TEXTS} are needed, and the newest quarter of each kind of work only judges, for which "
-            "it must be of other conversations or files than the rest. Ask more, in new conversations, or "
-            "let the target complete files: localspec tune --files FOLDER"
+            f"it must be of other conversations or files than the rest. {advice}"
         )
     return learned, held_out
 

@@ -91,11 +91,12 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
     _check_new_answers(plan, history)
     with _work_folder() as work:
         room = _check_room(plan, work)
-        seconds = plan.seconds
+        seconds, advice = plan.seconds, collecting.ASK_MORE
         if plan.places:
-            texts += _complete(client, plan, report)
+            completed, advice = _complete(client, plan, report)
+            texts += completed
             seconds *= 1 - _COMPLETING_SHARE
-        learned, held_out = collecting.split_by_time(texts)
+        learned, held_out = collecting.split_by_time(texts, advice)
         # First, since the last ones are read first.
         learned = collecting.read_files(dict.fromkeys(t.file for t in learned if t.file)) + learned
         start, held_out = _resume(plan, learned, held_out, work)
@@ -234,15 +235,29 @@ def _check_room(plan: Plan, work: Path) -> int:
     return min(MAX_STATE_BYTES, (free - drafts) // 2)
 
 
-def _complete(client: TuneClient, plan: Plan, report: running.Report) -> list[TrainingText]:
-    """Return what the target writes at places in files, as many as the time allows."""
+def _complete(
+    client: TuneClient, plan: Plan, report: running.Report
+) -> tuple[list[TrainingText], str]:
+    """Return what the target writes at places in files, as many as the time allows.
+
+    Also return what helps if that is not enough to learn from.
+    """
     deadline = time.monotonic() + _COMPLETING_SHARE * plan.seconds
+    n_places, n_completed = len(plan.places), 0
 
     def completed(count: int) -> bool:
-        report("completing files", count / len(plan.places))
+        nonlocal n_completed
+        n_completed = count
+        report("completing files", count / n_places)
         return time.monotonic() < deadline
 
-    return collecting.complete_places(client, plan.name, plan.places, completed)
+    texts = collecting.complete_places(client, plan.name, plan.places, completed)
+    if n_completed < n_places:
+        return texts, (
+            f"The time sufficed for {n_completed} of {n_places} places in the files: "
+            "allow more with --minutes"
+        )
+    return texts, "Ask more, in new conversations, or name more files with --files"
 
 
 # ------------------------------------------------------------------------ resuming

@@ -722,6 +722,27 @@ def test_too_few_answers_are_an_error_that_says_what_to_do(home: Home) -> None:
     assert "--files" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("seconds", "advice", "other"),
+    [(0.0, "--minutes", "--files"), (1e6, "--files", "--minutes")],
+)
+def test_too_few_completions_are_told_by_their_cause(
+    home: Home, monkeypatch: pytest.MonkeyPatch, seconds: float, advice: str, other: str
+) -> None:
+    """Either the time ended, or the files had no more places."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(home.root))
+    client = SimpleNamespace(infill=lambda _request: {"content": "text"})
+    monkeypatch.setattr(tuning, "TuneClient", lambda: client)
+    places = [collecting.Place(f"{number}.py", "before", "after") for number in range(3)]
+    view = {"name": "a", "target": {"path": __file__}, "draft": None}
+    plan = tuning.Plan(view, home.root, seconds, "rows", places)
+    with pytest.raises(LocalspecError, match="too few answers") as caught:
+        tuning.tune(plan, [], lambda *_: None)
+    assert advice in caught.value.message
+    assert other not in caught.value.message
+    assert ("1 of 3 places" in caught.value.message) is (advice == "--minutes")
+
+
 def test_a_killed_training_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
