@@ -34,17 +34,18 @@ def served() -> Iterator[Home]:
 
 
 def begin(
-    home: Home, conversation: str, text: str, encoding: str = "utf-8", **fields: Any
+    home: Home, conversation: str | bytes, text: str, **fields: Any
 ) -> tuple[UnixConnection, Any]:
     connection = UnixConnection(home.socket)
     body = {"messages": [{"role": "user", "content": text}], "stream": True, **fields}
-    headers = {"X-Conversation-Id": conversation.encode(encoding)}
+    name = conversation.encode() if isinstance(conversation, str) else conversation
+    headers = {"X-Conversation-Id": name}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     return connection, connection.getresponse()
 
 
-def stream_whole(home: Home, conversation: str, text: str, encoding: str = "utf-8") -> bytes:
-    connection, response = begin(home, conversation, text, encoding)
+def stream_whole(home: Home, conversation: str | bytes, text: str) -> bytes:
+    connection, response = begin(home, conversation, text)
     assert response.status == 200
     data: bytes = response.read()
     connection.close()
@@ -88,7 +89,7 @@ def join_text(data: bytes) -> str:
     ],
 )
 def test_a_stream_is_found_by_any_name(served: Home, name: str, encoding: str) -> None:
-    data = stream_whole(served, name, "say it", encoding)
+    data = stream_whole(served, name.encode(encoding), "say it")
     assert resume(served, name).body == data
     assert look_up(served, name)[0]["conversation_id"] == name
 
