@@ -53,6 +53,8 @@ _DATE_LINE = re.compile(
     r"(?=[^\n]*\d)(?![^\n]*[.!?][ \t]+[a-z])[^\n]{0,100}(?:\n|\Z)",
     re.IGNORECASE,
 )
+# Such lines are looked for in this part of the instructions: a text of blanks alone would take seconds.
+_MAX_HEADER_CHARS = 1 << 14
 
 
 def stabilize_instructions(messages: Sequence[Message]) -> list[Message]:
@@ -74,10 +76,15 @@ def stabilize_instructions(messages: Sequence[Message]) -> list[Message]:
 
 def _move_dates(text: str) -> str:
     dates: list[str] = []
-    while match := _BILLING_HEADER.match(text) or _DATE_LINE.match(text):
+    head = text[:_MAX_HEADER_CHARS]
+    if len(text) > len(head):
+        head = head[: head.rfind("\n") + 1]  # whole lines
+    at = 0
+    while match := _BILLING_HEADER.match(head, at) or _DATE_LINE.match(head, at):
         if match.re is _DATE_LINE:
             dates.append(match[0].strip())
-        text = text[match.end() :]
+        at = match.end()
+    text = text[at:]
     return "\n\n".join([text.rstrip(), *dates]).lstrip() if dates else text
 
 
