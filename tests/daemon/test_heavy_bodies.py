@@ -11,13 +11,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from localspec.daemon.completion.request import stabilize_instructions
+from localspec.daemon.history.turn import make_title
 from localspec.protocol import reading
+from localspec.protocol.frames import Message
 from localspec.protocol.reading import BodyComplexity, TooComplex
+from localspec.protocol.requests import ChatMessage, ContentPart
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 from tests.support.patience import PATIENCE
 
@@ -215,6 +220,134 @@ def test_the_number_of_tokens_in_an_answer_is_limited(warm: Home) -> None:
     pieces = warm.request("POST", "/detokenize", {"tokens": [longest] * 1_000_000})
     assert pieces.status in (200, 400)
     assert (status_kib(pid, "VmHWM") - before) << 10 < MAX_GROWTH_BYTES
+
+
+# ------------------------------------------------------------------------ long texts
+# No text field of a request may keep the event loop from the other requests.
+
+
+TEXT_BYTES = 16 << 20
+SHAPES = ("\n", "a\n", " ", "\r\n", "```\n", "\u2028", "x")
+MAX_LOOP_CPU_S = 0.75  # three times `longest_gap`; the worst of them took twice as long
+
+
+def put(value: Any, text: str) -> Any:
+    if isinstance(value, dict):
+        return {key: put(item, text) for key, item in value.items()}
+    if isinstance(value, list):
+        return [put(item, text) for item in value]
+    return text if value == "TEXT" else value
+
+
+USER = {"role": "user", "content": "x"}
+ASKED = {"role": "user", "content": "TEXT"}
+PART = [{"type": "text", "text": "TEXT"}]
+KEPT = {"localspec": {"conversation": "new"}}
+THREAD = {"max_tokens": 5, "thread": {"type": "create"}}
+TOOL = {"name": "f", "description": "TEXT", "parameters": {"type": "object"}}
+# Every text field of a request of each protocol.
+TEXT_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [ASKED]}),
+    "kept chat": ("/v1/chat/completions", {"messages": [ASKED], **KEPT}),
+    "kept part": ("/v1/chat/completions", {"messages": [{**USER, "content": PART}], **KEPT}),
+    "kept system": (
+        "/v1/chat/completions",
+        {"messages": [{**ASKED, "role": "system"}, USER], **KEPT},
+    ),
+    "kept beginning": (
+        "/v1/chat/completions",
+        {"messages": [USER, {**ASKED, "role": "assistant"}], **KEPT},
+    ),
+    "tool": (
+        "/v1/chat/completions",
+        {"messages": [USER], "tools": [{"type": "function", "function": TOOL}]},
+    ),
+    "prediction": (
+        "/v1/chat/completions",
+        {"messages": [USER], "prediction": {"type": "content", "content": "TEXT"}},
+    ),
+    "input": ("/v1/responses", {"input": "TEXT"}),
+    "input not kept": ("/v1/responses", {"input": "TEXT", "store": False}),
+    "input item": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "TEXT"}]}]},
+    ),
+    "instructions": ("/v1/responses", {"input": "x", "instructions": "TEXT"}),
+    "message": ("/v1/messages", {"max_tokens": 5, "messages": [ASKED]}),
+    "thread": ("/v1/messages", {**THREAD, "messages": [ASKED]}),
+    "thread's system": ("/v1/messages", {**THREAD, "system": "TEXT", "messages": [USER]}),
+    "generate": ("/api/generate", {"model": "", "prompt": "TEXT", "stream": False}),
+    "generate's system": (
+        "/api/generate",
+        {"model": "", "prompt": "x", "system": "TEXT", "stream": False},
+    ),
+    "Ollama's chat": ("/api/chat", {"model": "", "messages": [ASKED], "stream": False}),
+    "prompt": ("/v1/completions", {"prompt": "TEXT"}),
+    "suffix": ("/v1/completions", {"prompt": "x", "suffix": "TEXT"}),
+    "llama-server's prompt": ("/completion", {"prompt": "TEXT"}),
+    "before the cursor": ("/infill", {"input_prefix": "TEXT", "input_suffix": "x"}),
+    "behind the cursor": ("/infill", {"input_prefix": "x", "input_suffix": "TEXT"}),
+    "other file": (
+        "/infill",
+        {
+            "input_prefix": "x",
+            "input_suffix": "x",
+            "input_extra": [{"filename": "a", "text": "TEXT"}],
+        },
+    ),
+    "tokenize": ("/tokenize", {"content": "TEXT"}),
+    "template": ("/apply-template", {"messages": [ASKED]}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("parts", [1, 1000])
+def test_a_title_costs_the_same_for_any_text(shape: str, parts: int) -> None:
+    """CPU time is measured: it does not depend on what else this machine does."""
+    text = shape * (TEXT_BYTES // len(shape) // parts)
+    content: Any = [ContentPart("text", text) for _ in range(parts)] if parts > 1 else text
+    begun = time.thread_time()
+    make_title([ChatMessage("user", content)])
+    assert time.thread_time() - begun < 0.25
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "x-billing-header:\n", "Current date: 1\n"])
+def test_long_instructions_cost_little(shape: str) -> None:
+    text = shape * (TEXT_BYTES // len(shape))
+    begun = time.thread_time()
+    stabilize_instructions([Message("system", text)])
+    assert time.thread_time() - begun < 0.25
+
+
+def read_loop_cpu(pid: str) -> float:
+    """Return the CPU time of the thread of the daemon's event loop, in seconds."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the CPU time of a thread")
+@pytest.mark.parametrize("name", TEXT_FIELDS)
+def test_no_long_text_keeps_the_event_loop(api: Home, name: str) -> None:
+    """Between two tokens of a bystander the loop works for no request as long as a person would notice."""
+    pid = api.environment["PID"]
+    path, fields = TEXT_FIELDS[name]
+    shape = SHAPES[[*TEXT_FIELDS].index(name) % 2]
+    body = json.dumps(put(fields, shape * (TEXT_BYTES // len(json.dumps(shape)[1:-1])))).encode()
+    longest = 0.0
+    statuses: list[int] = []
+    with api.streaming("slow 100000") as bystander:
+        bystander.await_text()
+        sending = threading.Thread(
+            target=lambda: statuses.append(api.request("POST", path, body).status)
+        )
+        before = read_loop_cpu(pid)
+        sending.start()
+        while sending.is_alive():
+            bystander.readline()
+            now = read_loop_cpu(pid)
+            longest, before = max(longest, now - before), now
+    assert statuses
+    assert statuses[0] in (200, 400, 404, 413)
+    assert longest < MAX_LOOP_CPU_S
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ from localspec.protocol.requests import (
 
 NEW = "new"
 _MAX_TITLE_CHARS = 80
+# A title is looked for in this part of a text, since the event loop does it while others wait.
+_MAX_READ_CHARS = 1 << 16
 # Finish reasons of answers that can be continued.
 _CONTINUABLE = ("length", "interrupted", "failed")
 _STORE_TIMEOUT_S = 5.0  # A disk that hangs delays the end of an answer by at most this long.
@@ -355,20 +357,25 @@ def make_title(messages: Sequence[ChatMessage], requested: str | None = None) ->
 def _question_line(content: str | list[ContentPart]) -> str:
     if isinstance(content, str):
         return _first_words(content)
-    words = "\n".join(part.text or "" for part in content if part.type == "text")
-    names = [_file_name(part) for part in content if part.type == "file"]
-    names += [PLACEHOLDER for part in content if part.type == "image_url"]
+    words, names = "", []
+    for part in content[:_MAX_READ_CHARS]:
+        if part.type == "text" and len(words) < _MAX_READ_CHARS:
+            words += f"{(part.text or '')[:_MAX_READ_CHARS]}\n"
+        elif part.type == "file":
+            names.append(_file_name(part)[:_MAX_READ_CHARS])
+    names += [PLACEHOLDER for part in content[:_MAX_READ_CHARS] if part.type == "image_url"]
     return _first_words(words) or _first_line("\n".join(names))
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    lines = text[:_MAX_READ_CHARS].splitlines()
+    return next((line.strip() for line in lines if line.strip()), "")
 
 
 def _first_words(text: str) -> str:
     """Return the first line outside fenced blocks, which are mostly pasted; else the first line."""
     fence, prose = "", []
-    for line in map(str.strip, text.splitlines()):
+    for line in map(str.strip, text[:_MAX_READ_CHARS].splitlines()):
         mark = line[: len(line) - len(line.lstrip("`"))]
         if fence:
             fence = "" if line == mark and len(mark) >= len(fence) else fence

@@ -156,7 +156,8 @@ async def _prepare_chat(
     """
     daemon = state_of(request)
     chat = chat_request(body, parsed, replay_messages(previous))
-    title, new_messages = make_title(parsed.messages), parsed.messages
+    title = make_title(parsed.messages) if body.store else ""
+    new_messages = parsed.messages
     repeated = None
     if body.store and previous is None:
         repeated = await _find_repeated(daemon, body)
