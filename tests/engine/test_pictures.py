@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.api.pictures import gif_of_long_codes
+from benchmarks.synthetic_projector import PATCH, PICTURE_TOKENS, png, write_projector
 from localspec.engine.llama import (
     Batch,
     Context,
@@ -29,6 +30,7 @@ from localspec.engine.llama import (
     split_pictures,
     without_pictures,
 )
+from localspec.engine.pair.lane import EXACT_CHUNK_TOKENS
 from localspec.engine.prompt import pictures as prompt_pictures
 from localspec.engine.prompt.picture_child import DECODING_LIMIT_S, OpenProjector
 from localspec.engine.prompt.pictures import Encoded, Pictures, RequestPictures, place_pictures
@@ -48,7 +50,6 @@ from localspec.protocol.settings import PICTURE_PASS_ROWS
 from tests.support.architectures import write as write_architecture
 from tests.support.heads import contextual_heads
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
-from tests.support.projectors import PATCH, PICTURE_TOKENS, png, write_projector
 from tests.support.recurrent import lfm2_pair
 from tests.support.rescoring import NEAR_TIE
 from tests.support.running import GREEDY, PLAIN, Answer, Running, drafting, running, skip_on
@@ -458,6 +459,25 @@ def test_an_exact_answer_does_not_depend_on_others(loaded: Seeing) -> None:
     loaded.start(f"Other {MARK}?", [png(41)], speculative=drafting(3, "draft"))
     loaded.engine.finish()
     assert written(beside) == written(alone)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mlp"])
+def test_what_is_reused_exactly_ends_before_a_picture_that_it_would_cut(
+    files: PairFiles, folder: Path, kind: str
+) -> None:
+    """Reuse ends at a multiple of so many tokens, which is within this picture."""
+    n_rows = EXACT_CHUNK_TOKENS + 16
+    side = next(side for side in range(1, 99) if side**2 >= n_rows)
+    file = write_projector(folder / f"mmproj-cut-{kind}.gguf", 64, kind=kind, size=side * PATCH)
+    text = f"Look: {MARK}Why?"
+    with seeing(files, file, n_ctx=1024, n_batch=256) as pair:
+        first = pair.ask(f"Look: {MARK}What is that?", png(1), exact=True)
+        n_before = next(at for at, token in enumerate(first.all_tokens) if is_picture(token))
+        assert n_before < EXACT_CHUNK_TOKENS < n_before + side**2
+        again = pair.ask(text, png(1), exact=True)
+        assert count_cached(again) <= n_before
+        pair.engine.forget()
+        assert written(pair.ask(text, png(1), exact=True)) == written(again)
 
 
 def test_earlier_texts_are_remembered_without_their_pictures(loaded: Seeing) -> None:
