@@ -27,6 +27,7 @@ from benchmarks.api import (
     editor,
     gaps,
     ghost,
+    hostile,
     main,
     prefill,
     recorded,
@@ -179,6 +180,17 @@ def test_a_gap_is_measured_after_the_new_request_was_sent() -> None:
     for sent_at in (-1.0, 4.0):
         with pytest.raises(BenchError):
             gaps.gaps(stamps, sent_at, 5.0)
+
+
+def test_hostile_requests_are_of_every_kind_and_the_same_for_a_seed() -> None:
+    requests = [hostile.request(random.Random(seed)) for seed in range(150)]
+    assert requests[:20] == [hostile.request(random.Random(seed)) for seed in range(20)]
+    paths = {request.path.partition("?")[0] for request in requests}
+    assert paths == {*hostile._BODIES, "/v1/stream"}
+    bodies = [json.dumps(request.body) for request in requests]
+    assert any(request.conversation for request in requests)
+    for field in ("image_url", "file_data", "dry_penalty_last_n", "background"):
+        assert any(f'"{field}"' in body for body in bodies)
 
 
 def test_the_longest_gap_is_judged_less_an_ordinary_one() -> None:

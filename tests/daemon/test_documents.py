@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from PIL import Image
 
+from benchmarks.synthetic_projector import PICTURE_TOKENS, png, write_projector
 from localspec.children import MAX_TEXT_CHARS
 from localspec.daemon.completion import conversion_child, converter, files, pictures
 from localspec.daemon.completion.conversion_child import (
@@ -47,7 +48,6 @@ from tests.support.documents import (
     without_pictures_extra,
 )
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
-from tests.support.projectors import PICTURE_TOKENS, png, write_projector
 
 REPORT = pdf(show("Hello"), f"{show('Look')} {SQUARE}")
 ONCE = pdf(f"{show('Once')} {SQUARE}")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic_projector import png
 from tests.support.daemons import Home, RunningDaemon
-from tests.support.projectors import png
 
 Start = Callable[..., RunningDaemon]
 

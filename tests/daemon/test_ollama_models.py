@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
+from benchmarks.synthetic_projector import write_projector
 from localspec.config import Config
 from localspec.daemon.pairs.names import resolve_pair
 from localspec.daemon.pairs.registry import Registry, add_local_pair
@@ -17,7 +18,6 @@ from localspec.registry.disk.discovery import DiskSearch
 from localspec.registry.store.store import Record
 from tests.support.gguf_files import sha256
 from tests.support.programs import in_ollama
-from tests.support.projectors import write_projector
 
 LIBRARY = "registry.ollama.ai/library/see"
 

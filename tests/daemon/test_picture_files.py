@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.api.pictures import jpeg_of_scans
+from benchmarks.synthetic_projector import png
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
 from localspec.daemon.completion.pictures import MAX_JPEG_SCANS, check_picture, read_picture
 from localspec.errors import InvalidRequest
-from tests.support.projectors import png
 
 SIGNATURES = [b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"\xff\xd8\xff", b"RIFF", b"", b"%PDF-"]
 

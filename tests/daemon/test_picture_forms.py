@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageOps
 
+from benchmarks.synthetic_projector import write_projector
 from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import convert
 from localspec.daemon.completion.converter import Converter
@@ -33,7 +34,6 @@ from localspec.errors import InvalidRequest
 from localspec.picture_files import PNG_SIGNATURE, read_orientation
 from localspec.protocol.requests import ChatMessage, ContentPart
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
-from tests.support.projectors import write_projector
 
 Pixels = npt.NDArray[np.uint8]
 WIDTH, HEIGHT = 12, 8

@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 
 import localspec
+from benchmarks.api.hostile import to_url
+from benchmarks.api.isolation import embedding_length, send_hostile
+from benchmarks.synthetic_projector import png, write_projector
 from localspec.engine.llama import Model
 from tests.support.any_request import RequestGenerator
 from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
@@ -31,7 +34,8 @@ pytestmark = pytest.mark.explore
 FOLDER = Path(localspec.__file__).parent / "builtin"
 REQUESTS = int(os.environ.get("LOCALSPEC_TEST_REQUESTS", "0"))
 SECONDS = 3.0 * FACTOR  # duration without LOCALSPEC_TEST_REQUESTS
-CLIENTS = 2  # besides the bystander
+CLIENTS = 2  # besides the bystander, and one that is hostile
+HOSTILE = 12 * FACTOR  # requests of that one, without LOCALSPEC_TEST_REQUESTS
 # Codes of errors that a request itself may cause. Any other code counts as harm to others.
 OWN_ERROR_CODES = {
     "bad_request", "cancelled", "chat_template_error", "conflict", "context_length_exceeded",
@@ -87,7 +91,7 @@ class Company:
         self.codes: Counter[str] = Counter()
         self.troubles: list[BaseException] = []
         self.answered = 0
-        self._busy = CLIENTS
+        self._busy = CLIENTS + 1
 
     def over(self, count: int) -> bool:
         enough = count >= REQUESTS if REQUESTS else time.monotonic() > self.until
@@ -104,6 +108,18 @@ class Company:
                     raise Trouble(f"{error!r} for {path} {body[:1500]!r}") from error
                 self.codes[f"{path} {check_answer(path, body, answer)}"] += 1
                 count += 1
+        except BaseException as error:
+            self.troubles.append(error)
+        self._busy -= 1
+
+    def hostile(self, seed: int) -> None:
+        """Send pictures, documents, streams that are read twice, and long texts, and often leave early."""
+        try:
+            for number in range(REQUESTS or HOSTILE):
+                status = send_hostile(str(self.home.socket), seed * 100_000 + number)
+                self.codes[f"hostile {status}"] += 1
+                if self.troubles or status not in ("200", "400", "404", "409", "413", "left"):
+                    raise Trouble(f"{status} for hostile request {number} of seed {seed}")
         except BaseException as error:
             self.troubles.append(error)
         self._busy -= 1
@@ -140,13 +156,17 @@ def is_near_tie(number: int, answer: Any) -> bool:
 
 
 def copy_builtin(folder: Path, pre_tokenizer: str | None) -> str:
-    """Copy the builtin pair, with another pre-tokenizer on request; return it for LOCALSPEC_PAIR."""
+    """Copy the builtin pair, with another pre-tokenizer on request; return it for LOCALSPEC_PAIR.
+
+    It reads pictures, because a projector lies beside it.
+    """
     names = ("target.gguf", "draft.gguf")
     for name in names:
         if pre_tokenizer is None:
             shutil.copy(FOLDER / name, folder / name)
         else:
             relabelled(FOLDER / name, pre_tokenizer, folder / name)
+    write_projector(folder / "mmproj-F16.gguf", embedding_length(folder / names[0]))
     return ",".join(str(folder / name) for name in names)
 
 
@@ -161,12 +181,18 @@ def test_random_requests_do_not_harm_a_bystander(tmp_path: Path, pre_tokenizer: 
         }
         daemon = RunningDaemon(home)
         alone = {(n, exact): ask(home, n, exact) for n in range(3) for exact in (True, False)}
+        picture = {"type": "image_url", "image_url": {"url": to_url(png(1))}}
+        content = [picture, {"type": "text", "text": "What is that?"}]
+        messages = [{"role": "user", "content": content}]
+        seen = home.request("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+        assert seen.status == 200, seen.body
         before = home.status()
         drawn = [RequestGenerator(SEED * 1000 + number) for number in range(CLIENTS)]
         company = Company(home, time.monotonic() + SECONDS)
         threads = [
             threading.Thread(target=company.anything, args=(requests,)) for requests in drawn
         ]
+        threads.append(threading.Thread(target=company.hostile, args=(SEED,)))
         threads.append(threading.Thread(target=company.bystander, args=(alone,)))
         for thread in threads:
             thread.start()

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_projector import png
 from tests.support.daemons import Answer, Home, RunningDaemon, scripted_home, temporary_home
 from tests.support.encoders import Bert
 from tests.support.error_shapes import read_error
-from tests.support.projectors import png
 
 PUBLISHED = Path(__file__).parent / "published"
 LISTS = {path.stem: json.loads(path.read_text("utf-8")) for path in PUBLISHED.glob("*.json")}

@@ -2,25 +2,45 @@
 
 Each takes its fields from a corpus of hostile values: grammars whose size doubles with each rule, schemas
 that refer to themselves many times, texts that are hard to cut into tokens, long lists. All of them are
-drawn anew, so no cache helps.
+drawn anew, so no cache helps. Some have pictures or documents, go on in the background, or are streams that
+somebody else reads as well.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+from benchmarks.api.pictures import gif_of_long_codes, jpeg_of_scans
+from benchmarks.documents import SQUARE, exploding_pdf, pdf, show, slow_pdf
 
 Body = dict[str, Any]
 MAX_TEXT = 400_000  # characters of one text
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def request(rng: random.Random) -> tuple[str, Body]:
-    """Return the path and the body of one hostile request."""
-    path = rng.choice(_PATHS)
-    return path, _BODIES[path](rng)
+class Hostile(NamedTuple):
+    """A request. path: with its query. body: None for a GET. conversation: whose stream is recorded."""
+
+    path: str
+    body: Body | None
+    conversation: str = ""
+
+
+def request(rng: random.Random) -> Hostile:
+    """Return one hostile request."""
+    kind = rng.choice(_KINDS)
+    if kind in _BODIES:
+        return Hostile(kind, _BODIES[kind](rng))
+    conversation = f"stream-{rng.randrange(8)}"
+    if kind == "resumed":
+        return Hostile(f"/v1/stream?conv_id={conversation}&from={_size(rng, 1, 4000)}", None)
+    body = _chat(rng) | {"stream": True, "max_tokens": 200}
+    return Hostile("/v1/chat/completions", body, conversation)
 
 
 # ------------------------------------------------------------------------ values
@@ -229,12 +249,86 @@ def _messages(rng: random.Random) -> Body:
     }
 
 
+def _picture(rng: random.Random) -> bytes:
+    """Return a picture file: an ordinary one of any format, or one that is slow to decode or damaged."""
+    from PIL import ExifTags, Image
+
+    kind = rng.randrange(6)
+    if kind == 0:
+        return gif_of_long_codes(_size(rng, 10_000, 2_000_000))
+    if kind == 1:
+        return jpeg_of_scans(rng.choice([50, 80, 1000]), side=_size(rng, 16, 4000))
+    width, height = _size(rng, 1, 1500), _size(rng, 1, 1500)
+    image = Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height))
+    image = image.convert(rng.choice(["L", "RGB", "RGBA", "P"]))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = rng.randrange(1, 9)
+    format = rng.choice(["PNG", "PNG", "WEBP", "TIFF", "GIF", "JPEG"])
+    buffer = io.BytesIO()
+    (image.convert("RGB") if format == "JPEG" else image).save(buffer, format, exif=exif)
+    data = buffer.getvalue()
+    return data[: rng.randrange(len(data))] if kind == 2 else data
+
+
+def _document(rng: random.Random) -> bytes:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return slow_pdf() + bytes(f"% {rng.random()}", "ascii")
+    if kind == 1:
+        return exploding_pdf(rng.randrange(2, 15))
+    pages = [
+        f"{show(text(rng, 200).translate(_PDF_MARKS))} {SQUARE}" for _ in range(_size(rng, 1, 90))
+    ]
+    data = pdf(*pages)
+    return data[: rng.randrange(len(data))] if kind == 2 else data
+
+
+def to_url(data: bytes) -> str:
+    return f"data:;base64,{base64.b64encode(data).decode()}"
+
+
+def _chat_with_files(rng: random.Random) -> Body:
+    parts: list[Body] = [{"type": "text", "text": "What is that?"}]
+    for _ in range(rng.choice([1, 1, 2, 9])):
+        if rng.random() < 0.7:
+            parts.append({"type": "image_url", "image_url": {"url": to_url(_picture(rng))}})
+        else:
+            file = {"filename": "a.pdf", "file_data": to_url(_document(rng))}
+            parts.append({"type": "file", "file": file})
+    rng.shuffle(parts)
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}]
+    return _with_fields(rng, {"messages": messages})
+
+
+def _long_prompt(rng: random.Random) -> Body:
+    """Return a completion of thousands of tokens, with penalties that compare all of them."""
+    sentence = " ".join(_name(rng) for _ in range(_size(rng, 1, 300))) + "\n"
+    prompt = (sentence * (1 + 100_000 // len(sentence)))[: _size(rng, 1000, 100_000)]
+    return {
+        "prompt": prompt,
+        "n_predict": 20,
+        "dry_multiplier": 1.0,
+        "dry_penalty_last_n": -1,
+        "dry_allowed_length": rng.randrange(1, 4),
+        "dry_sequence_breakers": rng.choice([[], ["\n"], [rng.choice(_LETTERS)]]),
+        "repeat_penalty": rng.choice([1.0, 1.1]),
+        "repeat_last_n": -1,
+    }
+
+
+def _response(rng: random.Random) -> Body:
+    body: Body = {"input": text(rng), "max_output_tokens": rng.randrange(1, 100)}
+    return body | {"background": rng.random() < 0.5, "store": rng.random() < 0.7}
+
+
+# Characters that would end a text in a PDF document, or are none of its font.
+_PDF_MARKS = {ord(mark): " " for mark in "()\\"} | dict.fromkeys(range(128, 131072), "?")
 _BODIES: dict[str, Callable[[random.Random], Body]] = {
-    "/v1/chat/completions": _chat,
-    "/completion": _completion,
+    "/v1/chat/completions": lambda rng: rng.choice([_chat, _chat_with_files])(rng),
+    "/completion": lambda rng: rng.choice([_completion, _completion, _long_prompt])(rng),
     "/infill": _infill,
     "/v1/messages": _messages,
-    "/v1/responses": lambda rng: {"input": text(rng), "max_output_tokens": 9},
+    "/v1/responses": _response,
     "/api/chat": lambda rng: {
         "messages": [{"role": "user", "content": "Count."}],
         "format": schema(rng),
@@ -249,5 +343,6 @@ _BODIES: dict[str, Callable[[random.Random], Body]] = {
         "documents": [text(rng, 2000) for _ in range(_size(rng, 1, 200))],
     },
 }
-# Chats and completions have the most fields.
-_PATHS = [*_BODIES, "/v1/chat/completions", "/v1/chat/completions", "/completion", "/completion"]
+_KINDS = [*_BODIES, "recorded", "resumed"]
+# Chats and completions have the most fields, and a picture or a document can be anything.
+_KINDS += ["/v1/chat/completions", "/v1/chat/completions", "/completion", "/completion"]

@@ -1,6 +1,7 @@
 """Bystanders beside clients that send hostile requests: longest gap in a stream, longest wait for a token.
 
-Measured on the shipped pair, or on --model. The three bystanders are a stream, a stream that is held to a
+Measured on the shipped pair, or on --model, with a projector of random weights. Another --seed has other
+requests, so that many can be sent in pieces. The three bystanders are a stream, a stream that is held to a
 JSON schema, and a client that asks for one token again and again. What a pass takes by itself is measured
 before the attack.
 """
@@ -20,12 +21,14 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 from benchmarks.api import hostile
 from benchmarks.api.shared import Bench, Section, number
 from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, table
 from benchmarks.servers.daemon import Daemon
+from benchmarks.synthetic_projector import write_projector
 from localspec.client.transport import Connection, events
 from localspec.errors import LocalspecError
 from localspec.priority import lower_priority
@@ -70,7 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(bench: Bench) -> Section:
     options = bench.options
-    models = bench.models(options.acceptance[0]) if options.model else bench.shipped()
+    models = bench.second(bench.models(options.acceptance[0]) if options.model else bench.shipped())
+    # It lies beside the target, which reads pictures then. Its rows mean nothing to the target.
+    write_projector(models.target.with_name("mmproj-F16.gguf"), embedding_length(models.target))
     bystanders = {"stream": Waits(), "stream with a schema": Waits(), "one token": Waits()}
     over = threading.Event()
     # A request may ask for several answers, each of which takes a place.
@@ -101,6 +106,17 @@ def measure(bench: Bench) -> Section:
             thread.join()
     say(f"statuses of hostile requests: {dict(statuses)}")
     return _section(bystanders, (began + 1.0, attack, end), statuses)
+
+
+def embedding_length(target: Path) -> int:
+    """Return how many numbers a row has that a target reads."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(target)
+    fields = (
+        reader.get_field(name) for name in reader.fields if name.endswith(".embedding_length")
+    )
+    return next(int(field.contents()) for field in fields if field is not None)
 
 
 # ------------------------------------------------------------------------ clients
@@ -146,22 +162,26 @@ def _attack(attackers: Executor, socket: str, requests: int, rng: random.Random)
     """Send hostile requests; return how many had which status."""
     seeds = [rng.getrandbits(64) for _ in range(requests)]
     statuses: Counter[str] = Counter()
-    for count, status in enumerate(attackers.map(partial(_hostile, socket), seeds, chunksize=1), 1):
+    for count, status in enumerate(
+        attackers.map(partial(send_hostile, socket), seeds, chunksize=1), 1
+    ):
         statuses[status] += 1
         if not count % 500:
             say(f"{count} hostile requests sent")
     return statuses
 
 
-def _hostile(socket: str, seed: int) -> str:
+def send_hostile(socket: str, seed: int) -> str:
     """Send one request, and return its status, "left" where the client did not wait for it."""
     rng = random.Random(seed)
-    path, body = hostile.request(rng)
+    path, body, conversation = hostile.request(rng)
+    headers = {"x-conversation-id": conversation} if conversation else {}
     patience = rng.choice([0.1, 0.5, 2.0, 10.0, 30.0])
     try:
-        content = json.dumps(body).encode("utf-8", "surrogatepass")
+        method = "GET" if body is None else "POST"
+        content = b"" if body is None else json.dumps(body).encode("utf-8", "surrogatepass")
         with contextlib.closing(Connection(socket, patience)) as connection:
-            response = connection.request("POST", path, content)
+            response = connection.request(method, path, content, headers)
             response.read()
             return str(response.status)
     except (LocalspecError, OSError):

@@ -1,4 +1,4 @@
-"""Projectors of a few kilobytes for tests, in llama.cpp's format, and pictures to show them.
+"""Projectors of a few kilobytes, in llama.cpp's format, and pictures to show them.
 
 The weights are random, at full strength: the rows of two different pictures differ widely.
 """
