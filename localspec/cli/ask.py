@@ -31,7 +31,7 @@ EXAMPLE = """\
 """
 # A longer question was not typed by hand, so an error about its length says how much of it would fit.
 _MIN_PIPED_CHARS = 2000
-_MAX_TITLE_CHARS = 1000  # the daemon's limit, of which it keeps the beginning of the first line
+MAX_TITLE_CHARS = 1000  # the daemon's limit, of which it keeps the beginning of the first line
 
 
 def run(options: AskOptions) -> int:
@@ -440,10 +440,10 @@ def _make_title(options: AskOptions) -> str:
     never part of a title.
     """
     if words := clean(" ".join(options.words)).strip():
-        return words[:_MAX_TITLE_CHARS]
+        return words[:MAX_TITLE_CHARS]
     names = ", ".join(name for name in options.files if name != "-")
     parts = [options.template, clean(names or _stdin_name())]
-    return ": ".join(part for part in parts if part)[:_MAX_TITLE_CHARS]
+    return ": ".join(part for part in parts if part)[:MAX_TITLE_CHARS]
 
 
 def _stdin_name() -> str:

@@ -68,6 +68,7 @@ REFUSED = {
     "localspec chat -t brief -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),
     'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
+    "ls no-such-file 2>&1 | localspec explain": (1, "built-in demo pair"),
     "localspec ask -x > dates.py": (2, "No question given"),  # This works only at a terminal.
     "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -194,6 +193,8 @@ def _wrapped(line: str) -> list[str]:
 
 _MAX_CHARS = 400_000  # a longer text is cut before its tokens are counted
 _MAX_ATTEMPTS = 4
+# Text of an answer without a limit of its own: what was asked for has a few sentences or lines.
+_MAX_ANSWER_CHARS = 3000
 # Share of the context for the text. The remainder is for the template and the answer. It also covers
 # remaining parts that have more tokens per character than the whole text.
 _CONTEXT_SHARE = 0.7
@@ -214,6 +215,34 @@ class ShellAnswer(NamedTuple):
     text: str
     cut_off: bool
     model: str = ""
+
+
+class _TooMuch(Exception):
+    """Raised if an answer has more text than a person will read."""
+
+
+class _BoundedPrinter(render.Printer):
+    """A printer that ends an answer that is too long, or that the built-in pair gives.
+
+    The limit counts text and no thoughts, of which a model may need many for a short answer.
+    """
+
+    def __init__(self, printer: render.Printer, response: dict[str, Any], max_chars: float) -> None:
+        self._printer, self._response, self._left = printer, response, max_chars
+
+    def text(self, piece: str, drafted: list[list[int]]) -> None:
+        if self._response.get("model") == "builtin":
+            raise LocalspecError(
+                "The built-in demo pair knows only Python's standard library. Use a real one: localspec "
+                "catalogue"
+            )
+        self._left -= len(piece)
+        self._printer.text(piece, drafted)
+        if self._left < 0:
+            raise _TooMuch
+
+    def close(self) -> None:
+        self._printer.close()
 
 
 class CollectingPrinter(render.Printer):
@@ -278,7 +307,8 @@ def ask_template(
 
     Raises:
         UsageError: the template is wrong.
-        LocalspecError: no daemon is running, or it answered with an error.
+        LocalspecError: no daemon is running, it answered with an error, or the built-in pair answered,
+            which cannot know anything about the question.
     """
     client = Client(autostart=not options.no_daemon_start)
     max_chars, reason = _MAX_CHARS, ""
@@ -303,7 +333,7 @@ def ask_template(
             reason = "Too long for the pair's context"
     if left_out:
         render.note(f"{reason or 'Too long'}; left out: {left_out}")
-    _print_notes(client, response, usage=options.usage)
+    _print_notes(response, usage=options.usage)
     return response
 
 
@@ -316,11 +346,20 @@ def _stream_answer(
 ) -> dict[str, Any]:
     """Print the answer and return what `ask.stream` returns.
 
+    An answer that was ended because it had too much text has the finish reason "length".
+
     Raises LocalspecError, which for a base model says what it can do instead.
     """
     hide = options.hide_reasoning
+    response: dict[str, Any] = {}
+    max_chars = _MAX_ANSWER_CHARS if options.tokens == templates.SHELL_TOKENS else math.inf
+    bounded = _BoundedPrinter(printer, response, max_chars)
     try:
-        return ask.stream(client, request, printer, hide_reasoning=hide, on_progress=on_progress)
+        return ask.stream(
+            client, request, bounded, hide_reasoning=hide, result=response, on_progress=on_progress
+        )
+    except _TooMuch:
+        return {**response, "finish_reason": "length"}
     except TemplateFailed as error:
         from localspec.cli import base_models
 
@@ -335,25 +374,23 @@ def _build_request(
         options.changed(template=options.template or template), text, variables
     )
     request = ask.request_for(merged, question)
+    request["loop_guard"] = "all"
     if ask.is_saved(request):
         kind = template.partition("-")[0]
         title = ask.clean(" ".join(options.words))
         request["localspec"]["kind"] = kind
-        request["localspec"]["title"] = f"{kind}: {title}" if title else kind
+        title = f"{kind}: {title}" if title else kind
+        request["localspec"]["title"] = title[: ask.MAX_TITLE_CHARS]
     return request, merged
 
 
-def _print_notes(client: Client, response: dict[str, Any], *, usage: bool) -> None:
+def _print_notes(response: dict[str, Any], *, usage: bool) -> None:
     """Print the notes that follow an answer."""
     ask.print_notes(response)
-    if usage:
+    if usage and "timings" in response:
         from localspec.cli.terminal import figures
 
         figures.statistics(response)
-    if response.get("model") == "builtin" and sys.stderr.isatty():
-        from localspec.cli.terminal import hints
-
-        hints.suggest_real_pair(client)
 
 
 def ask_for_text(
@@ -364,18 +401,10 @@ def ask_for_text(
     *,
     reading_s: float = math.inf,
 ) -> ShellAnswer:
-    """Ask like `ask_template`, but return the answer instead of printing it.
-
-    Raises:
-        LocalspecError: the built-in pair answered, which cannot know anything about the question.
-    """
+    """Ask like `ask_template`, but return the answer instead of printing it."""
     printer = CollectingPrinter()
     response = ask_template(template, options, cut, variables, printer, reading_s=reading_s)
-    if response.get("model") == "builtin":
-        raise LocalspecError(
-            "The built-in demo pair knows only Python's standard library. Use a real one: localspec catalogue"
-        )
-    cut_off = response.get("finish_reason") == "length"
+    cut_off = _is_cut_off(response)
     return ShellAnswer(printer.answer, cut_off, str(response.get("model", "")))
 
 
@@ -383,7 +412,18 @@ def ask_and_print(
     template: str, options: AskOptions, cut: Callable[[int], Cut], variables: dict[str, str]
 ) -> None:
     """Ask like `ask_template` and print the answer as `ask` does."""
-    ask_template(template, options, cut, variables, render.printer(plain=options.plain))
+    response = ask_template(template, options, cut, variables, render.printer(plain=options.plain))
+    if (response.get("localspec") or {}).get("limit"):
+        from localspec.cli.terminal import hints
+
+        hints.print_cut_off(response, "")
+    elif _is_cut_off(response):
+        render.note("The answer was ended because it is long. -n sets another limit.")
+
+
+def _is_cut_off(response: dict[str, Any]) -> bool:
+    limit = (response.get("localspec") or {}).get("limit")
+    return response.get("finish_reason") == "length" or bool(limit)
 
 
 def uncut(text: str) -> Callable[[int], Cut]:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import localspec
 from localspec.extras.shell import asking, staged
 from tests.support.daemons import Home, scripted_home, temporary_home
 from tests.support.editors import EDITORS, program
@@ -24,6 +25,7 @@ from tests.support.patience import PATIENCE
 from tests.support.shells import with_program
 from tests.support.terminal import Terminal, terminal
 
+BUILTIN = Path(localspec.__file__).parent / "builtin"
 WHO = {f"GIT_{who}_{what}": "n" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 # These names would have an effect if a shell or git interpreted them.
 STRANGE = [
@@ -329,15 +331,17 @@ def test_a_diff_longer_than_the_context_is_cut_with_a_notice(tmp_path: Path) -> 
         repository.stage("small.py", "import os\n")
         run = repository.run()
         assert (run.returncode, run.stdout) == (1, "")
-        assert "Too long for the pair's context; left out: " in run.stderr
-        assert "lines of large.py." in run.stderr
         # It has not learned commit messages.
         assert "The built-in demo pair knows only Python" in run.stderr
+        model = ("-m", str(BUILTIN / "target.gguf"))
+        run = repository.run(*model, "-n", "9")
+        assert "Too long for the pair's context; left out: " in run.stderr
+        assert "lines of large.py." in run.stderr
         repository.hook()
         repository.git("commit", GIT_EDITOR="sh -c 'echo Own > \"$1\"' -", **WHO)
         assert repository.message() == "Own"
         log = "".join(f"make: line {n}\n" for n in range(6_000))
-        run = home.run("explain", stdin=log)
+        run = home.run("explain", *model, "-n", "9", stdin=log)
         assert run.returncode == 0, run.stderr
         assert "lines in the middle" in run.stderr
 

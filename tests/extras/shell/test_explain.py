@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from localspec.extras.shell import asking, failures
-from tests.support.daemons import Home, scripted_home, wait_for
+from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
 from tests.support.patience import PATIENCE
 from tests.support.shells import shell, with_program
 from tests.support.terminal import Terminal
@@ -211,6 +211,39 @@ def test_piped_text_words_and_files_are_explained(home: Home, tmp_path: Path) ->
     assert "Traceback" in home.run("explain", "-f", str(tmp_path / "err.txt")).stdout
     assert "Traceback" in home.run("explain", str(tmp_path / "err.txt")).stdout
     assert home.run("explain").returncode == 2  # There are no words, and no shell with the hook.
+
+
+@pytest.mark.parametrize("command", ["cmd", "explain"])
+def test_an_answer_without_end_is_ended(home: Home, command: str) -> None:
+    run = home.run(command, "forever")
+    if command == "explain":
+        assert run.returncode == 0
+        assert 2900 < len(run.stdout) < 3200
+        assert "The answer was ended because it is long. -n sets another limit." in run.stderr
+    else:
+        assert (run.returncode, run.stdout) == (1, "")
+        assert "The answer was cut off" in run.stderr
+    run = home.run("explain", "-n", "1200", "forever")
+    assert len(run.stdout.split()) == 1200
+    assert "The answer was cut off at its limit of 1200 tokens" in " ".join(run.stderr.split())
+
+
+def test_repeated_text_is_watched(home: Home) -> None:
+    assert '"loop_guard":"all"' in home.run("explain", "-n", "100000", "echo").stdout
+
+
+def test_thoughts_do_not_count_as_text(home: Home) -> None:
+    run = home.run("explain", f"raw <think>{'x' * 6000}</think>yes")
+    assert run.stdout.startswith("yes")
+    assert "ended" not in run.stderr
+
+
+@pytest.mark.parametrize("command", ["cmd", "explain"])
+def test_the_built_in_pair_is_refused(command: str) -> None:
+    with temporary_home() as home:
+        run = home.run(command, "ls: cannot access 'x'")
+        assert (run.returncode, run.stdout) == (1, "")
+        assert "The built-in demo pair knows only Python's standard library." in run.stderr
 
 
 def test_an_empty_pipe_is_refused(home: Home) -> None:
