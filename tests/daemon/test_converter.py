@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_projector import png
 from localspec.daemon.completion import converter
 from localspec.daemon.completion.conversion_child import Conversion
 from localspec.daemon.completion.converter import Converter
@@ -154,6 +155,19 @@ def test_a_process_that_takes_long_gives_way(processes: Processes) -> None:
         await count(processes, 1)
         while os.sched_getscheduler(processes[0].pid) != os.SCHED_IDLE:
             await asyncio.sleep(0.01)
+        await leave(tasks)
+
+    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+
+
+def test_a_picture_waits_for_no_document(processes: Processes) -> None:
+    async def scenario(shared: Converter) -> None:
+        tasks = begin(
+            shared, *[SLOW + b"\n" * number for number in range(converter.MAX_PROCESSES + 1)]
+        )
+        await count(processes, converter.MAX_PROCESSES)
+        assert (await shared.convert(png(1), with_pictures=True)).pages
+        assert not any(task.done() for task in tasks)
         await leave(tasks)
 
     asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))

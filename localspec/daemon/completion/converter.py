@@ -19,13 +19,15 @@ from subprocess import DEVNULL, PIPE
 import msgspec
 
 from localspec.children import helper_environment
-from localspec.daemon.completion.conversion_child import Conversion
+from localspec.daemon.completion.conversion_child import Conversion, is_pdf
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.errors import Unavailable
 from localspec.priority import lower_priority
 
-MAX_PROCESSES = 2  # at the same time
-MAX_CONVERSIONS = 16  # that run or wait; each may take CPU_LIMIT_S
+# At the same time. Several, so that a few long documents keep no short one waiting. Pictures, which take a
+# second or two, wait for no document.
+MAX_PROCESSES, MAX_PICTURE_PROCESSES = 4, 2
+MAX_CONVERSIONS = 16  # of either kind that run or wait; each may take CPU_LIMIT_S
 MEMORY_LIMIT_BYTES = 1 << 30
 CPU_LIMIT_S = 30
 TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
@@ -43,14 +45,16 @@ class Converter:
         self, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, cpu_limit_s: int = CPU_LIMIT_S
     ) -> None:
         self._limits = str(memory_limit_bytes), str(cpu_limit_s)
-        self._running = SharedWork[bytes](ThreadPool("file conversion", MAX_PROCESSES))
+        self._documents = SharedWork[bytes](ThreadPool("file conversion", MAX_PROCESSES))
+        self._pictures = SharedWork[bytes](ThreadPool("picture conversion", MAX_PICTURE_PROCESSES))
         self._cache: OrderedDict[str, bytes] = OrderedDict()  # encoded conversions
         self._is_aborted = False
 
     def abort(self) -> None:
         """Fail every conversion, also later ones, and end their processes."""
         self._is_aborted = True
-        self._running.close()
+        self._documents.close()
+        self._pictures.close()
 
     async def convert(self, data: bytes, *, with_pictures: bool) -> Conversion:
         """Return what a file becomes.
@@ -64,10 +68,10 @@ class Converter:
         if output is None:
             if self._is_aborted:
                 raise _stopped()
-            names = self._running.names
-            if len(names) >= MAX_CONVERSIONS and key not in names:
+            running = self._documents if is_pdf(data) else self._pictures
+            if len(running.names) >= MAX_CONVERSIONS and key not in running.names:
                 raise _unavailable(f"{MAX_CONVERSIONS} files are being converted; try again.")
-            output = await self._running.get(key, partial(self._run, kind, data))
+            output = await running.get(key, partial(self._run, kind, data))
         self._cache[key] = output
         self._cache.move_to_end(key)
         while len(self._cache) > 1 and sum(map(len, self._cache.values())) > CACHE_BYTES:
