@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import llama
 from localspec.engine.llama import Logits, Model, Vocab
-from localspec.engine.sampling.distribution import MAX_DRY_PENALTY, BreakerTable
+from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, Breakers, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
@@ -157,3 +159,155 @@ def test_looking_back_further_than_any_text_costs_nothing(vocab: Vocab) -> None:
         settings = Settings(dry_multiplier=1.0, dry_penalty_last_n=last_n, repeat_last_n=last_n)
         rows.append(Sampler(settings).adjusted(row, history).tolist())
     assert rows[0] == rows[1]
+
+
+# ------------------------------------------------------------------------ the same as over the whole text
+
+
+def dry_penalties(
+    history: Sequence[int], breakers: Breakers, multiplier: float, base: float, allowed: int
+) -> dict[int, float]:
+    """Return DRY's penalty for each token that would continue a repeated sequence.
+
+    The penalty is multiplier · base^(n - allowed), where the last n ≥ allowed tokens of `history` also stand
+    before an earlier occurrence of the token.
+    """
+    backwards = list(reversed(history))
+    if len(backwards) <= allowed:
+        return {}
+    limit = _count_since_breaker(backwards, breakers)
+    if limit < allowed:
+        return {}
+    longest: dict[int, int] = {}
+    for index, length in enumerate(_prefix_matches(backwards)):
+        length = min(length, limit)
+        if index and length >= allowed:
+            follower = backwards[index - 1]
+            longest[follower] = max(longest.get(follower, 0), length)
+    # Larger exponents would overflow float32. 0 means no bound, for a base of (almost) 1.
+    max_power = int(88.7228391 / math.log(base)) if base > 1.000001 else 0
+    penalties = {}
+    for token, length in longest.items():
+        if any(not tail for tail in breakers.get(token, ())):
+            continue
+        power = min(length - allowed, max_power) if max_power > 0 else length - allowed
+        penalties[token] = min(multiplier * base**power, MAX_DRY_PENALTY)
+    return penalties
+
+
+def _count_since_breaker(backwards: Sequence[int], breakers: Breakers) -> int:
+    """Return how many tokens follow the last breaker; backwards: the tokens so far, last one first."""
+    for index, token in enumerate(backwards):
+        longest = -1
+        for tail in breakers.get(token, ()):
+            size = len(tail)
+            if longest < size <= index and list(tail) == backwards[index - size : index][::-1]:
+                longest = size
+        if longest >= 0:
+            return index - longest
+    return len(backwards)
+
+
+def _prefix_matches(items: Sequence[int]) -> list[int]:
+    """Return the Z-function: for each place, how many items from there on equal those from the start."""
+    n = len(items)
+    z = [0] * n
+    left = right = 0
+    for i in range(1, n):
+        k = min(right - i, z[i - left]) if i < right else 0
+        while i + k < n and items[k] == items[i + k]:
+            k += 1
+        z[i] = k
+        if i + k > right:
+            left, right = i, i + k
+    return z
+
+
+def penalise_anew(
+    row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers
+) -> None:
+    """Apply every penalty by looking at the whole history, in place."""
+    span = len(history) if settings.repeat_last_n < 0 else settings.repeat_last_n
+    for token, times in Counter(history[-span:] if span else []).items():
+        value = float(row[token])
+        repeat = settings.repeat_penalty
+        value = value * repeat if value <= 0.0 else value / repeat
+        row[token] = value - (times * settings.frequency_penalty + settings.presence_penalty)
+    last_n = settings.dry_penalty_last_n
+    history = history if last_n < 0 or last_n >= len(history) else history[len(history) - last_n :]
+    for token, penalty in dry_penalties(
+        history,
+        breakers,
+        settings.dry_multiplier,
+        settings.dry_base,
+        settings.dry_allowed_length,
+    ).items():
+        row[token] -= penalty
+
+
+small = st.integers(0, 3)
+# Texts with long repeats, and with none.
+texts = st.lists(small, max_size=30) | st.builds(
+    lambda part, count: part * count, st.lists(small, max_size=6), st.integers(1, 200)
+)
+drafts = st.lists(small, max_size=8)
+penalty_settings = st.builds(
+    Settings,
+    repeat_penalty=st.sampled_from([1.0, 1.3, 0.5]),
+    repeat_last_n=st.sampled_from([-1, 0, 3, 64, 513, 600]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -0.1]),
+    presence_penalty=st.sampled_from([0.0, 0.3]),
+    dry_multiplier=st.sampled_from([0.8, 100.0]),
+    dry_base=st.sampled_from([1.0, 1.0000001, 1.01, 1.75]),
+    dry_allowed_length=st.sampled_from([0, 1, 2, 5]),
+    dry_penalty_last_n=st.sampled_from([-1, 0, 1, 7, 50, 700]),
+)
+# Breakers of one to three tokens, some of which begin alike.
+breaker_tables = st.dictionaries(
+    small, st.lists(st.lists(small, max_size=2), max_size=2), max_size=2
+)
+
+
+@settings(max_examples=400)
+@given(
+    penalty_settings,
+    breaker_tables,
+    texts,
+    st.lists(st.tuples(drafts, drafts, st.integers(0, 8)), max_size=8),
+)
+def test_penalties_of_a_growing_text_are_those_of_the_whole(
+    chosen: Settings,
+    breakers: dict[int, list[list[int]]],
+    text: list[int],
+    rounds: list[tuple[list[int], list[int], int]],
+) -> None:
+    """Each round drafts, tries other drafts one by one, keeps some of them, and adds a token of its own."""
+    sampler = Sampler(chosen, breakers=breakers)
+    row = np.random.default_rng(1).normal(0, 3, 4).astype(np.float32)
+
+    def check(drafted: list[int]) -> None:
+        expected = row.copy()
+        penalise_anew(expected, text + drafted, chosen, breakers)
+        adjusted = sampler.adjusted(row, text, drafts=drafted)
+        assert adjusted.tobytes() == expected.tobytes(), (text, drafted)
+
+    check([])
+    for first, tried, n_kept in rounds:
+        for size in range(len(first)):
+            check(first[:size])
+        for size in range(len(tried) + 1):
+            check(tried[:size])
+        text += [*tried[:n_kept], n_kept % 4]
+    check([])
+    text = list(text)  # Another list is read anew.
+    check([])
+
+
+def test_pictures_are_not_counted() -> None:
+    chosen = Settings(repeat_penalty=1.5, frequency_penalty=0.5, dry_multiplier=1.0)
+    row = np.arange(1, 6, dtype=np.float32)
+    expected = Sampler(chosen).adjusted(row, [1, 2, 3, 1, 2])
+    sampler, text = Sampler(chosen), [1, -5, -6, 2, 3, -7]
+    sampler.adjusted(row, text)
+    text += [-8, 1]
+    assert sampler.adjusted(row, text, drafts=[2]).tolist() == expected.tolist()

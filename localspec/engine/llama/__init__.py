@@ -46,7 +46,6 @@ from localspec.engine.llama.pictures import (
     is_picture,
     picture_tokens,
     split_pictures,
-    without_pictures,
 )
 from localspec.engine.llama.projector import Projector, UnreadablePicture
 from localspec.engine.llama.rpc import connect, enable_keepalive
@@ -98,5 +97,4 @@ __all__ = [
     "why_no_heads",
     "why_no_layers",
     "wide_vectors",
-    "without_pictures",
 ]

@@ -36,11 +36,6 @@ def split_pictures(tokens: Sequence[int]) -> Iterator[list[int]]:
         yield list(part)
 
 
-def without_pictures(tokens: Sequence[int]) -> Sequence[int]:
-    """Return the tokens of a text that are text."""
-    return [token for token in tokens if token >= 0] if any(map(is_picture, tokens)) else tokens
-
-
 def begin_of_picture(tokens: Sequence[int], length: int) -> int:
     """Return `length`, or fewer so that the first tokens end before the picture that they would cut."""
     while (

@@ -34,10 +34,11 @@ from localspec.engine.prompt.preparers import (
 )
 from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sampling.distribution import Breakers, BreakerTable, Distribution
+from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars, IsCancelled
 from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide
 from localspec.engine.sampling.loops import LoopGuard, count_repeats
+from localspec.engine.sampling.penalties import Breakers, BreakerTable
 from localspec.engine.sampling.sampler import MinimumLength, Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.engine.sampling.thoughts import NO_LIMIT, ThoughtLimit, ThoughtMarker
@@ -210,7 +211,7 @@ class Preparer:
         tokenized = TokenizedRequest(
             request,
             tokens,
-            self._sampler(settings, follows_pictures=bool(rows)),
+            self._sampler(settings),
             limit if request.thinking is not None else None,
             self._ngram_index(request.speculative, tokens),
             shown,
@@ -356,14 +357,12 @@ class Preparer:
                 bias[token] = bias.get(token, 0.0) + amount
         return bias
 
-    def _sampler(self, settings: Settings, *, follows_pictures: bool) -> Sampler:
+    def _sampler(self, settings: Settings) -> Sampler:
         breakers: Breakers = {}
         if settings.dry_multiplier > 0.0:
             breakers = self._breakers.find(settings.dry_sequence_breakers)
         narrowed = self._infill_filter() if settings.infill else None
-        return Sampler(
-            settings, breakers=breakers, narrowed=narrowed, follows_pictures=follows_pictures
-        )
+        return Sampler(settings, breakers=breakers, narrowed=narrowed)
 
     def _infill_filter(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab

@@ -3,8 +3,8 @@
 The steps are logit bias → repeat, frequency and presence penalties → DRY → top-n-sigma → top-k → typical →
 top-p → min-p → XTC → temperature, which may depend on the entropy. Everything after the penalties works on
 a few candidates. With top-k, the row is never sorted or exponentiated as a whole, so that sampling from a
-150 k vocabulary takes a fraction of a millisecond. A sampler keeps no history: callers pass the tokens so
-far, so that a rejected draft leaves nothing behind.
+150 k vocabulary takes a fraction of a millisecond. Callers pass the tokens so far, and what
+penalties know of them is brought into line with that, so that a rejected draft leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama import Logits, without_pictures
+from localspec.engine.llama import Logits
 from localspec.engine.sampling.distribution import (
-    Breakers,
     Distribution,
     Truncation,
     delays,
-    penalise,
     uniform_at,
 )
+from localspec.engine.sampling.penalties import Breakers, Penalties
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
 
@@ -156,16 +155,13 @@ class Sampler:
         *,
         breakers: Breakers | None = None,
         narrowed: Callable[[Distribution], Distribution] | None = None,
-        follows_pictures: bool = False,
     ) -> None:
         """Prepare sampling with `settings`.
 
         breakers: DRY's sequence breakers as tokens.
         narrowed: filters the candidates after every step of the settings except temperature 0.
-        follows_pictures: there are pictures among the tokens before, which no penalty counts.
         """
         self.settings = settings
-        self._follows_pictures = follows_pictures
         self._narrowed = narrowed
         # Whether the result is always the highest logit of the row, so that no distribution is needed.
         self._always_highest = settings.greedy and narrowed is None and not settings.excludes
@@ -175,7 +171,7 @@ class Sampler:
         )
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed & 0xFFFFFFFFFFFFFFFF))
-        self._breakers = breakers or {}
+        self._penalties = Penalties(settings, breakers or {})
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(settings.logit_bias.values(), dtype=np.float32)
 
@@ -184,11 +180,16 @@ class Sampler:
         return float(self._random.random())
 
     def adjusted(
-        self, row: Logits, history: Sequence[int], mask: npt.NDArray[np.bool_] | None = None
+        self,
+        row: Logits,
+        text: Sequence[int],
+        mask: npt.NDArray[np.bool_] | None = None,
+        drafts: Sequence[int] = (),
     ) -> Logits:
         """Return `row` (n_vocab,) after bias, penalties and a grammar's mask.
 
-        This is a copy, or the same array if none of them applies. history: the tokens so far.
+        This is a copy, or the same array if none of them applies. text, drafts: the tokens so far. If `text`
+        is the list of the last call, it has only grown since.
         """
         settings = self.settings
         if not (len(self._bias) or settings.penalised or mask is not None):
@@ -197,8 +198,7 @@ class Sampler:
         if len(self._bias):
             row[self._bias_ids] += self._bias
         if settings.penalised:
-            text = without_pictures(history) if self._follows_pictures else history
-            penalise(row, text, settings, self._breakers)
+            self._penalties.apply(row, text, drafts)
         if mask is not None:
             row[~mask] = -np.inf
             if row.max() == -np.inf:

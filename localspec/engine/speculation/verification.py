@@ -146,8 +146,7 @@ class Verifier:
             if self.matcher is not None:
                 self._consume(kept_tokens)
                 mask = self.matcher.mask()
-            history = tokens + kept_tokens if self.sampler.settings.penalised else tokens
-            self.adjusted.append(self.sampler.adjusted(row, history, mask))
+            self.adjusted.append(self.sampler.adjusted(row, tokens, mask, kept_tokens))
             return self.adjusted[-1]
 
         if self.on_device:

@@ -336,8 +336,9 @@ class DraftModel:
         else:
             logits = self._read_logits(row, request.tokens)
             self.context.find_highest(logits)
-            history = request.slot.tokens + request.tokens
-            adjusted = request.sampler.adjusted(self._shared.to_target_logits(logits), history)
+            adjusted = request.sampler.adjusted(
+                self._shared.to_target_logits(logits), request.slot.tokens, drafts=request.tokens
+            )
             position = request.generated + len(request.tokens)
             probs = request.sampler.distribution(adjusted, position)
             token = probs.pick(request.sampler.uniform())
