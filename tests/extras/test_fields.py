@@ -296,6 +296,11 @@ RICH: list[tuple[type[msgspec.Struct], dict[str, Any]]] = [
                     "call_id": "c",
                     "output": [{"type": "input_text", "text": "x"}],
                 },
+                {
+                    "type": "additional_tools",
+                    "role": "developer",
+                    "tools": [{"type": "custom", "name": "j"}],
+                },
                 {"type": "shell_call", "call_id": "d", "action": {"commands": []}},
                 {"type": "shell_call_output", "call_id": "d", "output": [], "max_output_length": 9},
             ],

@@ -1,4 +1,4 @@
-"""The tools that OpenAI has defined and the client runs: shells, patches and computers.
+"""The tools that OpenAI has defined and the client runs: shells, patches, computers, searches for tools.
 
 Such a tool has a type and no schema, and its calls are items of their own. A model is told the schema of the
 call as that of a function, whose arguments become the item.
@@ -18,6 +18,7 @@ from localspec.extras.responses.wire import (
     OutputItem,
     ShellCall,
     Status,
+    ToolSearchCall,
 )
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -59,7 +60,7 @@ class ClientTool(NamedTuple):
 
     @property
     def _is_wrapped(self) -> bool:
-        return self.member in self.parameters["properties"]
+        return self.item is ComputerCall
 
     def read_arguments(self, item: InputItem) -> dict[str, Any]:
         """Return the arguments of an earlier call."""
@@ -75,6 +76,13 @@ class ClientTool(NamedTuple):
 def find_client_tool(tool: dict[str, Any]) -> ClientTool | None:
     """Return what a tool of a request means; None if the client does not run it."""
     known = CLIENT_TOOLS.get(str(tool.get("type")))
+    if known and known.item is ToolSearchCall:
+        schema, text = tool.get("parameters"), tool.get("description")
+        if tool.get("execution") != "client" or not isinstance(schema, dict):
+            return None
+        return known._replace(
+            description=text if isinstance(text, str) else known.description, parameters=schema
+        )
     environment = tool.get("environment")
     if known and isinstance(environment, dict) and environment.get("type") != "local":
         return None
@@ -190,5 +198,8 @@ CLIENT_TOOLS = {
     ),
     "computer_use_preview": ClientTool(
         ComputerCall, "cu", "action", _COMPUTER, _object(["action"], action=_ACTION)
+    ),
+    "tool_search": ClientTool(
+        ToolSearchCall, "tsc", "arguments", "Search for tools and load them.", {}
     ),
 }

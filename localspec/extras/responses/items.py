@@ -24,6 +24,7 @@ from localspec.extras.responses.client_tools import (
 )
 from localspec.extras.responses.wire import InputItem, Part
 from localspec.protocol.requests import (
+    MAX_TOOLS,
     ChatMessage,
     ContentPart,
     Function,
@@ -80,29 +81,67 @@ class ToolSet:
         return name
 
 
-def translate_tools(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> ToolSet:
-    """Translate `tools` and `tool_choice` of a request.
+def translate_tools(
+    tools: list[dict[str, Any]],
+    choice: str | dict[str, Any] | None,
+    items: Sequence[InputItem] = (),
+) -> ToolSet:
+    """Translate `tools` and `tool_choice` of a request, and the tools that `items` of its input add.
+
+    A prompt has all tools at its beginning, so added ones are offered from there on.
 
     Raises:
         InvalidRequest: a tool has no name or an invalid schema, or the choice is invalid.
     """
     result = ToolSet()
     for index, tool in enumerate(tools):
-        path = f"tools[{index}]"
-        match tool.get("type"):
-            case "namespace":
-                _add_namespace(result, tool, path)
-            case "function" | "custom":
-                _add(result, tool, path)
-            case kind if client_tool := find_client_tool(tool):
-                function = Function(str(kind), client_tool.description, client_tool.parameters)
-                _offer(result, ToolKind(str(kind), client_tool=client_tool), function)
-            case unknown_type:
-                result.ignored.append(
-                    f"'{path}': a tool of type {_to_json(unknown_type)} cannot run here."
-                )
+        _add_tool(result, tool, f"tools[{index}]")
+    for index, item in enumerate(items):
+        for nested_index, tool in enumerate((item.type in _ADDING and item.tools) or []):
+            if new_tool := _leave_out_known(result, tool):
+                _add_tool(result, new_tool, f"input[{index}].tools[{nested_index}]")
+    if len(result.offered) > MAX_OFFERED_TOOLS:
+        raise InvalidRequest(
+            f"'tools' and 'input' offer more than {MAX_OFFERED_TOOLS} tools.", param="tools"
+        )
     _choose(result, choice)
     return result
+
+
+_ADDING = ("additional_tools", "tool_search_output")  # types of items that add tools
+MAX_OFFERED_TOOLS = 4 * MAX_TOOLS
+
+
+def _add_tool(result: ToolSet, tool: dict[str, Any], path: str) -> None:
+    match tool.get("type"):
+        case "namespace":
+            _add_namespace(result, tool, path)
+        case "function" | "custom":
+            _add(result, tool, path)
+        case kind if client_tool := find_client_tool(tool):
+            function = Function(str(kind), client_tool.description, client_tool.parameters)
+            _offer(result, ToolKind(str(kind), client_tool=client_tool), function)
+        case unknown_type:
+            result.ignored.append(
+                f"'{path}': a tool of type {_to_json(unknown_type)} cannot run here."
+            )
+
+
+def _leave_out_known(result: ToolSet, tool: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a tool, or a namespace of tools, without what is offered already; None if nothing is left.
+
+    Agents send all of their items again, and may load the same tool twice.
+    """
+    known = {(kind.name, kind.namespace) for kind in result.kinds.values()}
+    nested = tool.get("tools")
+    if tool.get("type") == "namespace" and isinstance(nested, list):
+        left = [
+            inner
+            for inner in nested
+            if not isinstance(inner, dict) or (inner.get("name"), tool.get("name")) not in known
+        ]
+        return {**tool, "tools": left} if left else None
+    return None if (tool.get("name") or tool.get("type"), "") in known else tool
 
 
 def _to_json(value: object) -> str:
@@ -307,6 +346,14 @@ class MessageBuilder:
                 | "computer_call_output"
             ):
                 self._add_result(item, path)
+            case "tool_search_output" if item.call_id:
+                names = [str(tool.get("name") or tool.get("type")) for tool in item.tools or []]
+                text = f"Loaded: {', '.join(names)}" if names else "No tool was found."
+                self.messages.append(ChatMessage("tool", text, tool_call_id=item.call_id))
+            case "additional_tools" | "tool_search_output":
+                pass  # their tools are offered
+            case "tool_search_call" if not item.call_id:
+                pass  # OpenAI has run it
             case "item_reference":
                 self._add_referenced(_require(item.id, f"{path}.id"))
             case _ if call := find_call(item):

@@ -29,7 +29,7 @@ from localspec.protocol.requests import ChatMessage
 # The length of a response's id after its prefix. The id of a conversation is shorter.
 _RESPONSE_KEY_CHARS = 24
 _ITEM_ID = re.compile(
-    r"(?P<kind>msg|rs|fc|ctc|sh|lsh|apc|cu|fco)_(?P<key>[0-9a-f]+?)(?:at(?P<at>\d+))?(?:_(?P<n>\d+))?"
+    r"(?P<kind>msg|rs|fc|ctc|sh|lsh|apc|cu|tsc|fco)_(?P<key>[0-9a-f]+?)(?:at(?P<at>\d+))?(?:_(?P<n>\d+))?"
 )
 
 

@@ -74,7 +74,8 @@ def parse_input(request: ResponsesRequest, resolve: Resolve) -> ParsedInput:
     Raises:
         InvalidRequest: an item, a tool or a choice is invalid.
     """
-    tools = translate_tools(request.tools or [], request.tool_choice)
+    items = request.input if isinstance(request.input, list) else []
+    tools = translate_tools(request.tools or [], request.tool_choice, items)
     messages = MessageBuilder(tools, resolve)
     if isinstance(request.input, str):
         messages.messages.append(ChatMessage("user", request.input))

@@ -153,6 +153,16 @@ class ComputerCall(Struct, tag_field="type", tag="computer_call"):
     status: Status = "completed"
 
 
+class ToolSearchCall(Struct, tag_field="type", tag="tool_search_call"):
+    """A search for tools, which the client loads and adds in its next request."""
+
+    id: str
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"] = "client"
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+
 OutputItem = (
     Message
     | Reasoning
@@ -162,6 +172,7 @@ OutputItem = (
     | LocalShellCall
     | ApplyPatchCall
     | ComputerCall
+    | ToolSearchCall
 )
 AnyItem = OutputItem | FunctionOutput
 
@@ -530,6 +541,8 @@ class InputItem(Struct):
     actions: Any = None
     operation: Any = None
     status: str | None = None
+    execution: str | None = None
+    tools: list[AnyTool] | None = None
     summary: list[Part] | None = None
     encrypted_content: str | None = None
 
@@ -591,6 +604,11 @@ class NamespaceDefinition(ToolDefinition):
     tools: list[AnyTool] = []
 
 
+class ToolSearchDefinition(ToolDefinition):
+    execution: Any = None
+    parameters: Any = None
+
+
 class ClientToolDefinition(ToolDefinition):
     environment: Any = None
     display_width: Any = None
@@ -611,6 +629,7 @@ _TOOLS: dict[str, type[Struct]] = {
     "function": FunctionDefinition,
     "custom": CustomDefinition,
     "namespace": NamespaceDefinition,
+    "tool_search": ToolSearchDefinition,
     "shell": ClientToolDefinition,
     "local_shell": ClientToolDefinition,
     "apply_patch": ClientToolDefinition,
@@ -629,8 +648,9 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     - `background`: the answer goes on without its client, and is read by its id. It must be stored.
     - `conversation`, `prompt`: refused.
     - `tools`, `input`: functions, custom tools and those that the client runs (`shell`, `local_shell`,
-      `apply_patch`, `computer`); messages, calls, their results and thoughts. Tools and items of
-      other types are left out, and `localspec.ignored` names them.
+      `apply_patch`, `computer`, `tool_search`); messages, calls, their results, thoughts and tools that
+      are added later (`additional_tools`, `tool_search_output`). Tools and items of other types are
+      left out, and `localspec.ignored` names them.
     """
 
     refusal_table: ClassVar[str] = "chat"

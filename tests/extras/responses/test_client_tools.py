@@ -32,7 +32,10 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("apply_patch", DELETE, {"type": "apply_patch_call", "operation": DELETE}),
     ("computer", {"actions": [CLICK]}, {"type": "computer_call", "actions": [CLICK]}),
     ("computer_use_preview", {"action": CLICK}, {"type": "computer_call", "action": CLICK}),
+    ("tool_search", {"query": "x"}, {"type": "tool_search_call", "arguments": {"query": "x"}}),
 ]  # fmt: skip
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Find.", "parameters": QUERY}
 SCREEN = {"display_width": 800, "display_height": 600, "environment": "linux"}
 
 
@@ -43,6 +46,8 @@ def home() -> Iterator[Home]:
 
 
 def tool(kind: str) -> dict[str, Any]:
+    if kind == "tool_search":
+        return SEARCH
     return {"type": kind, **(SCREEN if kind == "computer_use_preview" else {})}
 
 
@@ -213,3 +218,59 @@ def test_a_local_environment_and_its_skills_are_told(home: Home) -> None:
     shell = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
     [offered] = read_prompt(ask(home, "echo", tools=[shell], store=False))["tools"]
     assert "lint, in /skills/lint: Checks code." in offered["function"]["description"]
+
+
+PATCH = {"type": "custom", "name": "patch"}
+SPACE = {"type": "namespace", "name": "files", "description": "", "tools": [WEATHER, PATCH]}
+
+
+def add_tools(kind: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    if kind == "additional_tools":
+        return {"type": kind, "role": "developer", "tools": list(tools)}
+    return {"type": kind, "call_id": "s", "execution": "client", "tools": list(tools)}
+
+
+@pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
+def test_tools_that_come_later_are_offered_and_called(home: Home, kind: str) -> None:
+    """Agents send all items again, so the same tools are added in each request."""
+    search = {"type": "tool_search_call", "call_id": "s", "execution": "client"}
+    question = f"raw {call('weather', {'city': 'Oslo'})}{call('patch', {'input': 'a'})}"
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {**search, "arguments": {"query": "x"}, "status": "completed"},
+        add_tools(kind, WEATHER, PATCH),
+        add_tools(kind, PATCH, {"type": "shell"}, SPACE, SPACE),
+        {"role": "user", "content": question},
+    ]
+    fields = {"tools": [SEARCH, WEATHER], "store": False}
+    response = ask(home, items, **fields)
+    calls = [(item["type"], item["name"]) for item in response["output"]]
+    assert calls == [("function_call", "weather"), ("custom_tool_call", "patch")]
+    assert "ignored" not in response["localspec"]
+    outputs = [
+        {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "echo"}
+        for item in response["output"]
+    ]
+    prompt = read_prompt(ask(home, [*items, *response["output"], *outputs], **fields))
+    names = [offered["function"]["name"] for offered in prompt["tools"]]
+    assert names == ["tool_search", "weather", "patch", "shell", "files.weather", "files.patch"]
+    results = [message["content"] for message in prompt["messages"] if message["role"] == "tool"]
+    searched = ["Loaded: weather, patch", "Loaded: patch, shell, files, files"]
+    assert results == [*(searched if kind == "tool_search_output" else []), "echo", "echo"]
+
+
+def test_a_search_that_openai_has_run_is_passed_over(home: Home) -> None:
+    call_item = {"type": "tool_search_call", "arguments": {}, "execution": "server"}
+    output = {"type": "tool_search_output", "execution": "server", "tools": [WEATHER]}
+    items = [call_item, output, {"role": "user", "content": "echo"}]
+    response = ask(home, items, tools=[{"type": "tool_search"}], store=False)
+    assert [tool["function"]["name"] for tool in read_prompt(response)["tools"]] == ["weather"]
+    assert response["localspec"]["ignored"] == [
+        "'tools[0]': a tool of type \"tool_search\" cannot run here."
+    ]
+
+
+def test_a_mistake_in_a_tool_that_comes_later_is_named(home: Home) -> None:
+    items = [add_tools("additional_tools", WEATHER, {"type": "function"})]
+    answer = home.request("POST", "/v1/responses", {"input": items})
+    assert (answer.status, answer.error["param"]) == (400, "input[0].tools[1].name")
