@@ -100,7 +100,8 @@ class StreamedCalls:
             call.index = index if call.index is None else call.index
             if call.is_complete and arguments.strip():
                 raise self.invalid("the arguments of a call go on after their end")
-            call.add(arguments)
+            if call.has_arguments or arguments.strip() != "null":  # which means that there are none
+                call.add(arguments)
 
     def take(self) -> Iterator[frames.CallPart]:
         """Yield what can be passed on: one call after the other, because clients cannot read them mixed."""

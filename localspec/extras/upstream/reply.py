@@ -48,7 +48,7 @@ async def parse_events(
             event, parts, size = b"\n".join(parts), [], 0
             if event:
                 yield _decode_event(connection, event)
-            if event == _DONE:
+            if event.strip() == _DONE:
                 return
         elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
             raise connection.invalid_response("a line of the stream does not belong to an event")
@@ -59,7 +59,7 @@ async def parse_events(
 
 
 def _decode_event(connection: UpstreamConnection, event: bytes) -> dict[str, Any] | None:
-    if event == _DONE:
+    if event.strip() == _DONE:
         return None
     decoded = connection.decode(event)
     if not isinstance(decoded, dict):

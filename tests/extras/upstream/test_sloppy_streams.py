@@ -152,7 +152,7 @@ def streams(draw: st.DrawFn, answer: Answer) -> tuple[bytes, bool]:
     events.append(
         {"usage": usage, **draw(st.sampled_from([{"choices": []}, {"choices": None}, {}]))}
     )
-    events += draw(st.sampled_from([[], [b"[DONE]"]]))
+    events += draw(st.sampled_from([[], [b"[DONE]"], [b"[DONE] "]]))
     keep_alive = st.sampled_from([{}, {"type": "ping"}, {"object": "keepalive", "choices": []}])
     for at in draw(st.lists(st.integers(0, len(events) - 1), max_size=2)):
         events.insert(at, draw(keep_alive))
@@ -205,6 +205,7 @@ def one_call(draw: st.DrawFn, call: Call, *, whole: bool, id_first: bool) -> lis
             {"arguments": ""},
             {"arguments": {}},
             {"arguments": "{}"},
+            {"arguments": "null"},
         ]
         functions: list[Part] = [draw(st.sampled_from(nothing))]
     elif draw(st.booleans()):
