@@ -39,8 +39,17 @@ def explain_error(client: Client, model: str, error: TemplateFailed) -> Localspe
     For a base model it says what the model can do instead; otherwise it is `error`.
     """
     name = base_model_name(client, model)
-    if not name:
-        return error
+    return _cannot_chat(name) if name else error
+
+
+def require_chat(client: Client, model: str) -> None:
+    """Raise an error if there is no pair `model`, or if it is a base model, without loading it."""
+    view = PairsClient(client.socket_path, autostart=client.autostart).pair(model)
+    if "text" in view["roles"]:
+        raise _cannot_chat(str(view["name"]))
+
+
+def _cannot_chat(name: str) -> LocalspecError:
     return LocalspecError(
         f"'{name}' is a base model: it completes text and cannot chat. To complete a text: "
         f'localspec ask -m {name} "Once upon a time". To choose another pair: localspec list'

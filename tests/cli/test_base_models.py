@@ -107,7 +107,17 @@ def test_other_commands_suggest_ask(home_with_base_model: Home, words: list[str]
 
 def test_a_chat_with_a_base_model_says_what_it_can_do(home_with_base_model: Home) -> None:
     with terminal(home_with_base_model.environment, "chat", "-m", "base") as session:
+        session.expect("'base' is a base model: it completes text and cannot chat")
+        assert session.wait() == 1
+        assert "exits." not in session.text
+    with terminal(home_with_base_model.environment, "chat", "-m", "nope") as session:
+        session.expect("There is no pair 'nope'")
+        assert session.wait() == 1
+        assert "exits." not in session.text
+    with terminal(home_with_base_model.environment, "chat") as session:
         session.expect("exits.")
+        session.send("/pair base\r")
+        session.expect("›")
         session.send("hello\r")
         session.expect("'base' is a base model: it completes text and cannot chat")
         session.expect("›")

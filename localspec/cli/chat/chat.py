@@ -41,6 +41,8 @@ def run(options: AskOptions) -> int:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
     options = options if template is None else template.options
     chat = Chat(Conversation(options.changed()), template)
+    if options.model:
+        base_models.require_chat(chat.talk.client, inputs.resolve_pair(options.model))
     if options.files:
         slash.attach(chat, options.files)
     session = _make_session(chat)
