@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -158,6 +159,48 @@ def require_visible(command: str) -> str:
     return command
 
 
+# Commands that delete or overwrite, each with what it does. Nothing here makes other commands safe: it only
+# asks for more than a key that was pressed by habit.
+_NAMED = r"(?<![\w.$-])(?:/\S*/)?(?:%s)(?![\w.-])"  # a program, with or without its folder
+_DESTRUCTIVE = tuple(
+    (re.compile(pattern), what)
+    for pattern, what in (
+        (_NAMED % "rm|unlink|shred", "deletes files"),
+        (r"\s--?delete\b", "deletes files"),
+        (_NAMED % "truncate", "empties files"),
+        (_NAMED % r"dd|mkfs(?:\.\w+)?|mkswap|wipefs|[sc]?fdisk|sgdisk|parted", "overwrites a disk"),
+        (r">\|?\s*/dev/(?!null|zero|std|tty|fd|pts|shm)", "overwrites a device"),
+        (r"\btee\b[^|;&]*\s/dev/(?!null|std|tty|fd|pts|shm)", "overwrites a device"),
+        (r"\bgit\b[^|;&]*\s(?:clean|reset\b[^|;&]*\s--hard)\b", "discards changes"),
+        (r"\bgit\b[^|;&]*\s(?:checkout|restore)\b[^|;&]*\s(?:--|\.|:/)", "discards changes"),
+        (r"\bgit\b[^|;&]*\sstash\s+(?:drop|clear)\b", "discards changes"),
+        (
+            r"\bgit\b[^|;&]*\spush\b[^|;&]*\s(?:-\w*f|--force|--mirror|--delete)",
+            "rewrites a remote",
+        ),
+        (
+            _NAMED % "chmod|chown|chgrp" + r"[^|;&]*\s(?:-\w*R|--recursive)",
+            "changes all files below",
+        ),
+        (
+            r"\b(?:curl|wget)\b.*?\|\s*(?:(?:sudo|env)\s+(?:-\S+\s+|\w+=\S*\s+)*)?"
+            r"(?:/\S*/)?(?:\w{0,2}sh|python3?|perl|ruby|node)(?![\w.-])",
+            "runs what it downloads",
+        ),
+        (
+            r"(?:sh|eval|source|\.)\s[^|;&]*[<$`]\(?\s*(?:curl|wget)\b",
+            "runs what it downloads",
+        ),
+    )
+)
+
+
+def find_danger(command: str) -> str:
+    """Return what a command destroys, as "deletes files", or an empty string."""
+    joined = command.replace("\\\n", " ")
+    return next((what for pattern, what in _DESTRUCTIVE if pattern.search(joined)), "")
+
+
 def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
     """Let the person at the terminal decide what happens to `command`.
 
@@ -168,7 +211,9 @@ def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
     """
     while True:
         match _read_key(partial(_show, command, shell)):
-            case "\r" | "\n":
+            case "\r" | "\n" if not find_danger(command):
+                _run(command, shell)
+            case "y" if find_danger(command):
                 _run(command, shell)
             case "e":
                 edited = _edit(command)
@@ -191,8 +236,12 @@ def _show(command: str, shell: Shell) -> None:
     render.verbatim(command)
     lines = command.count("\n") + 1
     subject = f"all {lines} lines" if lines > 1 else "it"
+    danger = find_danger(command)
+    if danger:
+        render.note(f"Careful: it {danger}.")
     render.dim(
-        f"Enter runs {subject} in {shell.language}, e edits, x explains, any other key cancels."
+        f"{'y' if danger else 'Enter'} runs {subject} in {shell.language}, e edits, x explains, any other "
+        "key cancels."
     )
 
 
