@@ -5,7 +5,7 @@ As in llama.cpp, a repeated sequence does not reach back across a sequence break
 or more tokens, and a token that contains a whole breaker is never penalised.
 
 What is known of a text is kept and extended by each token, because a row would otherwise cost a pass over the
-whole text in Python: 41 ms of DRY at 100 000 tokens, which 63 drafts multiply. So a row takes some 0.2 ms there.
+whole text in Python: 41 ms of DRY at 100 000 tokens, times 63 drafts. Now a row takes some 0.2 ms there.
 """
 
 from __future__ import annotations
