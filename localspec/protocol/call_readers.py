@@ -28,6 +28,10 @@ _PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 # Models write line breaks and tabs in strings as they are, which is no JSON.
 _CONTROL_ESCAPES = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Escapes of JSON that are whole, or half of a surrogate pair, which is the group.
+_ESCAPED_HALF = re.compile(
+    r"\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(\\u[dD][89a-fA-F][\da-fA-F]{2})"
+)
 _TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
 _STRING_PART = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
@@ -124,6 +128,11 @@ def write_json(value: Any) -> str:
     """Return a value as JSON; half of a surrogate pair, which UTF-8 has no bytes for, as an escape."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
+
+
+def replace_halves(text: str) -> str:
+    """Return JSON with U+FFFD for each half of a surrogate pair, for which UTF-8 has no bytes."""
+    return _ESCAPED_HALF.sub(lambda escape: r"\ufffd" if escape[1] else escape[0], text)
 
 
 class CallReader(ABC):

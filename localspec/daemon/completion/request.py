@@ -18,6 +18,7 @@ from localspec.daemon.completion.pictures import PictureReader
 from localspec.daemon.completion.tools import read_constraint
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
+from localspec.protocol.call_readers import replace_halves
 from localspec.protocol.calls import EXPLAINED, CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Message, ThinkingLimit
@@ -519,7 +520,7 @@ def _template_call(call: dict[str, Any], index: int, inner: BodyComplexity) -> d
         except TooComplex as error:
             raise InvalidRequest(str(error), param=f"messages[{index}].tool_calls") from None
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            arguments = msgspec.json.decode(arguments)
+            arguments = msgspec.json.decode(replace_halves(arguments))
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 

@@ -28,6 +28,7 @@ from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.history.unfinished import Turn
 from localspec.errors import InvalidRequest, LocalspecError, WorkerDied, WorkerTimeout
+from localspec.protocol.call_readers import replace_halves
 from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.requests import (
     AnswerKind,
@@ -423,7 +424,7 @@ def _is_complete(call: dict[str, object]) -> bool:
     if not isinstance(arguments, str):
         return True
     try:
-        msgspec.json.decode(arguments)
+        msgspec.json.decode(replace_halves(arguments))
     except msgspec.DecodeError:
         return False
     return True

@@ -47,7 +47,7 @@ from localspec.extras.anthropic.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Model
-from localspec.protocol.call_readers import Arguments, Call
+from localspec.protocol.call_readers import Arguments, Call, replace_halves
 
 # Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
 SIGNATURE = "localspec"
@@ -251,7 +251,7 @@ def model_page(models: Sequence[Model], query: Mapping[str, str]) -> MessagesMod
 def call_input(arguments: str) -> dict[str, Any]:
     """Return a call's arguments as an object, which is empty if they were cut off and are not JSON."""
     try:
-        value = msgspec.json.decode(arguments)
+        value = msgspec.json.decode(replace_halves(arguments))
     except (msgspec.DecodeError, RecursionError):
         value = None
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}

@@ -27,7 +27,7 @@ from localspec.extras.ollama.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Extra, ToolCall
-from localspec.protocol.call_readers import Call
+from localspec.protocol.call_readers import Call, replace_halves
 
 _NS_PER_MS = 1_000_000
 
@@ -157,7 +157,7 @@ def _decode_calls(calls: list[ToolCall]) -> tuple[list[Called], str]:
     for call in calls:
         name, text = call.function.name, call.function.arguments
         try:
-            arguments = json.loads(text or "{}")
+            arguments = json.loads(replace_halves(text or "{}"))
         except ValueError:
             arguments = None
         if isinstance(arguments, dict):
