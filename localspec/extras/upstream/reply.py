@@ -406,7 +406,7 @@ class UpstreamReply:
             reason = f"not measured: the {name} says nothing of drafts"
             if draft_counts is not None:
                 reason = f"the {name} drafted nothing"
-            return frames.Speculation(reason=reason)
+            return frames.Speculation(reason=reason, speed_up_reason=_NOT_COMPARED)
         passes = self._completion_tokens - draft_counts.accepted
         return frames.Speculation(
             active=True,
@@ -415,7 +415,11 @@ class UpstreamReply:
             accepted=draft_counts.accepted,
             rounds=passes,
             mean_tokens_per_pass=self._completion_tokens / passes if passes else 0.0,
+            speed_up_reason=_NOT_COMPARED,
         )
+
+
+_NOT_COMPARED = "another server answered, and nothing measured its target alone"
 
 
 def _parse_logprob(entry: dict[str, Any]) -> frames.TokenLogprob:

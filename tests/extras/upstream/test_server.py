@@ -296,6 +296,7 @@ def test_speculation_is_reported_only_as_the_server_reports_it(
         final = get_done(run_request(Upstream(upstream=remote.url)))
     speculation = final.speculation
     assert speculation.speed_up is None
+    assert speculation.speed_up_reason
     assert final.completion_tokens == 24
     if figures is None:
         assert (speculation.active, speculation.drafted) == (False, 0)
