@@ -36,6 +36,7 @@ class Person:
         self.random = random.Random(seed)
         self.kept: dict[str, list[str]] = {}  # by conversation, a word for each question
         self.gone: list[str] = []
+        self.system: dict[str, str] = {}  # the word of each conversation's system message
         (home.root / "state").mkdir(exist_ok=True)
         self._typed = FileHistory(str(home.root / "state" / "chat_history"))
 
@@ -50,13 +51,16 @@ class Person:
             self._typed.store_string(text if self.random.random() < 0.5 else f'"""\n{text}\n"""')
         attached = "notes.txt:\n```\nnothing\n```\n\n" if self.random.random() < 0.3 else ""
         messages: list[dict[str, str]] = [{"role": "user", "content": attached + text}]
-        if self.random.random() < 0.3:
-            self._typed.store_string(f"/system {word}")
-            messages.insert(0, {"role": "system", "content": word})
+        system = f"{self.random.getrandbits(64):016x}" if self.random.random() < 0.3 else ""
+        if system:
+            self._typed.store_string(f"/system {system}")
+            messages.insert(0, {"role": "system", "content": system})
         body = {"messages": messages, "localspec": {"conversation": conversation}}
         answer = self.home.request("POST", "/v1/chat/completions", body)
         name: str = answer.json["localspec"]["conversation"]
         self.kept.setdefault(name, []).append(word)
+        if system:
+            self.system[name] = system
         return name
 
     def ask(self) -> None:
@@ -71,22 +75,24 @@ class Person:
         if name:
             undone = self.home.request("POST", f"/localspec/conversations/{name}/undo")
             assert undone.status == 200
-            word = self.kept[name].pop()
+            self.gone.append(self.kept[name].pop())
             if not self.kept[name]:  # the conversation went with its only question
-                del self.kept[name]
-                self.gone.append(word)
+                self._forget(name)
 
     def remove(self) -> None:
         if self.kept:
             name = self.random.choice(list(self.kept))
             assert self.home.request("DELETE", f"/localspec/conversations/{name}").status == 200
-            self.gone += self.kept.pop(name)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self.gone += [*self.kept.pop(name), *filter(None, [self.system.pop(name, "")])]
 
     def remove_all(self) -> None:
         removed = self.home.request("DELETE", "/localspec/conversations").json["removed"]
         assert removed == len(self.kept)
-        self.gone += [word for words in self.kept.values() for word in words]
-        self.kept.clear()
+        for name in [*self.kept]:
+            self._forget(name)
 
     def check(self) -> None:
         """Check that no deleted word and every kept word is found."""

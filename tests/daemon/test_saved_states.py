@@ -78,6 +78,18 @@ def test_deleting_a_conversation_deletes_its_state(home: Home) -> None:
     assert not states(home)
 
 
+def test_a_question_that_is_taken_back_leaves_no_state(home: Home) -> None:
+    """Those that remain before it are read again with the next one."""
+    identity = begin(home)
+    with daemon(home):
+        turn(home, "Say more.", identity)
+    assert states(home)
+    with daemon(home):
+        assert home.request("POST", f"/localspec/conversations/{identity}/undo", {}).status == 200
+        assert not states(home)
+    assert not states(home)
+
+
 @needs("responses")
 def test_a_deleted_response_leaves_no_state(home: Home) -> None:
     """No state is on the disk, and the engine does not save one when it ends."""

@@ -85,8 +85,5 @@ async def undo(request: Request) -> Response:
     store = daemon.conversations
     await while_connected(request.receive, store.wait_until_settled(name))
     undone = await store.run(lambda conversations: conversations.undo(name))
-    if undone.left:
-        await daemon.unload_retired_drafts()
-    else:
-        await daemon.forget_states(undone.id)
+    await daemon.forget_states(undone.id)
     return json_response(undone)

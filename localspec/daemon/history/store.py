@@ -430,16 +430,9 @@ class ConversationStore:
         """
         begun = unfinished.find_conversations(self._db, name) if self._file.exists() else []
         found = begun[0] if len(begun) == 1 and name else self._find(name).id
-        prompts = self._read_prompts(found)
-        # First, so that no draft that learned from the conversation outlives it if the daemon dies now.
-        remove_tuned_drafts(self._tuned, found)
-        with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
-            cleanups.callback(self.remove_states, found)
-            cleanups.callback(logs.forget_prompts, found)
-            cleanups.callback(database.remove_lines, self._typed_lines, prompts)
-            with self._deleting() as db:
-                db.execute("DELETE FROM conversations WHERE id = ?", (found,))
-                unfinished.end_conversation(db, found)
+        with self._forgetting(found, self._read_prompts(found)) as db:
+            db.execute("DELETE FROM conversations WHERE id = ?", (found,))
+            unfinished.end_conversation(db, found)
         return found
 
     def remove_response(self, name: str) -> str:
@@ -460,9 +453,7 @@ class ConversationStore:
         ).fetchone()
         if not other_messages:
             return self.remove(conversation)
-        remove_tuned_drafts(self._tuned, conversation)
-        self.remove_states(conversation)
-        with self._deleting() as db:
+        with self._forgetting(conversation, []) as db:
             db.execute(
                 "DELETE FROM messages WHERE conversation = ? AND position BETWEEN ? AND ?", turn
             )
@@ -526,13 +517,11 @@ class ConversationStore:
                 (entry.id, question[0]),
             ).fetchone()
         if questions_left:
-            remove_tuned_drafts(self._tuned, entry.id)
-            with self._deleting() as db:
+            with self._forgetting(entry.id, [question[1]]) as db:
                 db.execute(
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",
                     (entry.id, question[0]),
                 )
-            database.remove_lines(self._typed_lines, [question[1]])
         else:
             self.remove(entry.id)
         return Undone(entry.id, question[1], questions_left)
@@ -545,6 +534,22 @@ class ConversationStore:
         turns = unfinished.load(self._db, name)
         begun = [message for _, turn in turns for message in turn.addition.messages[:-1]]
         return [row[0] for row in rows] + [message.content for message in begun]
+
+    @contextlib.contextmanager
+    def _forgetting(self, name: str, prompts: Sequence[str]) -> Iterator[sqlite3.Connection]:
+        """Open a transaction that deletes messages of a conversation, and delete what else holds their text.
+
+        Those are drafts that learned from it, saved states, the log, and the lines that were typed for
+        `prompts`. States and log are deleted whole, since each prompt holds those before it.
+        """
+        # First, so that no draft that learned from the conversation outlives it if the daemon dies now.
+        remove_tuned_drafts(self._tuned, name)
+        with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
+            cleanups.callback(self.remove_states, name)
+            cleanups.callback(logs.forget_prompts, name)
+            cleanups.callback(database.remove_lines, self._typed_lines, prompts)
+            with self._deleting() as db:
+                yield db
 
     @contextlib.contextmanager
     def _deleting(self) -> Iterator[sqlite3.Connection]:
