@@ -172,12 +172,11 @@ class DaemonState:
             await residents.unload({name})
 
     async def forget_states(self, name: str | None) -> None:
-        """Remove the saved states of a conversation, or of all with None.
+        """Remove the saved states and recorded streams of a conversation, or of all with None.
 
         The engine comes first, because it may be writing. Then follow the files, also of old engines.
         """
-        if name is None:
-            self.recordings.forget_ended()
+        self.recordings.forget(name)
         await self.supervisor.residents.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
         await self.unload_retired_drafts()

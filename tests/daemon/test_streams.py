@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -92,6 +92,41 @@ def test_a_stream_is_found_by_any_name(served: Home, name: str, encoding: str) -
     data = stream_whole(served, name.encode(encoding), "say it")
     assert resume(served, name).body == data
     assert look_up(served, name)[0]["conversation_id"] == name
+
+
+KEPT = {"conversation": "new"}
+
+
+@pytest.mark.parametrize("removed", ["its own", "all", "another"])
+@pytest.mark.parametrize("options", [KEPT, {"private": True}], ids=["kept", "private"])
+def test_a_removed_conversation_has_no_stream(
+    home: Home, start_daemon: Callable[..., RunningDaemon], removed: str, options: dict[str, Any]
+) -> None:
+    """That of a private chat goes with any, since nothing says what it belongs to."""
+    start_daemon("--template", TEMPLATE)
+    other = home.chat("say other", localspec=KEPT).json["localspec"]["conversation"]
+    connection, response = begin(home, "a", "say secret", localspec=options)
+    data = response.read()
+    connection.close()
+    assert resume(home, "a").body == data
+    entries = home.request("GET", "/localspec/conversations").json["conversations"]
+    names = {"another": f"/{other}", "its own": f"/{entries[0]['id']}", "all": ""}
+    home.request("DELETE", f"/localspec/conversations{names[removed]}")
+    is_kept = removed == "another" and options is KEPT
+    assert (resume(home, "a").status == 200) is is_kept
+
+
+def test_a_stream_under_way_is_forgotten_at_its_end(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--template", TEMPLATE)
+    connection, response = begin(home, "a", "slow 100", localspec=KEPT)
+    line = next(line for line in iter(response.readline, b"") if b'"conversation":' in line)
+    name = json.loads(line[6:])["localspec"]["conversation"]
+    assert home.request("DELETE", f"/localspec/conversations/{name}").status == 200
+    assert response.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+    wait_for(lambda: resume(home, "a").status == 404, "the end of its recording")
 
 
 def assert_cancelled(data: bytes) -> None:

@@ -50,7 +50,9 @@ def record(
     """Begin the stream of a chat and return it. Its pings are recorded too, so that offsets agree."""
 
     async def prepare_run(_: Emit) -> AnswerRun:
-        return await prepare()
+        run = await prepare()
+        recording.conversation = run.requests[0].conversation
+        return run
 
     stream = prepared_stream(prepare_run, ping_s=ping_s)
     recording = state_of(request).recordings.start((_CHAT, conversation), stream)

@@ -32,6 +32,8 @@ class Recording:
     """The events of one stream. Its positions are bytes since its beginning, or numbers of events."""
 
     def __init__(self) -> None:
+        self.conversation: str | None = None  # of the answer; None of a private one
+        self.is_forgotten = False  # nobody new may read it
         self.started_at = int(time.time())
         self.is_done = False
         self.completed_at = 0  # 0 while it is written
@@ -167,7 +169,7 @@ class Recordings:
         del self._tasks[recording]
         if self.get(key) is not recording:
             return
-        if error is not None:
+        if error is not None or recording.is_forgotten:
             self._remove(key)
             return
         loop = asyncio.get_running_loop()
@@ -189,11 +191,17 @@ class Recordings:
         if task := self._remove(key):
             await asyncio.gather(task, return_exceptions=True)
 
-    def forget_ended(self) -> None:
-        """Forget all streams that have ended."""
+    def forget(self, conversation: str | None) -> None:
+        """Forget the streams of a conversation that has been removed, or all with None.
+
+        Private ones go with any: nothing says what they belong to. One that is being written is forgotten at
+        its end.
+        """
         for key, recording in [*self._recordings.items()]:
-            if recording.is_done:
-                self._remove(key)
+            if conversation is None or recording.conversation in (conversation, None):
+                recording.is_forgotten = True
+                if recording.is_done:
+                    self._remove(key)
 
     async def close(self, timeout_s: float) -> None:
         """Wait until all streams are written, and cancel those that take longer."""

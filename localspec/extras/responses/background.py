@@ -54,7 +54,9 @@ class BackgroundRun(AnswerRun):
         """
         self.supervisor.check_room(self.pair, self.requests[0])
         stream = EventStream(partial(AnswerRun.stream, self), done=False, failed=self.shape.failed)
-        return self.recordings.start(recording_key(self.response.response.id), stream)
+        recording = self.recordings.start(recording_key(self.response.response.id), stream)
+        recording.conversation = self.requests[0].conversation
+        return recording
 
     async def _follow(self, index: int, emit: Emit | None, job: Job) -> None:
         if self.expand is not None:
