@@ -49,8 +49,8 @@ def find_tuned_draft(root: Path, target: str, base: str) -> tuple[Path, TunedDra
 def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft]:
     """Delete the tuned drafts that learned from a conversation, or all with None, and return their records.
 
-    Deleted is also what may have learned from it: drafts without a record, and what a training left behind
-    that was killed. One that runs notices by itself that the conversation is gone.
+    Deleted is also what may have learned from it: drafts that no record names, and what a training left
+    behind that was killed. One that runs notices by itself that the conversation is gone.
 
     Raises:
         OSError: a file cannot be deleted.
@@ -64,6 +64,12 @@ def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft
         if record is None or conversation is None or conversation in record.conversations:
             shutil.rmtree(folder)
             removed += [record] if record else []
+            continue
+        for draft in folder.glob(
+            "*.gguf"
+        ):  # of an adoption that was killed before it wrote its record
+            if draft.name != Path(record.file).name:
+                draft.unlink(missing_ok=True)
     return removed
 
 

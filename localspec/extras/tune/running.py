@@ -283,6 +283,8 @@ def _put_in_place(
         # From here on the daemon retires the draft with what it learned from. What was removed before, but
         # after the first check, is noticed here. However this ends, no draft stays that was not checked.
         check()
+        if not draft.exists():
+            raise NotFound("The draft was deleted with a conversation before it had its record.")
         for earlier in folder.glob("*.gguf"):
             if earlier != draft:
                 earlier.unlink(missing_ok=True)

@@ -869,6 +869,53 @@ REMOVALS: list[Callable[[Home, str], object]] = [
 
 
 @pytest.mark.parametrize("remove", REMOVALS)
+def test_a_tuned_draft_goes_with_each_text_that_it_learned_from(
+    home: Home, remove: Callable[[Home, str], object]
+) -> None:
+    """A question that is taken back, or one response of several, was learned from as well."""
+    client, response = ask_twice(home)
+    [name] = {text.conversation for text in collecting.collect_history(client, "builtin")}
+    folder = put_tuned_draft(home, name)
+    remove(home, response)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
+def test_a_draft_of_a_killed_adoption_goes_with_any_conversation(
+    home: Home, remove: Callable[[Home, str], object]
+) -> None:
+    """It lies beside a draft with a record, and nothing says what it learned from."""
+    _, response = ask_twice(home)
+    folder = put_tuned_draft(home, "another")
+    [draft] = folder.glob("*.gguf")
+    (folder / "draft-9.gguf").write_bytes(b"from an adoption that was killed")
+    remove(home, response)
+    assert [*folder.glob("*.gguf")] == [draft]
+
+
+@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("change", ["role", "content"])
+def test_a_text_that_was_replaced_was_not_kept(position: int, change: str) -> None:
+    """A conversation may be taken back and go on with as many messages as before."""
+    messages = [
+        {"role": role, "content": content}
+        for role, content in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    ]
+    learned = TrainingText("ask", "d", conversation="x", messages=tuple(messages[:3]))
+
+    class Changed(TuneClient):
+        def conversation(self, name: str, *, wait: bool = False) -> dict[str, Any]:
+            del name, wait
+            return {"messages": found}
+
+    found = [dict(message) for message in messages]
+    collecting.check_kept(Changed(""), [learned])
+    found[position][change] = {"role": "tool", "content": "z"}[change]
+    with pytest.raises(NotFound):
+        collecting.check_kept(Changed(""), [learned])
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_draft_is_not_kept_if_something_that_it_learned_from_is_gone(
     home: Home, tmp_path: Path, remove: Callable[[Home, str], object], is_late: bool
