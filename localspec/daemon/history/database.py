@@ -218,13 +218,29 @@ def clean(db: sqlite3.Connection, file: Path) -> None:
         Conflict: another program has the file open, so its log cannot be emptied now.
     """
     db.execute("VACUUM")
+    empty_log(db, file)
+    db.execute(f"PRAGMA application_id = {_CLEAN_APPLICATION_ID}")
+
+
+def empty_log(db: sqlite3.Connection, file: Path) -> None:
+    """Move all changes into the file, where `secure_delete` has overwritten deleted rows, and empty its log.
+
+    Raises:
+        Conflict: another program has the file open, so its log cannot be emptied now.
+    """
     (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
         raise Conflict(
             f"It is removed, but another program has {file} open, so traces may remain "
             "until that program ends and the daemon is restarted."
         )
-    db.execute(f"PRAGMA application_id = {_CLEAN_APPLICATION_ID}")
+
+
+def size_bytes(db: sqlite3.Connection) -> int:
+    """Return the size of the file."""
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    (page_bytes,) = db.execute("PRAGMA page_size").fetchone()
+    return int(pages * page_bytes)
 
 
 def _split_thoughts(db: sqlite3.Connection) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +45,10 @@ log = logging.getLogger("localspec.daemon")
 Result = TypeVar("Result")
 
 LAST = "last"
+# A file up to this size is cleaned with each deletion, in some hundredths of a second. A larger one would
+# hold questions back, so it is cleaned when none is being answered, or after some time in any case.
+_CLEANED_AT_ONCE_BYTES = 8 << 20
+_CLEAN_AFTER_S, _CLEAN_WITHIN_S = 2.0, 60.0
 _ENTRY = (
     "SELECT id, title, model, created, updated,"
     " (SELECT count(*) FROM messages WHERE conversation = id AND role != 'system')"
@@ -94,6 +99,7 @@ class ConversationStore:
         self._kept: set[str] = (
             set()
         )  # the keys of the unfinished turns of this daemon that are kept
+        self._clean_by: float | None = None  # when the file is to be cleaned at the latest
         self._lost_file = lost
         self._lost = ""  # why the newest turn was not stored, "" if it was
         with contextlib.suppress(OSError):
@@ -216,6 +222,9 @@ class ConversationStore:
 
     def _close(self) -> None:
         if self._connection is not None:
+            if self._clean_by is not None:
+                with contextlib.suppress(LocalspecError):  # the next daemon tries it again
+                    self._safely(lambda store: store._clean())
             self._connection.close()
 
     # ------------------------------------------------------------------ reading
@@ -332,7 +341,8 @@ class ConversationStore:
         if key in self._kept:
             with self._db as db:
                 unfinished.end(db, key)
-                db.execute("PRAGMA application_id = 0")  # the file is to be cleaned
+                db.execute("PRAGMA application_id = 0")
+            self._clean_later()
             self._kept.discard(key)
 
     def _store_left_turns(self) -> None:
@@ -558,7 +568,31 @@ class ConversationStore:
             yield db
             # The file counts as not clean until `database.clean` has run, if need be in a later process.
             db.execute("PRAGMA application_id = 0")
-        database.clean(db, self._file)
+        if database.size_bytes(db) <= _CLEANED_AT_ONCE_BYTES:
+            self._clean()
+        else:
+            self._clean_later()
+            database.empty_log(db, self._file)
+
+    def _clean(self) -> None:
+        self._clean_by = None
+        database.clean(self._db, self._file)
+
+    def _clean_later(self) -> None:
+        if self._clean_by is None:
+            self._clean_by = time.monotonic() + _CLEAN_WITHIN_S
+        timer = threading.Timer(_CLEAN_AFTER_S, self.submit, [ConversationStore._clean_if_idle])
+        timer.daemon = True
+        timer.start()
+
+    def _clean_if_idle(self) -> None:
+        """Clean the file if that is still to be done and holds nobody back, else try it later."""
+        if self._clean_by is None:
+            return
+        if self._under_way and time.monotonic() < self._clean_by:
+            self._clean_later()
+        else:
+            self._clean()
 
     # ------------------------------------------------------------------ the file
 
