@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args, get_type_hints
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol.fields import Described
 from localspec.protocol.reading import OrDefault, Request
@@ -339,11 +339,30 @@ class NamedFunction(Struct):
     name: str
 
 
-class ToolChoice(Request):
-    """The one tool that must be called."""
+AllowedFunction = Annotated[dict[str, Any], Described(lambda: {"": NamedFunction})]
 
-    function: NamedFunction
-    type: OrDefault[Literal["function"]] = "function"
+
+class AllowedTool(Struct):
+    type: Any = None
+    function: AllowedFunction = {}
+
+
+class AllowedTools(Struct):
+    """The tools that may be called. `mode` "required" demands a call."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedToolObject]
+
+
+AllowedToolObject = Annotated[dict[str, Any], Described(lambda: {"": AllowedTool})]
+
+
+class ToolChoice(Request):
+    """The one tool that must be called, or the `allowed_tools`."""
+
+    function: OrDefault[NamedFunction] = field(default_factory=lambda: NamedFunction(""))
+    type: OrDefault[Literal["function", "allowed_tools"]] = "function"
+    allowed_tools: AllowedTools | UnsetType | None = UNSET
 
 
 class Prediction(Request):

@@ -188,11 +188,30 @@ def test_a_request_defines_the_allowed_calls() -> None:
     assert beside.constraint is not None
 
 
+def allow_only(mode: str, *names: str | None) -> dict[str, Any]:
+    listed = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("names", [["now"], ["weather"], ["now", "weather"]])
+def test_only_allowed_tools_are_offered(mode: str, names: list[str]) -> None:
+    chat = request(tool_choice=allow_only(mode, *names))
+    tools.check_tools(chat)
+    assert {tool.function.name for tool in chat.tools or []} == set(names)
+    assert chat.tool_choice == mode
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tool_choice": allow_only("required")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allow_only("auto", "now", "no")}, "tool_choice.allowed_tools.tools[1]"),
+        ({"tool_choice": allow_only("auto", None)}, "tool_choice.allowed_tools.tools[0]"),
         ({"tools": [NOW, NOW]}, "tools[1].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required", "regex": "a"}, "tool_choice"),

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -365,15 +365,49 @@ def check_tools(request: ChatRequest) -> None:
             raise InvalidRequest(f"'{path}': there are two tools called '{name}'.", param=path)
         names.add(name)
     choice = request.tool_choice
+    if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
+        choice = _allow_only(request, choice, names)
     if choice in (None, "none", "auto"):
         return
     if not names:
         raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+    if isinstance(choice, ToolChoice) and not choice.function.name:
+        path = "tool_choice.function"
+        raise InvalidRequest(f"'{path}' is missing.", param=path)
     if isinstance(choice, ToolChoice) and choice.function.name not in names:
         raise InvalidRequest(
             f"'tool_choice' names '{choice.function.name[:80]}', which is not among the 'tools'.",
             param="tool_choice",
         )
+
+
+def _allow_only(
+    request: ChatRequest, choice: ToolChoice, names: set[str]
+) -> Literal["auto", "required"]:
+    """Offer only the tools that the choice lists, and return whether one has to be called.
+
+    Raises:
+        InvalidRequest: it lists none, or something else than functions among the tools.
+    """
+    path = "tool_choice.allowed_tools"
+    if not choice.allowed_tools:
+        raise InvalidRequest(f"'{path}' is missing.", param=path)
+    allowed = set()
+    for index, entry in enumerate(choice.allowed_tools.tools):
+        function = entry.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if name not in names:
+            raise InvalidRequest(
+                f"'{path}.tools[{index}]' must be a function with the name of one of the 'tools'.",
+                param=f"{path}.tools[{index}]",
+            )
+        allowed.add(name)
+    mode = choice.allowed_tools.mode
+    if not allowed and mode == "required":
+        raise InvalidRequest(f"'{path}.tools' must have at least 1 item.", param=f"{path}.tools")
+    request.tools = [tool for tool in request.tools or [] if tool.function.name in allowed]
+    request.tool_choice = mode
+    return mode
 
 
 # ---------------------------------------------------------------- templates that know no tools
