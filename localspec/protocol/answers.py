@@ -143,6 +143,20 @@ class ToolCall(Struct):
     type: str = "function"
 
 
+class CustomInput(Struct):
+    input: str
+    name: str | UnsetType = UNSET
+
+
+class CustomCall(Struct):
+    """A call of a custom tool, in place of a `ToolCall`. In a stream it has an `index`."""
+
+    custom: CustomInput
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+
+
 class CalledDelta(Struct):
     arguments: str
     name: str | UnsetType = UNSET

@@ -252,10 +252,19 @@ class CalledFunction(Struct):
 Called = Annotated[dict[str, Any], Described(lambda: {"": CalledFunction})]
 
 
+class CalledTool(Struct):
+    name: Any = None
+    input: Any = None
+
+
+CalledCustom = Annotated[dict[str, Any], Described(lambda: {"": CalledTool})]
+
+
 class CallParam(Struct):
     id: Any = None
     type: Any = None
     function: Called = {}
+    custom: CalledCustom = {}
 
 
 CallObject = Annotated[dict[str, Any], Described(lambda: {"": CallParam})]
@@ -318,9 +327,32 @@ class Function(Request, omit_defaults=True):
     strict: Any = None
 
 
+class CustomGrammar(Struct):
+    definition: str
+    syntax: str
+
+
+class CustomFormat(Struct):
+    """The format of a custom tool's input: any text, or what a grammar describes."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomTool(Request):
+    """A tool whose input is a text. The model is told its grammar, and not held to it."""
+
+    name: str
+    description: OrDefault[str] = ""
+    format: CustomFormat | None = None
+
+
 class Tool(Request, dict=True):
-    function: Function
-    type: OrDefault[Literal["function"]] = "function"
+    """A function or, of the type "custom", a tool whose input is a text."""
+
+    function: OrDefault[Function] = field(default_factory=lambda: Function(""))
+    type: OrDefault[Literal["function", "custom"]] = "function"
+    custom: CustomTool | UnsetType | None = UNSET
 
     def template_object(self) -> dict[str, Any]:
         """Return the caller's own object, which is what a chat template writes.
@@ -345,6 +377,7 @@ AllowedFunction = Annotated[dict[str, Any], Described(lambda: {"": NamedFunction
 class AllowedTool(Struct):
     type: Any = None
     function: AllowedFunction = {}
+    custom: AllowedFunction = {}
 
 
 class AllowedTools(Struct):
@@ -361,7 +394,8 @@ class ToolChoice(Request):
     """The one tool that must be called, or the `allowed_tools`."""
 
     function: OrDefault[NamedFunction] = field(default_factory=lambda: NamedFunction(""))
-    type: OrDefault[Literal["function", "allowed_tools"]] = "function"
+    type: OrDefault[Literal["function", "custom", "allowed_tools"]] = "function"
+    custom: NamedFunction | UnsetType | None = UNSET
     allowed_tools: AllowedTools | UnsetType | None = UNSET
 
 

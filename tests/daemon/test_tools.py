@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import jsonschema_rs
@@ -378,3 +378,80 @@ def test_a_required_call_of_a_real_engine_obeys_its_schema(served: Home, name: s
     [call] = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "book"
     jsonschema_rs.validate(BOOKING, json.loads(call["function"]["arguments"]))
+
+
+PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Changes files."}}
+PATCH_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+
+
+def test_a_custom_tool_is_called_with_a_text_and_read_again(client: openai.OpenAI) -> None:
+    grammar: Any = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: X"}}
+    tools: Any = [NOW, {"type": "custom", "custom": {**PATCH["custom"], "format": grammar}}]
+    body = {**build_chat(f"raw {PATCH_CALL}"), "tools": tools}
+    answer = client.chat.completions.create(**body)
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    [called] = choice.message.tool_calls or []
+    assert called.type == "custom"
+    assert (called.custom.name, called.custom.input) == ("patch", "a\nb")
+    assert (answer.model_extra or {})["localspec"]["ignored"] == ["tools[1].custom.format"]
+    body["messages"] += [
+        choice.message.to_dict(),
+        {"role": "tool", "tool_call_id": called.id, "content": "echo"},
+    ]
+    choose: Any = {"type": "custom", "custom": {"name": "patch"}}
+    text = client.chat.completions.create(**body, tool_choice=choose).choices[0].message.content
+    frame = json.loads(text or "")
+    assert list(frame["tools"]["schemas"]) == ["patch"]
+    offered = frame["prompt"]["tools"][1]["function"]
+    assert offered["parameters"]["required"] == ["input"]
+    assert "start: X" in offered["description"]
+    [earlier] = frame["prompt"]["messages"][1]["extra"]["tool_calls"]
+    assert earlier["function"] == {"name": "patch", "arguments": {"input": "a\nb"}}
+
+
+def test_a_streamed_custom_call_has_its_whole_input(client: openai.OpenAI) -> None:
+    now = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    body = {**build_chat(f"raw {PATCH_CALL}{now}{PATCH_CALL}"), "tools": [NOW, PATCH]}
+    chunks = client.chat.completions.create(**body, stream=True)
+    deltas = [chunk.choices[0].delta.to_dict() for chunk in chunks]
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in [piece for delta in deltas for piece in cast(Any, delta.get("tool_calls", []))]:
+        entry = calls.setdefault(piece["index"], {"text": ""})
+        part = piece.get("custom") or piece["function"]
+        entry["text"] += part.get("input", "") + part.get("arguments", "")
+        entry |= {key: piece[key] for key in ("type", "id") if key in piece}
+    assert [(call["type"], call["text"]) for call in calls.values()] == [
+        ("custom", "a\nb"),
+        ("function", "{}"),
+        ("custom", "a\nb"),
+    ]
+    assert all(call["id"] for call in calls.values())
+
+
+def test_an_allowed_tool_may_be_custom(client: openai.OpenAI) -> None:
+    allowed = {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "patch"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    body = {**build_chat("echo"), "tools": [NOW, PATCH], "tool_choice": choice}
+    text = client.chat.completions.create(**body).choices[0].message.content
+    assert list(json.loads(text or "")["tools"]["schemas"]) == ["patch"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom", "is missing"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+        ({"tools": [{"type": "x"}]}, "tools[0].type", "must be 'custom' or 'function'"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.custom", "is missing"),
+    ],
+)
+def test_a_tool_without_what_its_type_says_is_refused(
+    api: Home, fields: dict[str, Any], param: str, message: str
+) -> None:
+    for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/apply-template"):
+        if "tool_choice" in fields and path == "/apply-template":
+            continue
+        answer = api.request("POST", path, {**build_chat("echo"), **fields})
+        assert (answer.status, answer.error["param"]) == (400, param), path
+        assert message in answer.error["message"]

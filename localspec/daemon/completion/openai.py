@@ -6,14 +6,15 @@ import codecs
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, UnsetType
 
 import localspec
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
 from localspec.daemon.completion.parser import Piece, Text
+from localspec.daemon.completion.tools import custom_input
 from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event
@@ -29,6 +30,8 @@ from localspec.protocol.answers import (
     Choices,
     ChunkChoice,
     Completion,
+    CustomCall,
+    CustomInput,
     Extra,
     LengthLimit,
     Progress,
@@ -36,6 +39,7 @@ from localspec.protocol.answers import (
     PromptProgress,
     TextChoice,
     TextLogprobs,
+    ToolCall,
     ToolCallDelta,
     TopLogprob,
 )
@@ -65,6 +69,7 @@ class OpenAIShape(ABC):
         not_kept: Callable[[], str] = str,
         ignored: Sequence[str] = (),
         functions: bool = False,
+        custom: Collection[str] = (),
     ) -> None:
         """Create the shape.
 
@@ -77,6 +82,7 @@ class OpenAIShape(ABC):
             not_kept: returns why the answer was not stored, called after that was due.
             ignored: fields of the request that had no effect.
             functions: whether a call has OpenAI's older form.
+            custom: names of custom tools, whose calls have a form of their own.
         """
         self.answer = answer
         self.conversation = conversation or UNSET
@@ -86,6 +92,9 @@ class OpenAIShape(ABC):
         self._not_kept = not_kept
         self._ignored = list(ignored)
         self._functions = functions
+        self._custom = custom
+        # Of the custom call that a choice is writing, its index and the pieces of its arguments.
+        self._custom_calls: dict[int, tuple[int, list[str]]] = {}
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -231,10 +240,9 @@ class ChatShape(OpenAIShape):
                 return self._deltas(index, event, pieces)
             case frames.Done():
                 end = ChunkChoice(index, ChatDelta(), self._finish(self.answer.choices[index]))
-                deltas = [
-                    self.chunk([ChunkChoice(index, self._delta_for(piece))]) for piece in pieces
-                ]
-                return [*deltas, self.closing([end], event)]
+                deltas = [*self._deltas_for(index, pieces), *self._end_custom_call(index)]
+                chunks = [self.chunk([ChunkChoice(index, delta)]) for delta in deltas]
+                return [*chunks, self.closing([end], event)]
         return ()
 
     def reading(self, index: int, now: PromptProgress) -> Completion:
@@ -251,13 +259,13 @@ class ChatShape(OpenAIShape):
     def _deltas(
         self, index: int, event: frames.Delta, pieces: Sequence[Piece]
     ) -> Sequence[Completion]:
-        choices = [ChunkChoice(index, self._delta_for(piece)) for piece in pieces]
+        choices = [ChunkChoice(index, delta) for delta in self._deltas_for(index, pieces)]
         if not choices and event.logprobs:
             choices = [ChunkChoice(index, ChatDelta(content=""))]
         if choices:
             choices[0].logprobs = self._logprobs(event.logprobs)
         chunks = [self.chunk([choice]) for choice in choices]
-        if len(pieces) == 1 and pieces[0] == Text("content", event.text):
+        if len(pieces) == len(chunks) == 1 and pieces[0] == Text("content", event.text):
             # The spans count characters of the event's text, so they fit only an unchanged piece.
             with_drafted(chunks[0], event)
         return with_timings(chunks, event)
@@ -274,6 +282,25 @@ class ChatShape(OpenAIShape):
         reason = choice.finish_reason
         return "function_call" if self._functions and reason == "tool_calls" else reason
 
+    def _deltas_for(self, index: int, pieces: Sequence[Piece]) -> Iterator[ChatDelta]:
+        """Yield what chunks add for pieces. The input of a custom tool is decoded when it is complete."""
+        for piece in pieces:
+            if isinstance(piece, Arguments) and index in self._custom_calls:
+                self._custom_calls[index][1].append(piece.text)
+                continue
+            yield from self._end_custom_call(index)
+            if isinstance(piece, Call) and piece.name in self._custom:
+                self._custom_calls[index] = piece.index, []
+                name = CustomInput("", piece.name)
+                yield _custom_delta(CustomCall(name, piece.id, "custom", piece.index))
+            else:
+                yield self._delta_for(piece)
+
+    def _end_custom_call(self, index: int) -> Iterator[ChatDelta]:
+        if call := self._custom_calls.pop(index, None):
+            text = CustomInput(custom_input("".join(call[1])))
+            yield _custom_delta(CustomCall(text, index=call[0]))
+
     def _delta_for(self, piece: Piece) -> ChatDelta:
         """Return what a chunk adds for a piece."""
         delta = _delta(piece)
@@ -287,7 +314,16 @@ class ChatShape(OpenAIShape):
         if self._functions and message.tool_calls:
             message.function_call = message.tool_calls[0].function
             message.tool_calls = UNSET
+        elif message.tool_calls:
+            message.tool_calls = [*map(self._named_call, message.tool_calls)]
         return message
+
+    def _named_call(self, call: ToolCall) -> ToolCall:
+        function = call.function
+        if function.name not in self._custom:
+            return call
+        custom = CustomInput(custom_input(function.arguments), function.name)
+        return cast(ToolCall, CustomCall(custom, call.id, "custom"))
 
     def _logprobs(self, tokens: list[frames.TokenLogprob]) -> ChatLogprobs | None:
         if not self.answer.wants_logprobs:
@@ -306,6 +342,10 @@ class ChatShape(OpenAIShape):
                 for token in tokens
             ]
         )
+
+
+def _custom_delta(call: CustomCall) -> ChatDelta:
+    return ChatDelta(tool_calls=[cast(ToolCallDelta, call)])
 
 
 def _message(choice: Choice) -> ChatAnswer:

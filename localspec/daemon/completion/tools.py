@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import UnsetType
 
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
@@ -43,9 +44,11 @@ from localspec.protocol.calls import (
     append_calls,
     format_tool_result,
 )
+from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
+    Function,
     GenerationRequest,
     NamedFunction,
     TemplateRequest,
@@ -245,6 +248,101 @@ def _convert_call(message: ChatMessage, index: int, number: int) -> None:
 def _call_id(number: int) -> str:
     """Return an id of nine characters, because Mistral's templates refuse every other length."""
     return f"call{number:05d}"
+
+
+# ------------------------------------------------------------------------ custom tools
+# A custom tool has no schema: its input is a text. It becomes a function with one parameter.
+
+CUSTOM_INPUT = "input"  # the one parameter
+
+
+def custom_parameters() -> dict[str, Any]:
+    """Return the schema of a custom tool's function."""
+    text = {"type": "string", "description": "The whole input, as plain text."}
+    return {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: text},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+
+
+def describe_grammar(syntax: object, definition: object) -> str:
+    """Return what a model is told of the grammar of a custom tool's input."""
+    return f"\nThe input obeys this {syntax} grammar:\n{definition}"
+
+
+def custom_arguments(text: object) -> str:
+    """Return the arguments of a call of a custom tool's function."""
+    return msgspec.json.encode({CUSTOM_INPUT: text if isinstance(text, str) else ""}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool; if the arguments were cut off, all that was written."""
+    try:
+        decoded = json.loads(arguments)
+    except ValueError:
+        return arguments
+    value = decoded.get(CUSTOM_INPUT) if isinstance(decoded, dict) else None
+    return value if isinstance(value, str) else arguments
+
+
+def convert_custom_tools(
+    request: ChatRequest | TemplateRequest, ignored: IgnoredFields | None = None
+) -> frozenset[str]:
+    """Turn custom tools, their calls and their choice into functions in place. Return the tools' names.
+
+    A grammar, to which no input is held, is added to `ignored`.
+
+    Raises:
+        InvalidRequest: a tool or the choice lacks what its type says.
+    """
+    names = set()
+    for index, tool in enumerate(request.tools or []):
+        path = f"tools[{index}]"
+        if tool.type == "custom":
+            custom = _present(tool.custom, f"{path}.custom")
+            text, grammar = custom.description, custom.format and custom.format.grammar
+            if grammar:
+                text += describe_grammar(grammar.syntax, grammar.definition)
+                if ignored is not None:
+                    ignored.add(f"{path}.custom.format")
+            names.add(custom.name)
+            assert request.tools is not None
+            request.tools[index] = Tool(Function(custom.name, text, custom_parameters()))
+        elif not tool.function.name and "function" not in tool.__dict__.get("own", {}):
+            _present(None, f"{path}.function")
+    for message in request.messages:
+        message.tool_calls = [*map(_convert_custom_call, message.tool_calls or [])] or None
+    if isinstance(request, ChatRequest) and isinstance(request.tool_choice, ToolChoice):
+        _convert_custom_choice(request, request.tool_choice)
+    return frozenset(names)
+
+
+_Value = TypeVar("_Value")
+
+
+def _present(value: _Value | UnsetType | None, path: str) -> _Value:
+    if value is None or isinstance(value, UnsetType):
+        raise InvalidRequest(f"'{path}' is missing.", param=path)
+    return value
+
+
+def _convert_custom_call(call: dict[str, Any]) -> dict[str, Any]:
+    custom = call.get("custom")
+    if call.get("type") != "custom" or not isinstance(custom, dict):
+        return call
+    function = {"name": custom.get("name"), "arguments": custom_arguments(custom.get("input"))}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _convert_custom_choice(request: ChatRequest, choice: ToolChoice) -> None:
+    if choice.type == "custom":
+        request.tool_choice = ToolChoice(_present(choice.custom, "tool_choice.custom"))
+    elif choice.type == "allowed_tools" and choice.allowed_tools:
+        for entry in choice.allowed_tools.tools:
+            if entry.get("type") == "custom":
+                entry["function"] = entry.get("custom")
 
 
 # ------------------------------------------------------------------------ tools

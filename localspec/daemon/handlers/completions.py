@@ -29,7 +29,11 @@ from localspec.daemon.completion.request import (
     template_prompt,
     uses_tools,
 )
-from localspec.daemon.completion.tools import convert_function_messages, convert_functions
+from localspec.daemon.completion.tools import (
+    convert_custom_tools,
+    convert_function_messages,
+    convert_functions,
+)
 from localspec.daemon.handlers import streams
 from localspec.daemon.history.turn import ConversationTurn, begin_turn, figures_callback
 from localspec.daemon.http.requests import (
@@ -116,6 +120,7 @@ async def apply_template(request: Request) -> Response:
     body = await read_body(request, TemplateRequest)
     daemon = state_of(request)
     pair = await daemon.resolve_pair(body.model, request.receive)
+    convert_custom_tools(body)
     convert_function_messages(body)
     if await asyncio.to_thread(has_files, body.messages):
         await expand_chat(request, body, pair)
@@ -133,6 +138,7 @@ async def apply_template(request: Request) -> Response:
 async def count(request: Request) -> Response:
     """Count the tokens of a chat, even of one that does not fit into the context."""
     body = await read_body(request, ChatRequest)
+    convert_custom_tools(body)
     convert_functions(body)
     tokens = await prompt_tokens(request, body)
     return json_response({"input_tokens": tokens, **_ignored_extra(request)})
@@ -236,6 +242,7 @@ async def chat(request: Request) -> Response:
 
 
 async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
+    custom = tools.convert_custom_tools(body, ignored_fields(request))
     uses_functions = tools.convert_functions(body)
     daemon = state_of(request)
     turn = await while_connected(
@@ -251,6 +258,7 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
         not_kept=(lambda: turn.store_error) if turn else str,
         ignored=ignored_fields(request),
         functions=uses_functions,
+        custom=custom,
     )
     context = _controllable(
         daemon,

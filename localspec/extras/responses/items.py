@@ -15,6 +15,7 @@ import msgspec
 
 from localspec.daemon.completion.files import read_file
 from localspec.daemon.completion.pictures import read_picture
+from localspec.daemon.completion.tools import custom_arguments, custom_parameters, describe_grammar
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.client_tools import (
     ClientTool,
@@ -40,8 +41,6 @@ from localspec.protocol.requests import (
 # one that the client runs becomes a function with OpenAI's schema. Tools that OpenAI's own servers run (web
 # search, stored files) are left out, with a sentence that says so.
 
-
-INPUT = "input"  # the one parameter of a custom tool
 
 Choice = Literal["none", "auto", "required"]
 
@@ -199,13 +198,7 @@ def _text_parameter(result: ToolSet, tool: dict[str, Any], path: str) -> dict[st
         result.ignored.append(
             f"'{path}.format': the model is told the grammar, and not held to it."
         )
-    text = {"type": "string", "description": "The whole input, as plain text."}
-    return {
-        "type": "object",
-        "properties": {INPUT: text},
-        "required": [INPUT],
-        "additionalProperties": False,
-    }
+    return custom_parameters()
 
 
 def _grammar(tool: dict[str, Any]) -> dict[str, Any] | None:
@@ -217,7 +210,7 @@ def _grammar_text(tool: dict[str, Any]) -> str:
     form = _grammar(tool)
     if form is None:
         return ""
-    return f"\nThe input obeys this {form.get('syntax')} grammar:\n{form.get('definition')}"
+    return describe_grammar(form.get("syntax"), form.get("definition"))
 
 
 def _choose(result: ToolSet, choice: str | dict[str, Any] | None) -> None:
@@ -335,8 +328,7 @@ class MessageBuilder:
             case "function_call":
                 self._add_call_item(item, path, _arguments(item.arguments))
             case "custom_tool_call":
-                text = item.input if isinstance(item.input, str) else ""
-                self._add_call_item(item, path, msgspec.json.encode({INPUT: text}).decode())
+                self._add_call_item(item, path, custom_arguments(item.input))
             case (
                 "function_call_output"
                 | "custom_tool_call_output"

@@ -5,7 +5,6 @@ Whole answers are built in the same way from the same pieces, and their events a
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,9 @@ from typing import Any
 from msgspec import UNSET, structs
 
 from localspec.daemon.completion.parser import Piece, Text
+from localspec.daemon.completion.tools import custom_input
 from localspec.extras.responses import wire
-from localspec.extras.responses.items import INPUT, ToolKind, ToolSet, encode_reasoning
+from localspec.extras.responses.items import ToolKind, ToolSet, encode_reasoning
 from localspec.extras.responses.wire import (
     CustomCall,
     FunctionCall,
@@ -145,13 +145,7 @@ class _OpenCall(_OpenItem):
         return FunctionCall(f"fc_{key}", self.call.id, self.kind.name, self.text, status, namespace)
 
     def _input(self) -> str:
-        """Return the text of a custom tool; if the arguments were cut off, all that was written."""
-        try:
-            arguments = json.loads(self.text)
-        except ValueError:
-            return self.text
-        value = arguments.get(INPUT) if isinstance(arguments, dict) else None
-        return value if isinstance(value, str) else self.text
+        return custom_input(self.text)
 
     def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         self.text += text
