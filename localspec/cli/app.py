@@ -22,7 +22,8 @@ click.Context.formatter_class = Formatter  # used by every command
 # Synonyms that work in every group that has a command of this name.
 INNER_SYNONYMS = {"delete": ("rm",), "remove": ("rm",), "ls": ("list",)}
 
-_QUESTION_WORDS = frozenset("what how why who where when which is are can does do".split())
+_GREETINGS = frozenset(("hi", "hello", "hey", "thanks"))
+_QUESTION_WORDS = _GREETINGS.union("what how why who where when which is are can does do".split())
 _QUESTION_HINT = "A question is not a command. To ask it: localspec ask"
 
 
@@ -210,7 +211,7 @@ class Commands(Group):
             return f"{_QUESTION_HINT} {shlex.join([word, *remaining_args])}"
         may_be_question = word.lower() in _QUESTION_WORDS or not self._guess_command(ctx, word)
         if (
-            remaining_args
+            (remaining_args or word.lower() in _GREETINGS)
             and may_be_question
             and not any(arg.startswith("-") for arg in remaining_args)
         ):
@@ -272,7 +273,11 @@ def run(arguments: list[str]) -> int:
 
             topics.show_text(error.format_message())
             return error.exit_code
-        if isinstance(error, click.NoSuchOption) and error.possibilities:
+        habit = command_names.explain_habit(arguments)
+        if habit and isinstance(error, click.UsageError):
+            problem = error.message if arguments[0] in (*COMMANDS, *ALIASES) else ""
+            error = click.UsageError(f"{problem} {habit}".strip(), ctx=error.ctx)
+        elif isinstance(error, click.NoSuchOption) and error.possibilities:
             suggestions = _drop_opposites(error.option_name, error.possibilities)
             error = click.NoSuchOption(error.option_name, possibilities=suggestions, ctx=error.ctx)
         output = io.StringIO()

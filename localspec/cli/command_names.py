@@ -119,6 +119,38 @@ HINTED_WORDS: dict[str, tuple[str, ...]] = {
     "options": ("config",),
 }
 
+# What users of other programs write after a command: (command, word) → what to write here. "*" is any word
+# that is no option. {0} is the word, and {1} the one that follows it.
+HABITS: dict[tuple[str, str], str] = {
+    ("stop", "*"): "To unload one pair: localspec unload {0}",
+    ("unload", "--all"): "To unload all pairs: localspec unload",
+    ("chat", "*"): "To chat with a pair: localspec chat -m {0}",
+    ("logs", "stream"): "To follow the log: localspec logs -f",
+    ("models", "default"): "To choose the pair that answers: localspec use {1}",
+    ("list", "default"): "To choose the pair that answers: localspec use {1}",
+    ("ask", "-o"): "An option of sampling has its own name: --{1}",
+    ("ask", "-a"): "To attach a file: -f {1}",
+    ("ask", "-v"): "For statistics: -u",
+    ("ask", "--verbose"): "For statistics: -u",
+    ("ask", "--context"): "To set the context: localspec config set context {1}",
+    (
+        "rename",
+        "*",
+    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
+    (
+        "mv",
+        "*",
+    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
+    (
+        "cp",
+        "*",
+    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
+    (
+        "copy",
+        "*",
+    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
+}
+
 # Commands of other programs that have no counterpart here. A command that is spelled similarly would do
 # something else, so none is suggested.
 WITHOUT_COUNTERPART = frozenset(
@@ -150,6 +182,19 @@ def expand(arguments: list[str]) -> list[str]:
     if arguments and arguments[0] in SYNONYMS:
         return [*SYNONYMS[arguments[0]], *arguments[1:]]
     return arguments
+
+
+def explain_habit(arguments: list[str]) -> str:
+    """Return what to write instead of refused arguments that another program would take, or nothing."""
+    command, *words = arguments or [""]
+    for index, word in enumerate(words):
+        following = words[index + 1] if index + 1 < len(words) else "…"
+        hint = HABITS.get((command, word))
+        if hint is None and not word.startswith("-"):
+            hint = HABITS.get((command, "*"))
+        if hint is not None:
+            return hint.format(word, following)
+    return ""
 
 
 def closest(word: str, names: Iterable[str]) -> str:

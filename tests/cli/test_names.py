@@ -207,7 +207,7 @@ def test_ask_is_localspec_ask(words: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         calls: list[list[str]] = []
         patch.setattr(sys, "argv", ["ask", *words])
-        patch.setattr(cli, "main", calls.append)
+        patch.setattr(cli, "main", lambda: calls.append(sys.argv[1:]))
         cli.short()
     assert calls == [["ask", *words]]
 
@@ -358,6 +358,33 @@ def test_a_question_without_ask_shows_how_to_ask(
 ) -> None:
     message = run_refused(capsys, *typed)
     assert message.endswith(f"A question is not a command. To ask it: localspec ask {arguments}")
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("stop real", "localspec unload real"),
+        ("unload --all", "localspec unload"),
+        ("chat real", "localspec chat -m real"),
+        ("logs stream", "localspec logs -f"),
+        ("models default x", "localspec use x"),
+        ("list default x", "localspec use x"),
+        ("ask -o temperature 0 hi", "An option of sampling has its own name: --temperature"),
+        ("ask hi -a a.png", "To attach a file: -f a.png"),
+        ("ask -v hi", "For statistics: -u"),
+        ("ask --context 9 hi", "localspec config set context 9"),
+        ("rename real x", "A pair cannot be renamed or copied."),
+        ("cp real x", "A pair cannot be renamed or copied."),
+        ("hi", "To ask it: localspec ask hi"),
+        ("hello there", "To ask it: localspec ask 'hello there'"),
+    ],
+)
+def test_a_habit_of_another_program_gets_a_hint(
+    capsys: pytest.CaptureFixture[str], line: str, hint: str
+) -> None:
+    message = run_refused(capsys, *line.split())
+    assert hint in message
+    assert "did you mean" not in message.lower()
 
 
 # ------------------------------------------------------------------ options and keys
