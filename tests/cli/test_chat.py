@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from localspec.cli import inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import is_complete, parse_line, quote_message
+from localspec.cli.chat.talk import Conversation
+from localspec.cli.options import AskOptions
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded
 from tests.support.daemons import Home, wait_for
@@ -441,6 +443,18 @@ def test_an_answer_of_thoughts_alone_can_be_undone(warm: Home) -> None:
     assert stored_messages(warm) == ["say one", "one"]
 
 
+def test_undo_takes_the_tokens_from_the_line_below() -> None:
+    conversation = Conversation(AskOptions(no_log=True, model="mine"))
+    conversation.messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    ]
+    conversation.last = {"model": "mine", "usage": {"total_tokens": 64}}
+    assert conversation.state() == "mine · 64 tokens"
+    assert conversation.undo() == "q"
+    assert conversation.state() == "mine"
+
+
 OPTIONS = ("--top-k 3 --presence-penalty -1.5 --seed 7 --exact -n 9 --draft 2").split()
 
 
@@ -466,6 +480,8 @@ def test_sampling_by_option_and_by_command(warm: Home) -> None:
             session.expect(message)
         type_line(session, "/set seed")
         session.expect("seed is 8.")
+        type_line(session, "/set temp")
+        session.expect("temperature is default.")
         type_line(session, "/set")
         session.expect("NAME")
         session.expect("top_p              0.5")

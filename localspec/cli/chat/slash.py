@@ -225,6 +225,9 @@ def _set(chat: Chat, argument: str) -> None:
         return
     name = words[0].lstrip("-").replace("-", "_").lower()
     name = {"max_tokens": "tokens", "num_predict": "tokens", "pair": "model"}.get(name, name)
+    for option in options.SETTABLE.values():
+        if any(flag.lstrip("-").replace("-", "_") == name for flag in option.flags):
+            name = option.name
     if name in ("model", "system"):
         value = argument.removeprefix("parameter ").strip().removeprefix(words[0]).strip()
         COMMANDS["/pair" if name == "model" else "/system"].run(chat, value)

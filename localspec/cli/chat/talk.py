@@ -273,6 +273,7 @@ class Conversation:
         else:
             question = self.client.undo(self.id)
             self._refresh()
+        self.last.pop("usage", None)  # the tokens of a longer conversation
         return question
 
     # ------------------------------------------------------------------ showing the conversation
