@@ -54,6 +54,9 @@ def _list_pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
 
 pairs = _make_completer(lambda: _list_pairs(everything=False))
 catalogue = _make_completer(lambda: _list_pairs(everything=True))
+pulls = _make_completer(
+    lambda: [(state["name"], state["state"]) for state in PairsClient(autostart=False).pulls()]
+)
 saved_templates = _make_completer(lambda: [(name, "") for name in templates.names()])
 keys = _make_completer(lambda: [(key, config.describe_setting(key).text) for key in config.KEYS])
 

@@ -373,7 +373,7 @@ def _add(pairs: list[dict[str, Any]]) -> int:
     epilog="Examples:\n\n\b\n  localspec drafts big.gguf ~/models\n"
     "  localspec drafts coder-7b --measure",
 )
-@click.argument("target")
+@click.argument("target", shell_complete=suggest.pairs)
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", shell_complete=suggest.files)
 @click.option(
     "--measure",

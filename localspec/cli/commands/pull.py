@@ -258,7 +258,7 @@ def pulls_command(context: click.Context, as_json: bool) -> int:
     help="Cancel a pull. What was downloaded is kept for the next one.",
     epilog="Example: localspec pulls cancel coder-7b",
 )
-@click.argument("name", shell_complete=suggest.catalogue)
+@click.argument("name", shell_complete=suggest.pulls)
 def cancel(name: str) -> int:
     state = PairsClient().cancel_pull(name)
     render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")

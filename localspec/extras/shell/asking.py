@@ -7,6 +7,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from localspec.cli import ask, templates
@@ -332,9 +333,15 @@ def ask_template(
             max_chars = int(min(len(text), max_chars) * _CONTEXT_SHARE * min(1, context / tokens))
             reason = "Too long for the pair's context"
     if left_out:
-        render.note(f"{reason or 'Too long'}; left out: {left_out}")
+        _note_once(f"{reason or 'Too long'}; left out: {left_out}")
     _print_notes(response, usage=options.usage)
     return response
+
+
+@cache
+def _note_once(message: str) -> None:
+    """Print a note, which a second attempt of the same command would repeat."""
+    render.note(message)
 
 
 def _stream_answer(
