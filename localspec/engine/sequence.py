@@ -125,7 +125,7 @@ class Sequence:
         self._cut = False  # whether the line rules have ended the text
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
-        self._report = TokenReport(all_tokens=self.request.prompt_logprobs is not None)
+        self._report = TokenReport()
         self.n_scored = 0  # prompt tokens whose log-probabilities are known
         self._n_bytes = 0  # bytes of the answer so far
         self._ids: list[int] = []  # ids of tokens whose text was not shown yet
@@ -350,10 +350,15 @@ class Sequence:
         return chunk.cut(end)
 
     def _delta(
-        self, text: str, spans: list[tuple[int, int]], *, complete: bool = False
+        self, text: str, spans: list[tuple[int, int]], *, is_whole: bool = False
     ) -> Delta | None:
-        """Return the next part of the answer, if there is any. complete: the text ends, and was not cut."""
-        logprobs = self._report.take(complete=complete)
+        """Return the next part of the answer, if there is any. is_whole: it is the last, and was not cut.
+
+        An evaluation that scores its prompt expects an entry for each token, also for one that ends the
+        answer.
+        """
+        wants_all = self.finish_reason == "length" or self.request.prompt_logprobs is not None
+        logprobs = self._report.take(everything=is_whole and wants_all)
         if not text and not logprobs and not (self.finished and self._ids):
             return None
         ids, self._ids = self._ids, []
@@ -375,8 +380,8 @@ class Sequence:
         self._report.show(chunk.ends)
         if self._stream.stopped is not None and self.finish_reason == "length":
             self.finish("stop")
-        complete = self._stream.stopped is None and not self._cut
-        return self._delta(chunk.text, chunk.drafted, complete=complete)
+        is_whole = self._stream.stopped is None and not self._cut
+        return self._delta(chunk.text, chunk.drafted, is_whole=is_whole)
 
     def make_done(self, exact: bool) -> Done:
         """Return the closing frame."""

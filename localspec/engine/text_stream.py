@@ -170,15 +170,12 @@ class TokenReport:
     - A token that begins in the text and ends in a stop string is reported. One that begins inside or
       behind the stop string is not.
     - A token without bytes, such as a silent control token, begins where the bytes of the next token do.
-    - Tokens behind all of the shown text, such as those that end an answer, are reported by id only.
+    - Tokens behind all of the shown text are reported if the answer's limit ended it, else by id only.
 
-    With `all_tokens` the tokens at the end of an uncut answer are reported as well: an evaluation that
-    scores its prompt expects an entry for each token. The rule looks at bytes alone, so the entries do not
-    depend on how many tokens each pass accepted.
+    The rule looks at bytes alone, so the entries do not depend on how many tokens each pass accepted.
     """
 
-    def __init__(self, *, all_tokens: bool = False) -> None:
-        self._all = all_tokens
+    def __init__(self) -> None:
         self._waiting: deque[_Scored] = deque()
         # The end in bytes of each shown character from character `_n_chars` on.
         self._chars: deque[int] = deque()
@@ -196,14 +193,13 @@ class TokenReport:
             self._chars.extend(ends)
             self._shown = ends[-1]
 
-    def take(self, *, complete: bool = False) -> list[TokenLogprob]:
+    def take(self, *, everything: bool = False) -> list[TokenLogprob]:
         """Return the tokens that begin in the text shown so far and were not returned before.
 
-        complete: the answer is over, and nothing of its text was cut off.
+        everything: those behind the text as well.
         """
         reported = []
-        take_all = self._all and complete
-        while self._waiting and (take_all or self._waiting[0].begin < self._shown):
+        while self._waiting and (everything or self._waiting[0].begin < self._shown):
             scored = self._waiting.popleft()
             while self._chars and self._chars[0] <= scored.begin:
                 self._chars.popleft()

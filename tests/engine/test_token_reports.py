@@ -134,11 +134,21 @@ def test_a_token_is_reported_if_its_bytes_begin_in_the_shown_text(
     report = report_answer(tokens, passes, stop=stops, max_tokens=limit)
     entries = report.logprobs
     assert [entry.id for entry in entries] == tokens[: len(entries)]
-    for entry in entries:
-        assert 0 <= entry.offset < len(report.text)
+    for entry in entries:  # A token without bytes may follow all of the text.
+        assert 0 <= entry.offset < len(report.text) + (not entry.piece)
     # The reported tokens cover the whole text.
     covered = b"".join(entry.piece for entry in entries)
     assert len(covered.decode("utf-8", "replace")) >= len(report.text)
+
+
+@given(answers, sizes)
+def test_every_token_is_reported_of_an_answer_that_its_limit_ends(
+    tokens: list[int], passes: list[int]
+) -> None:
+    tokens = [*filter(None, tokens), 12]  # The last one has no bytes.
+    report = report_answer(tokens, passes, max_tokens=len(tokens))
+    assert report.finish == "length"
+    assert [entry.id for entry in report.logprobs] == tokens == report.ids
 
 
 @settings(max_examples=400)
