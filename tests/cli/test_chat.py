@@ -291,6 +291,23 @@ def test_a_turn_whose_daemon_was_killed_is_part_of_the_conversation(home: Home) 
     assert messages[4:] == ["say two", "two"]
 
 
+def test_a_first_question_whose_daemon_was_killed_is_part_of_the_conversation(home: Home) -> None:
+    """The chat was not told the conversation's id yet."""
+    home.use_fake()
+    assert home.run("start").returncode == 0
+    with terminal(home.environment, "chat", columns=400) as session:
+        type_line(session, "late 60")
+        wait_for(lambda: home.status()["running"], "the question at the engine")
+        os.kill(home.status()["pid"], signal.SIGKILL)
+        session.expect("localspec:")
+        home.run("start")
+        type_line(session, "echo")
+        session.expect('"content":"late 60"')
+        type_line(session, "/exit")
+        assert session.wait() == 0
+    assert stored_messages(home)[:3] == ["late 60", "", "echo"]
+
+
 def test_no_log_stores_nothing_but_keeps_the_context(warm: Home) -> None:
     warm.run("ask", "say kept")
     with terminal(warm.environment, "chat", "--no-log", columns=400) as session:

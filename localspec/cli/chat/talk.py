@@ -64,7 +64,8 @@ class Conversation:
         self.configured = load_config(default_paths().config_file).pair
         self._saving_failed = False  # the daemon could not save an answer
         self._is_outdated = False  # the daemon's copy could not be read after the last answer
-        # A question and its partial answer whose daemon was killed before it could save them.
+        # A question whose daemon was killed, and the time when it was asked.
+        self._unanswered: tuple[str, float] | None = None
         self._titles: dict[str, str] = {}  # question → its words without files
         self._saved_system: str | None = None
         conversation_id = "last" if options.last else options.conversation
@@ -133,7 +134,7 @@ class Conversation:
         except KeyboardInterrupt:
             stopped = True
         except NoDaemon:
-            self._find_kept(question, begun)
+            self._unanswered = question, begun
             raise
         finally:
             extension = self.last.get("localspec") or {}
@@ -231,6 +232,9 @@ class Conversation:
 
     def catch_up(self) -> None:
         """Read the daemon's copy if that failed after the last answer."""
+        if self._unanswered is not None:
+            unanswered, self._unanswered = self._unanswered, None
+            self._find_kept(*unanswered)
         if self._is_outdated:
             self._refresh()
 
@@ -254,6 +258,7 @@ class Conversation:
     def start_new(self) -> None:
         """Begin a new conversation; the settings stay."""
         self.id, self.messages, self._saved_system, self._saving_failed = _NEW_ID, [], None, False
+        self._unanswered = None
 
     def undo(self) -> str:
         """Remove the last question and its answer, and return the question.
