@@ -318,14 +318,7 @@ class Daemon:
         )
         raise_file_limit()
         files.delete_unfinished(state.paths.state)
-        inherited = take_inherited_sockets()
-        owns_socket = not any(_is_at(listener, path) for listener in inherited)
-        sockets = [*inherited]
-        if owns_socket:
-            sockets.append(bind(path))
-        sockets = [_ListeningSocket(fileno=listener.detach()) for listener in sockets]
-        for listener in sockets:
-            log.info("daemon %d listens on %s", os.getpid(), listener.getsockname())
+        sockets, owns_socket = _open_sockets(path)
 
         def reconfigure() -> None:
             asyncio.run_coroutine_threadsafe(self.configure(), loop)
@@ -437,6 +430,20 @@ class Daemon:
         self._state.pair_checks.close()
         self._state.converter.abort()
         self._state.supervisor.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
+
+
+def _open_sockets(path: Path) -> tuple[list[socket.socket], bool]:
+    """Return the sockets to listen on, and whether that at `path` is ours and not systemd's."""
+    listeners = take_inherited_sockets()
+    owns_socket = not any(_is_at(listener, path) for listener in listeners)
+    if owns_socket:
+        listeners = [*listeners, bind(path)]
+    sockets: list[socket.socket] = [
+        _ListeningSocket(fileno=listener.detach()) for listener in listeners
+    ]
+    for listener in sockets:
+        log.info("daemon %d listens on %s", os.getpid(), listener.getsockname())
+    return sockets, owns_socket
 
 
 def _is_at(inherited: socket.socket, path: Path) -> bool:
