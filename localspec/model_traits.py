@@ -61,6 +61,8 @@ _TESTED_HEADS = frozenset(
         "nemotron_h_moe", "qwen35", "qwen35moe", "step35",
     }
 )  # fmt: skip
+# Architectures whose graph of heads ends the process in a model with M-RoPE.
+_HEADS_WITHOUT_MROPE = frozenset({"glm4moe"})
 _TESTED_SEVERAL_HEADS = frozenset({"step35"})
 # The tensor that each block of MTP heads has, and the one by which llama.cpp finds a trunk beside them.
 HEAD_SUFFIX = ".nextn.eh_proj.weight"
@@ -143,11 +145,13 @@ def needs_whole_text(architecture: str, *, causal: bool, pooling: Pooling) -> bo
     return not causal or architecture in _EMBEDDING or pooling in ("mean", "cls")
 
 
-def explain_unusable_heads(architecture: str, count: int) -> str:
+def explain_unusable_heads(architecture: str, count: int, *, mrope: bool = False) -> str:
     """Return why a model's own MTP heads cannot draft, as a clause, or an empty text if they can.
 
-    count: the model's `nextn_predict_layers`.
+    count: the model's `nextn_predict_layers`. mrope: its positions have several parts, for pictures.
     """
+    if mrope and architecture in _HEADS_WITHOUT_MROPE:
+        return f"MTP heads of {architecture} with positions of several parts (M-RoPE) are not supported"
     if architecture not in _TESTED_HEADS:
         return f"MTP heads of the architecture {architecture} are not supported"
     if count > 1 and architecture not in _TESTED_SEVERAL_HEADS:

@@ -139,7 +139,8 @@ def write_block(
     for token in set(before[cycle].tolist()):
         follows[guess[token]] = rank[token]
     if kind == "dspark":
-        output[:] = 0
+        # It must not come last: a file that ends in zeros is taken for one that was cut off.
+        add("output.weight", np.zeros((n_vocab, width)))
         add("markov_w1.weight", rank)
         add("markov_w2.weight", follows)
     elif kind == "dflash2":
@@ -148,7 +149,8 @@ def write_block(
         add("selector_predecessor.weight", rank)
         add("selector_successor.weight", follows)
         _write_selector(writer, target)
-    add("output.weight", output)
+    if kind != "dspark":
+        add("output.weight", output)
     finish(writer)
     return path
 

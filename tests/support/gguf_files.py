@@ -18,8 +18,8 @@ from localspec.registry.header.gguf import read_header
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TYPE_F32, _TYPE_F16, _TYPE_I8 = 0, 1, 24
-_SIZES = {_TYPE_F32: 4, _TYPE_F16: 2, _TYPE_I8: 1}
+_TYPE_F32, _TYPE_F16 = 0, 1
+_SIZES = {_TYPE_F32: 4, _TYPE_F16: 2, 24: 1, 26: 4}  # I8 and I32, too
 
 
 @dataclass
@@ -127,7 +127,7 @@ def model(
             kind = _TYPE_F32 if len(shape) == 1 else _TYPE_F16
             tensors.append((f"blk.{layer}.{part}.weight", shape, kind))
     if filler:
-        tensors.append(("filler.weight", (filler // 64, 64), _TYPE_I8))
+        tensors.append(("filler.weight", (filler // 128, 64), _TYPE_F16))
     tensors.append(("output_norm.weight", (width,), _TYPE_F32))
     return Gguf(metadata, tensors, seed)
 

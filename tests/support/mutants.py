@@ -1,6 +1,7 @@
-"""Give damaged headers to llama.cpp itself: `python -m tests.support.mutants FOLDER SEED COUNT`.
+"""Give damaged headers to llama.cpp itself: `python -m tests.support.mutants FOLDER SEED COUNT [KIND]`.
 
-Each file that our checks accept is loaded and given one prompt in a process forked for it. llama.cpp is
+KIND says which file is damaged: a target, or what drafts for one. Each file that our checks accept is loaded
+and given one prompt in a process forked for it. llama.cpp is
 started in the children only, so that forking is safe. Prints one JSON line: the number of each outcome,
 and for every death how the file was damaged and the last output.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import struct
 import sys
@@ -17,8 +19,13 @@ import tempfile
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
+import msgspec
+
+from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
+from benchmarks.synthetic_block import Kind, write_block
+from benchmarks.synthetic_eagle import write_eagle
 from localspec.engine import environment, llama
 from localspec.engine.engine import Engine
 from localspec.engine.pair import profile
@@ -26,12 +33,21 @@ from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import LocalspecError
-from localspec.protocol.frames import EngineSettings, Generate, PairFiles, Sampling, TextPrompt
+from localspec.protocol.frames import (
+    EngineSettings,
+    Generate,
+    PairFiles,
+    Sampling,
+    SpeculationSettings,
+    TextPrompt,
+)
 from localspec.registry.header.gguf import FileSource, Header, StringArray, read_header
 from localspec.registry.header.model import read_local_model
+from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
 from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, mutants, with_key
-from tests.support.pairs import contextual_pair
+from tests.support.heads import Target, cycle_heads
+from tests.support.pairs import contextual_pair, target_alone
 
 SETTINGS = EngineSettings(n_ctx=128, n_batch=64, n_threads=1, n_gpu_layers=0, parallel=1)
 INTEGERS = (
@@ -82,6 +98,22 @@ ADDED: dict[str, tuple[int, tuple[object, ...]]] = {
 }
 
 
+def make_pair(folder: Path, kind: str) -> PairFiles:
+    """Return a pair whose last file is of this kind."""
+    if kind == "target":
+        return target_alone(contextual_pair(folder))
+    if kind in ("qwen35", "qwen35 apart", "glm4moe", "glm4moe apart", "gemma4"):
+        return cycle_heads(folder, 0.9, cast(Target, kind))
+    target, sidecar = folder / "target.gguf", folder / "sidecar.gguf"
+    cycle = target_cycle(TINY_TARGET.n_vocab)
+    write_model(target, TINY_TARGET, cycle)
+    if kind == "eagle3":
+        write_eagle(sidecar, TINY_TARGET, cycle, 0.9)
+    else:
+        write_block(sidecar, TINY_TARGET, cycle, 0.9, kind=cast(Kind, kind))
+    return PairFiles(kind, str(target), str(sidecar))
+
+
 class Mutator:
     """Ways to damage one file's header."""
 
@@ -117,8 +149,10 @@ class Mutator:
         return bytes(out), key
 
     def added(self) -> tuple[bytes, str]:
-        key = self.dice.choice([key for key in ADDED if key not in self.header.metadata])
-        kind, values = ADDED[key]
+        architecture = self.header.metadata["general.architecture"]
+        added = {re.sub(r"^llama[.]", f"{architecture}.", key): of for key, of in ADDED.items()}
+        key = self.dice.choice([key for key in added if key not in self.header.metadata])
+        kind, values = added[key]
         value = self.dice.choice(values)
         return with_key(self.data, key, kind, value), f"{key} = {value}"
 
@@ -146,23 +180,30 @@ def _name(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def generate(path: Path) -> None:
-    """Load a model and answer, once greedily and once with sampling."""
+def generate(files: PairFiles) -> None:
+    """Load a pair and answer with drafts, once greedily and once with sampling."""
     llama.initialise()
-    pair = load_pair(PairFiles("mutant", str(path)), SETTINGS, lambda _stage, _fraction: None)
+    pair = load_pair(files, SETTINGS, lambda _stage, _fraction: None)
     preparer = Preparer(pair, TemplateRenderer(None, "", ""))
     engine = Engine(pair, lambda _frame: None)
     prompt = TextPrompt("Hello  world <|end|> x\n\n 12")
     for number, temperature in enumerate((0.0, 0.8)):
         sampling = Sampling(temperature=temperature)
-        engine.submit(preparer.prepare(Generate(number, prompt, sampling=sampling, max_tokens=4)))
+        request = Generate(
+            number,
+            prompt,
+            sampling=sampling,
+            max_tokens=4 if pair.drafter is None else 12,
+            speculative=SpeculationSettings(depth=3),
+        )
+        engine.submit(preparer.prepare(request))
         while engine.active:
             engine.step()
     pair.close()
 
 
-def outcome(path: Path, words: BinaryIO) -> str:
-    """Load the model in a child process, and return how it ended."""
+def outcome(files: PairFiles, words: BinaryIO) -> str:
+    """Load the pair in a child process, and return how it ended."""
     child = os.fork()
     if child == 0:
         os.dup2(words.fileno(), 1)
@@ -170,7 +211,7 @@ def outcome(path: Path, words: BinaryIO) -> str:
         signal.alarm(30)
         code = 0
         try:
-            generate(path)
+            generate(files)
         except LocalspecError:
             code = 10
         except BaseException:
@@ -182,25 +223,35 @@ def outcome(path: Path, words: BinaryIO) -> str:
     return {0: "answered", 10: "refused by the engine"}.get(code, f"died with {code}")
 
 
-def main(folder: Path, seed: int, count: int) -> None:
+def check(files: PairFiles) -> None:
+    """Check a pair as `localspec add` does. Raises LocalspecError."""
+    target = read_local_model(Path(files.target))
+    draft = read_local_model(Path(files.draft), as_draft=True) if files.draft else None
+    check_weights(Path(files.draft or files.target))
+    check_pair(target, draft)
+
+
+def main(folder: Path, seed: int, count: int, kind: str = "target") -> None:
     environment.prepare()
     profile.BUDGET_S = 0.01
-    data = Path(contextual_pair(folder).target).read_bytes()
-    header = read_header(FileSource(Path(contextual_pair(folder).target)))
-    mutate, path = Mutator(data, header, seed), folder / "mutant.gguf"
+    files = make_pair(folder, kind)
+    whole = Path(files.draft or files.target)
+    mutate = Mutator(whole.read_bytes(), read_header(FileSource(whole)), seed)
+    path = folder / "mutant.gguf"
+    changes = {"draft": str(path)} if files.draft else {"target": str(path)}
+    files = msgspec.structs.replace(files, **changes)
     counts: Counter[str] = Counter()
     deaths = []
     for _ in range(count):
         damaged, change = mutate()
         path.write_bytes(damaged)
         try:
-            read_local_model(path)
-            check_weights(path)
+            check(files)
         except LocalspecError:
             counts["refused by the checks"] += 1
             continue
         with tempfile.TemporaryFile() as words:
-            result = outcome(path, words)
+            result = outcome(files, words)
             counts[result] += 1
             if result.startswith("died"):
                 words.seek(0)
@@ -209,4 +260,4 @@ def main(folder: Path, seed: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

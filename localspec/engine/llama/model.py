@@ -234,7 +234,9 @@ def why_no_heads(model: Model) -> str:
         return why_no_layers()
     if model.reads_target_cache:
         return ""
-    if reason := explain_unusable_heads(model.architecture, model.n_heads):
+    if reason := explain_unusable_heads(
+        model.architecture, model.n_heads, mrope=model.repeats_positions
+    ):
         return reason
     has_heads = any(name.endswith(HEAD_SUFFIX) for name in read_tensor_names(model.path))
     return "" if has_heads else "the MTP heads that the target's file names are not in it"

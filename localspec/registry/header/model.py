@@ -226,7 +226,7 @@ class ModelInfo:
     def unusable_heads_reason(self) -> str:
         """Why the MTP heads that the file declares cannot draft, as a clause, or an empty text."""
         return (
-            explain_unusable_heads(self.architecture, self._declared_heads)
+            explain_unusable_heads(self.architecture, self._declared_heads, mrope=self._has_mrope)
             if self._declared_heads
             else ""
         )
@@ -243,6 +243,12 @@ class ModelInfo:
     def drafting_heads(self) -> int:
         """The number of MTP heads in the model's own file that draft for it."""
         return 0 if self.unusable_heads_reason else self._declared_heads
+
+    @property
+    def _has_mrope(self) -> bool:
+        """Whether positions have several parts, by the rule of llama.cpp (`llama_hparams::use_mrope`)."""
+        sections = self.header.metadata.get(f"{self.architecture}.rope.dimension_sections")
+        return isinstance(sections, NumberArray) and all(part > 0 for part in sections.values()[:2])
 
     @property
     def _declared_heads(self) -> int:
@@ -337,7 +343,6 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool | None = False) 
     heads = max(_read_per_layer(first, f"{architecture}.attention.head_count", layers, 1))
     kv_heads = _read_per_layer(first, f"{architecture}.attention.head_count_kv", layers, heads)
     _check_experts(first, architecture)
-    _check_scaling(first, architecture)
     _read_number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
@@ -345,6 +350,7 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool | None = False) 
         _read_head_length(first, architecture, "key_length", head_width),
         _read_head_length(first, architecture, "value_length", head_width),
     )
+    _check_rope(first, architecture, lengths.key, 2 if sidecar else 0)
     kept = kv_size(first, architecture, kv_heads, width, lengths)
     template = first.metadata.get("tokenizer.chat_template")
     return ModelInfo(
@@ -609,6 +615,29 @@ def _check_scaling(header: Header, architecture: str) -> None:
             f"{header.name}: '{architecture}.rope.scaling.type' is {scaling!r} and must be one of "
             f"{', '.join(ROPE_SCALINGS)}."
         )
+
+
+def _check_rope(header: Header, architecture: str, key_length: int, fewest: int) -> None:
+    """Check that a known and even number of a key's numbers is rotated, at least `fewest`.
+
+    Raises:
+        UnsafeModel: it is not so.
+    """
+    _check_scaling(header, architecture)
+    for part in ("", "_swa"):
+        key = f"{architecture}.rope.dimension_count{part}"
+        if (
+            type(header.metadata.get(key)) is int
+            and _read_number(header, key, fewest, key_length) % 2
+        ):
+            raise UnsafeModel(f"{header.name}: '{key}' must be an even number.")
+    sections = header.metadata.get(f"{architecture}.rope.dimension_sections")
+    if isinstance(sections, NumberArray):
+        parts = sections.values()
+        if min(parts, default=0) < 0 or sum(parts) > key_length:
+            raise UnsafeModel(
+                f"{header.name}: '{architecture}.rope.dimension_sections' does not divide a key's numbers."
+            )
 
 
 def _max_feed_forward(header: Header, architecture: str, layers: int, width: int) -> int:

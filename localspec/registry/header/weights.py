@@ -34,10 +34,12 @@ _ONE_REQUIRED_IN_LAYER = (
     ("ffn_down.weight", "ffn_down_exps.weight"),
     ("ffn_up.weight", "ffn_up_exps.weight"),
 )
-# llama.cpp's kernels support only F32 for these tensors and end the process on other types.
-_F32_ONLY = re.compile(r".*(norm[^.]*\.weight|\.bias)")
-# Weight matrices. No kernel multiplies by integers, or by the types that are used for activations.
-_MATRIX = re.compile(r"(token_embd|output|blk\.\d+\.(attn|ffn)_[a-z_]+)\.weight")
+# Lists of token or expert ids, which are of an integer type.
+_ID_LISTS = re.compile(r"d2t|t2d|blk\.\d+\.ffn_gate_tid2eid\.weight")
+# llama.cpp's kernels support only F32 for what is added or multiplied element by element, and end the process
+# on other types. That is all except matrices, which are called ….weight and are no norms or convolutions.
+_MATRIX = re.compile(r"(?!.*(?:norm[^.]*|conv1d[^.]*|shortconv\.conv)\.weight$).*\.weight")
+# No kernel multiplies by integers, or by the types that are used for activations.
 _UNSUPPORTED_MATRIX_TYPES = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 _VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
 _MAX_TAIL_BYTES = 4096  # checked for zeros at the end of a file
@@ -92,11 +94,14 @@ def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
     """
     for tensor in tensors:
         kind = TENSOR_TYPES[tensor.kind][0]
-        if len(tensor.shape) == 1 and kind != "F32" and _F32_ONLY.fullmatch(tensor.name):
+        if _ID_LISTS.fullmatch(tensor.name):
+            continue
+        is_matrix = len(tensor.shape) > 1 and _MATRIX.fullmatch(tensor.name)
+        if not is_matrix and kind != "F32":
             raise UnsafeModel(
                 f"{name}: the tensor '{tensor.name}' is of type {kind} and must be F32."
             )
-        if kind in _UNSUPPORTED_MATRIX_TYPES and _MATRIX.fullmatch(tensor.name):
+        if kind in _UNSUPPORTED_MATRIX_TYPES:
             raise UnsafeModel(
                 f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not a type for "
                 "weights."
