@@ -49,6 +49,16 @@ SEGFAULT, ABORTED = Death("crash", -signal.SIGSEGV), Death("crash", -signal.SIGA
     [
         (SEGFAULT, {}, "kernels"),
         (SEGFAULT, {"safe_mode"}, "pair"),
+        (SEGFAULT, {"drafting"}, "kernels"),
+        (SEGFAULT, {"drafting", "safe_mode"}, "draft"),
+        (SEGFAULT, {"drafting", "decoded"}, "draft"),
+        (SEGFAULT, {"drafting", "preparing"}, "text"),
+        (SEGFAULT, {"drafting", "file_changed"}, "file"),
+        (ABORTED, {"drafting"}, "draft"),
+        (Death("crash", -signal.SIGKILL), {"drafting"}, "pair"),
+        (Death("crash", -signal.SIGABRT, "std::bad_alloc"), {"drafting"}, "pair"),
+        (Death("crash", 3), {"drafting"}, "pair"),
+        (Death("watchdog", -signal.SIGKILL), {"drafting"}, "pair"),
         (SEGFAULT, {"decoded"}, "pair"),
         (SEGFAULT, {"preparing"}, "text"),
         (SEGFAULT, {"preparing", "decoded", "safe_mode"}, "text"),
@@ -65,7 +75,7 @@ SEGFAULT, ABORTED = Death("crash", -signal.SIGSEGV), Death("crash", -signal.SIGA
 def test_a_death_is_blamed_on_what_can_have_caused_it(
     death: Death, facts: set[str], cause: str
 ) -> None:
-    names = ("file_changed", "preparing", "decoded", "safe_mode")
+    names = ("file_changed", "preparing", "decoded", "safe_mode", "drafting")
     assert blame(death, **{name: name in facts for name in names}) == cause
 
 

@@ -47,7 +47,7 @@ class EngineLife:
         self.home = home
         self._fault = home.root / "fault"
         files = cycle_pair(folder / "cycle", 0.9)
-        self.target = Path(files.target)
+        self.target, self.draft = Path(files.target), str(files.draft)
         home.environment |= {
             "LOCALSPEC_ENGINE": shlex.join([sys.executable, "-P", str(PROGRAM), str(self._fault)]),
             "LOCALSPEC_PAIR": f"{files.target},{files.draft}",
@@ -187,10 +187,33 @@ def test_a_hanging_engine_is_ended_and_replaced(life: EngineLife) -> None:
         life.is_well()
 
 
+@pytest.mark.parametrize(
+    ("point", "way"), [("draft", "SIGABRT"), ("load-draft", "SIGABRT"), ("draft", "SIGSEGV")]
+)
+def test_a_draft_that_ends_the_engine_is_left_out(life: EngineLife, point: str, way: str) -> None:
+    if point == "draft":
+        life.is_well()
+    life.fault(point, way, always=True)
+    drafts = {"kind": "draft", "depth": 3}
+    died = life.ask(speculative=drafts)
+    assert (died.status, died.error["code"]) == (500, "worker_died")
+    problem = "is left out, because the engine crashed with it"
+    assert problem in died.error["message"]
+    for _ in range(2):
+        answer = life.ask(speculative=drafts)
+        assert answer.status == 200, answer.body
+    life.is_well()
+    (pair,) = life.home.status()["pairs"]
+    assert f"{Path(life.draft).name} {problem}" in pair["note"]
+    life.reset()
+    assert life.ask(speculative=drafts).json["localspec"]["speculation"]["drafted"]
+
+
 def test_three_deaths_set_the_pair_aside_until_a_reset(life: EngineLife) -> None:
+    """The draft is left out after the first one, which does not count."""
     life.is_well()
     life.fault("write", "SIGSEGV", always=True)
-    for _ in range(3):
+    for _ in range(4):
         assert life.ask().error["code"] == "worker_died"
     assert life.ask().error["code"] == "pair_set_aside"
     life.reset()

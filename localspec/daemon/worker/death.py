@@ -36,6 +36,8 @@ KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
 
 # Signals that end a process while it tokenizes a fatal text: a stack overflow or a failed assertion.
 TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+# Signals by which llama.cpp's own code ends a process.
+CODE_SIGNALS = (*KERNEL_SIGNALS, signal.SIGABRT, signal.SIGFPE)
 MAX_TEXTS = 256  # hashes of texts that are remembered
 MAX_CAUSES = 64  # causes of crashes that are remembered
 
@@ -81,6 +83,12 @@ class Death:
         """Whether a text may have caused it, if one was being tokenized."""
         other_cause = self.out_of_memory or self.lost_remote_machine
         return self.ending == "crash" and self.signal in TEXT_SIGNALS and not other_cause
+
+    @property
+    def may_be_from_draft(self) -> bool:
+        """Whether a draft may have caused it, if one was in use."""
+        other_cause = self.out_of_memory or self.lost_remote_machine
+        return self.ending == "crash" and self.signal in CODE_SIGNALS and not other_cause
 
     @property
     def out_of_memory(self) -> bool:
@@ -146,16 +154,23 @@ class Death:
 
 
 def blame(
-    death: Death, *, file_changed: bool, preparing: bool, decoded: bool, safe_mode: bool
-) -> Literal["file", "text", "kernels", "pair"]:
+    death: Death,
+    *,
+    file_changed: bool,
+    preparing: bool,
+    decoded: bool,
+    safe_mode: bool,
+    drafting: bool,
+) -> Literal["file", "text", "kernels", "draft", "pair"]:
     """Return what caused the death of a worker.
 
     `file_changed`: a file it reads has changed since the load.
     `preparing`: a text was being tokenized.
     `decoded`: it had decoded before.
+    `drafting`: a draft was loaded, or the heads in the target's file.
 
-    After a crash of the kernels at the first decode, safe mode is tried once. A crash in safe mode too is
-    caused by the pair.
+    After a crash of the kernels at the first decode, safe mode is tried once. After any other crash, the
+    target is tried without what drafts for it. If that crashes too, the pair is the cause.
     """
     if death.may_be_from_kernels and file_changed:
         return "file"
@@ -163,7 +178,7 @@ def blame(
         return "text"
     if death.may_be_from_kernels and not decoded and not safe_mode:
         return "kernels"
-    return "pair"
+    return "draft" if death.may_be_from_draft and drafting else "pair"
 
 
 class CrashHistory:
@@ -176,6 +191,22 @@ class CrashHistory:
     def __init__(self) -> None:
         self._crashes: dict[bytes, list[float]] = {}
         self._aside: dict[bytes, tuple[frames.PairFiles, str]] = {}
+        self._draft_problems: dict[bytes, str] = {}
+
+    def drop_draft(self, pair: frames.PairFiles, cause: bytes, reason: str) -> str:
+        """Leave out what drafts when this cause is loaded again. Return a sentence about it."""
+        name = Path(pair.draft).name if pair.draft else "What drafts for its target"
+        while len(self._draft_problems) >= MAX_CAUSES:
+            del self._draft_problems[next(iter(self._draft_problems))]
+        self._draft_problems[cause] = (
+            f"{name} is left out, because the engine crashed with it ({reason}). To try it again: "
+            "localspec start --reset"
+        )
+        return self._draft_problems[cause]
+
+    def draft_problem(self, cause: bytes) -> str:
+        """Return why a cause is loaded without what drafts for its target, as a sentence, or ""."""
+        return self._draft_problems.get(cause, "")
 
     def record(self, pair: frames.PairFiles, cause: bytes, now: float, reason: str) -> None:
         """Record a crash at monotonic time `now`. The loss of another machine does not count."""
@@ -213,6 +244,7 @@ class CrashHistory:
     def reset(self) -> None:
         self._crashes.clear()
         self._aside.clear()
+        self._draft_problems.clear()
 
 
 class DeadlyTexts:

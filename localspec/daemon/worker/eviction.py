@@ -55,6 +55,14 @@ class LoadPlan(NamedTuple):
     plan: FitView | None = None
     read_gib: tuple[float, float] | None = None
 
+    def without_draft(self, note: str) -> LoadPlan:
+        """Return the plan with nothing that drafts but the text itself, and a note about it."""
+        return self._replace(
+            pair=msgspec.structs.replace(self.pair, draft=None, other_drafts=()),
+            settings=msgspec.structs.replace(self.settings, own_heads=False),
+            notes=(*self.notes, note),
+        )
+
 
 def engine_settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
     """Return the engine's settings from the configuration."""

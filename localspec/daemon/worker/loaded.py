@@ -86,6 +86,13 @@ class LoadedEngine:
     def safe_mode(self) -> bool:
         return not self.planned.settings.extra_buffers
 
+    @property
+    def drafting(self) -> bool:
+        """Whether it has got something that drafts besides the text itself."""
+        plan, pair = self.planned.plan, self.planned.pair
+        has_heads = self.planned.settings.own_heads and plan and plan.draft and plan.drafting.cache
+        return bool(pair.draft or pair.other_drafts or has_heads)
+
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
@@ -445,6 +452,9 @@ class LoadedPair:
         async with room.make_room(self, loading, failed) as planned:
             loading.begun = True
             config = room.config
+            cause = crash_cause(pair, mapped, eviction.engine_settings(config, room.paths))
+            if problem := room.crashes.draft_problem(cause):
+                planned = planned.without_draft(problem)
             try:
                 worker = await room.spawn(self)
             except OSError as error:
@@ -604,7 +614,10 @@ class LoadedPair:
             preparing=bool(suspects),
             decoded=worker.decoded,
             safe_mode=engine.safe_mode,
+            drafting=engine.drafting and not self._is_loading_target(worker),
         )
+        if blamed in ("draft", "pair") and engine.safe_mode and not worker.decoded:
+            self._room.safe_mode.end()  # it did not help
         match blamed:
             case "file":
                 assert changed is not None
@@ -618,13 +631,27 @@ class LoadedPair:
             case "pair" if self._may_load_smaller(engine, death):
                 self._too_large = engine
                 worker.fail(RetryRequest())
+            case "draft":
+                self._drop_draft(engine, death)
             case "pair":
-                if engine.safe_mode and not worker.decoded:
-                    self._room.safe_mode.end()  # it did not help
                 self._room.crashes.record(
                     engine.pair, self._cause_of(engine), time.monotonic(), death.summary
                 )
                 worker.fail(death.error(self._room.config.watchdog))
+
+    def _is_loading_target(self, worker: Worker) -> bool:
+        """Return whether a load has not got beyond the target yet."""
+        progress = worker.progress or frames.Loading("target", 0.0)
+        is_on_target = progress.stage == "target" and progress.fraction < 1
+        return isinstance(self.state, LoadingPair) and is_on_target
+
+    def _drop_draft(self, engine: LoadedEngine, death: Death) -> None:
+        """Have the next load leave out what drafts, and fail the requests."""
+        cause, how = self._cause_of(engine), death.description
+        problem = self._room.crashes.drop_draft(engine.pair, cause, how)
+        log.warning("%s: %s", self.name, problem)
+        error = death.error(self._room.config.watchdog)
+        engine.worker.fail(type(error)(f"{error.message} {problem}"))
 
     def _may_load_smaller(self, engine: LoadedEngine, death: Death) -> bool:
         """Return whether to halve the context of a load that ran out of memory, if none was configured."""
