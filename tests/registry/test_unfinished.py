@@ -10,6 +10,7 @@ import pytest
 from localspec.errors import NotFound
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.repository import Reference
+from localspec.registry.pulls import running
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.resolve import PullTarget, UnfinishedPulls
 from localspec.registry.pulls.running import Pulls
@@ -169,6 +170,18 @@ def test_only_the_latest_finished_pulls_are_remembered(
     with pytest.raises(NotFound, match="no pull of 'gone0'"):
         pulls.get("gone0")
     pulls.close()
+
+
+def test_a_pull_that_ended_is_listed_for_some_time(
+    puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulls = create_pulls(puller)
+    pull = pulls.start(PullTarget(name="a", target=Reference(repo="own/none")))
+    assert pull.wait(PATIENCE)
+    (state,) = pulls.states()
+    assert (state.name, state.state) == ("a", "failed")
+    monkeypatch.setattr(running, "_ENDED_LISTED_S", 0.0)
+    assert pulls.states() == ()
 
 
 def test_a_pull_is_found_by_the_text_of_its_reference(puller: Puller) -> None:

@@ -46,6 +46,7 @@ _TEMPORARY_ERRORS = (
     NetworkSettings,
     DiskFull,
 )
+_ENDED_LISTED_S = 3600.0  # how long a pull that ended is listed
 _MAX_LISTED_PULLS = 32  # finished ones beyond that are forgotten
 
 
@@ -64,6 +65,7 @@ class Pull:
         self.name = name = request.name
         self.target = request
         self.error: LocalspecError | None = None
+        self.ended_at = 0.0  # monotonic time; 0 while it runs
         self._catalogue = catalogue
         self._lock = threading.Lock()
         self._waits: dict[int, Retry] = {}  # by the id of the waiting thread
@@ -143,6 +145,7 @@ class Pull:
         except Exception as error:  # a bug must not leave the pull running for ever
             self._end_with(LocalspecError(f"The pull failed: {type(error).__name__}."))
         finally:
+            self.ended_at = time.monotonic()
             self._finished.set()
 
     def _end_with(self, error: LocalspecError) -> None:
@@ -291,6 +294,9 @@ class Pulls:
     def states(self) -> tuple[PullState, ...]:
         """Return the state of every running or recently ended pull, oldest first."""
         with self._lock:
+            for name, pull in [*self._pulls.items()]:
+                if pull.ended_at and time.monotonic() - pull.ended_at > _ENDED_LISTED_S:
+                    del self._pulls[name]
             return tuple(pull.state for pull in self._pulls.values())
 
     def get(self, name: str) -> Pull:
