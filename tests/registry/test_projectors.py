@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localspec.errors import BadGguf, NotMatched
+from localspec.errors import BadGguf, NotMatched, Unreachable
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.disk.projectors import find_projector, list_projectors
 from localspec.registry.file_names import is_projector, rank_projectors
@@ -19,6 +19,7 @@ from localspec.registry.header.projector import (
     projector_bytes,
     read_local_projector,
 )
+from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.resolve import PullTarget, decide, resolve_target
@@ -234,6 +235,21 @@ def test_a_pair_of_the_catalogue_whose_files_cannot_be_listed_is_pulled(
     entry = CataloguePair(summary="", target=HubFile(repo="maker/none", file="none.gguf"))
     request = PullTarget(name="w", asked="", pair=entry)
     assert decide(puller, request, Catalogue({"w": entry}, {})).pair == entry
+
+
+def test_a_hub_that_cannot_be_reached_is_tried_once_for_a_pair_of_the_catalogue(
+    puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tries are not made again for the files."""
+    entry = CataloguePair(summary="", target=HubFile(repo="maker/none", file="none.gguf"))
+    request = PullTarget(name="w", asked="", pair=entry)
+
+    def fail(*_: object) -> None:
+        raise Unreachable("no network")
+
+    monkeypatch.setattr(Hub, "list_files", fail)
+    with pytest.raises(Unreachable):
+        decide(puller, request, Catalogue({"w": entry}, {}))
 
 
 # ------------------------------------------------------------------------ own files

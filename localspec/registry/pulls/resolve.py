@@ -410,6 +410,10 @@ class _Decider:
             )
         except PullCancelled:
             raise
+        except (Offline, Unreachable):
+            if is_cached(self._request):
+                return ()
+            raise
         except LocalspecError:  # the pull itself says what is wrong
             return ()
 
