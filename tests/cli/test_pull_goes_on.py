@@ -109,10 +109,12 @@ def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None
     assert "The pull of maker-tiny-8b resumes when the daemon starts again" in run.stdout
     at_stop, _ = wait_until_settled(home)
     assert stat.S_IMODE(journal_file(home).stat().st_mode) == 0o600
-    assert list_pulls(home)["maker-tiny-8b"]["state"] in (
-        "checking",
-        "downloading",
-    )  # This command starts the daemon.
+    listed = home.run("pulls")
+    assert listed.stdout.startswith("No daemon is running, so nothing is pulled.")
+    assert list_pulls(home) == {}
+    assert home.run("status").returncode == 3  # A list starts nothing.
+    home.run("start")
+    assert list_pulls(home)["maker-tiny-8b"]["state"] in ("checking", "downloading")
     wait_for(lambda: count_missing_bytes(home) < at_stop, "more bytes")
     os.kill(daemon_pid(home), signal.SIGKILL)
     at_kill, bytes_sent = wait_until_settled(home)

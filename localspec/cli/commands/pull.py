@@ -14,10 +14,10 @@ import click
 from localspec.cli import suggest
 from localspec.cli.app import Group
 from localspec.cli.terminal import pairs, render
-from localspec.cli.terminal.pairs import format_size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
-from localspec.errors import LocalspecError, UsageError, error_from_code
+from localspec.errors import LocalspecError, NoAnswer, NoDaemon, UsageError, error_from_code
+from localspec.files import format_size
 
 _RUNNING_STATES = ("checking", "downloading", "verifying")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -244,7 +244,18 @@ def _print_installed(state: dict[str, Any]) -> None:
 def pulls_command(context: click.Context, as_json: bool) -> int:
     if context.invoked_subcommand:
         return 0
-    states = PairsClient().pulls()
+    try:
+        states = PairsClient(autostart=False).pulls()  # a list must not start what `stop` has ended
+    except NoAnswer:
+        raise
+    except NoDaemon:
+        states = []
+        if not as_json:
+            render.line(
+                "No daemon is running, so nothing is pulled. What was interrupted goes on when it starts: "
+                "localspec start"
+            )
+            return 0
     if as_json:
         render.record(states)
     elif states:
