@@ -155,3 +155,12 @@ def keepalive_options() -> list[tuple[int, int, int]]:
         (socket.IPPROTO_TCP, number, _OPTIONS[name]) for name, number in numbers.items() if number
     ]
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *supported]
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes in a readable form, such as "1.4 GiB"."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit != "MiB" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import format_size
 from localspec.errors import UsageError
+from localspec.files import format_size
 from localspec.installation import install_extra_command
 
 _MAX_OUTPUT_CHARACTERS = 2000  # of a cell's output

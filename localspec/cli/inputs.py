@@ -506,7 +506,7 @@ def describe_too_long(
     `stdin_alone`: the prompt came from stdin without files. `longer`: an installed pair whose context holds
     the prompt.
     """
-    from localspec.cli.terminal.pairs import format_size
+    from localspec.files import format_size
 
     tokens, n_ctx = error.n_prompt_tokens, error.n_ctx
     if not tokens or n_ctx is None:

@@ -322,7 +322,7 @@ def test_a_full_disk_is_reported_with_numbers(home: PullingHome) -> None:
     if run.returncode:
         pytest.skip("this machine does not let us mount a small disk")
     assert re.search(
-        r"Not enough disk space: \d+ more bytes are needed .* \d+ bytes are free", run.stderr
+        r"Not enough disk space: [\d.]+ [KMG]iB more are needed .* [\d.]+ \w+ are free", run.stderr
     )
     assert "Free some space (localspec gc) and pull again." in run.stderr
 

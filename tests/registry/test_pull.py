@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -75,7 +76,7 @@ def pull_refused_by_headers(
 ) -> str:
     """Pull a pair of 2 × 20 MB that must be refused by its headers alone, and return the message."""
     for repo, file in (("target", target), ("draft", draft)):
-        file.tensors.insert(0, ("filler.weight", (64, (20 << 20) // 64), 24))
+        file.tensors.insert(0, ("filler.weight", (64, (20 << 20) // 128), 1))
         hub.add(f"own/{repo}", f"{repo}.gguf", file.data())
     with pytest.raises(error) as caught:
         puller.pull("p", pair)
@@ -126,8 +127,8 @@ def test_too_little_disk_is_refused(
 
     monkeypatch.setattr(os, "statvfs", full)
     message = pull_refused_by_headers(hub, puller, pair, model(layers=4), model(layers=1), DiskFull)
-    assert "bytes are needed" in message
-    assert "bytes are free" in message
+    assert re.search(r"[\d.]+ MiB more are needed \(and 64.0 MiB in reserve\)", message)
+    assert "iB are free" in message
 
 
 @pytest.mark.usefixtures("faults")

@@ -335,7 +335,7 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
         return real(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(DiskFull, match=r"\d+ more bytes are needed and \d+ bytes are free"):
+    with pytest.raises(DiskFull, match=r"[\d.]+ \w+ more are needed and [\d.]+ \w+ are free"):
         puller.pull("p", pair)
     assert_absent(store)
     monkeypatch.setattr(os, "pwrite", real)

@@ -12,9 +12,9 @@ from localspec.cli.chat.talk import Conversation
 from localspec.cli.command_names import closest
 from localspec.cli.templates import Template
 from localspec.cli.terminal import clipboard, extract, figures, history, render
-from localspec.cli.terminal.pairs import format_size
 from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
+from localspec.files import format_size
 from localspec.paths import expand_user, split_model_names
 
 # ------------------------------------------------------------------------ what a typed line means

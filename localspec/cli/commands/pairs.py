@@ -10,10 +10,11 @@ import click
 from localspec.cli import inputs, settings, suggest
 from localspec.cli.app import NumberOption, require_consent, yes_option
 from localspec.cli.terminal import pairs, progress, render
-from localspec.cli.terminal.pairs import format_add_command, format_first_use, format_size
+from localspec.cli.terminal.pairs import format_add_command, format_first_use
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoDaemon, UsageError
+from localspec.files import format_size
 
 
 @click.command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from localspec.cli.terminal import render
+from localspec.files import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -239,9 +240,8 @@ def _format_residence(pair: dict[str, Any]) -> str:
 
 def _format_other_pair(pair: dict[str, Any]) -> str:
     """Return the line of a loaded pair that is not the configured one."""
-    from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    memory_text = f", at most {pairs.format_size(pair['memory'])}" if pair.get("memory") else ""
+    memory_text = f", at most {format_size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return (
         _format_pair(pair)
@@ -271,10 +271,6 @@ def _format_upstream(entry: dict[str, Any]) -> str:
 
 def _format_memory(value: dict[str, Any]) -> str:
     """Return the memory of the loaded pairs now, and how much more cached prompts may take."""
-    from localspec.cli.terminal.pairs import (
-        format_size,  # imported here, because `ask` does not need it
-    )
-
     plans = [pair["plan"] for pair in value.get("pairs") or () if pair.get("plan")]
     max_bytes = sum(plan["needed"] for plan in plans)
     min_bytes = max_bytes - sum(plan["prefixes"] for plan in plans)
@@ -292,7 +288,7 @@ def _format_plan(plan: dict[str, Any] | None) -> str:
         return ""
     from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    return f"{pairs.format_plan(plan)}; {pairs.format_size(plan['free'])} were free"
+    return f"{pairs.format_plan(plan)}; {format_size(plan['free'])} were free"
 
 
 def _format_counts(counts: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def _was_shown_today(file: Path) -> bool:
 
 
 def _advice(listed: dict[str, Any]) -> str:
-    from localspec.cli.terminal.pairs import format_size
+    from localspec.files import format_size
 
     real_pairs = [entry for entry in listed["pairs"] if entry["name"] != "builtin"]
     chat_pairs = [entry for entry in real_pairs if "chat" in entry["roles"]]

@@ -8,6 +8,7 @@ from typing import Any
 
 from localspec.cli.terminal import render
 from localspec.cli.terminal.figures import format_time
+from localspec.files import format_size
 
 _DRAFT_LABELS = {
     "model": "model",
@@ -39,15 +40,6 @@ _POOLING_DESCRIPTIONS = {
 }
 _MAX_LICENCE_CHARS = 120  # shown of a licence; some files contain the full text
 _FITS_LABELS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
-
-
-def format_size(count: float) -> str:
-    """Return a number of bytes in a readable form, such as "1.4 GiB"."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit != "MiB" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def format_span(seconds: float) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 from localspec.cli.terminal import layout
 from localspec.cli.terminal.figures import format_hashing, format_queue
-from localspec.cli.terminal.pairs import format_retry, format_size, format_span
+from localspec.cli.terminal.pairs import format_retry, format_span
 from localspec.cli.terminal.render import harmless, is_drawn_on, stderr
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
+from localspec.files import format_size
 
 # ------------------------------------------------------------------------ spinner
 # A spinner on stderr while a command waits for the first word, with the reason for the wait.

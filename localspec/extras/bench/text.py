@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from localspec.cli.terminal import layout, render
 from localspec.cli.terminal.figures import format_duration, format_share
-from localspec.cli.terminal.pairs import format_size
 from localspec.extras.bench.report import Estimate, Report, Sampling, Side, Workload
 from localspec.extras.bench.running import BenchProgress
 from localspec.extras.bench.statistics import intervals_overlap
 from localspec.extras.bench.summary import NO_TIME_NOTE, join_names
+from localspec.files import format_size
 
 COLUMNS = (
     "WORK",

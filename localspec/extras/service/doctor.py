@@ -17,11 +17,11 @@ import localspec
 from localspec import machine
 from localspec.cli import settings
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import format_size
 from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
 from localspec.config import Config, load_config
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon
+from localspec.files import format_size
 from localspec.paths import (
     Paths,
     check_socket_path,

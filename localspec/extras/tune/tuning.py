@@ -16,13 +16,12 @@ from typing import Any
 
 from localspec import config
 from localspec.cli.settings import usable_cores
-from localspec.cli.terminal.pairs import format_size
 from localspec.errors import BadGguf, LocalspecError
 from localspec.extras.tune import running
 from localspec.extras.tune import texts as collecting
 from localspec.extras.tune.requirements import check_torch
 from localspec.extras.tune.texts import TrainingText, TuneClient
-from localspec.files import hold_folder, remove_abandoned, write_atomically
+from localspec.files import format_size, hold_folder, remove_abandoned, write_atomically
 from localspec.paths import default_paths, make_private_directory
 from localspec.protocol.tuned import WORK_PREFIX
 from localspec.registry.header.gguf import FileSource, read_header

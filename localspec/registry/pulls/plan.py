@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from localspec.errors import BadGguf, DiskFull, NotMatched, Offline, Unreachable
+from localspec.files import format_size
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
@@ -288,9 +289,9 @@ class Planner:
         free = info.f_bavail * info.f_frsize
         if fetch and fetch + DISK_RESERVE_BYTES > free:
             raise DiskFull(
-                f"Not enough disk space: {fetch} more bytes are needed (and {DISK_RESERVE_BYTES} in "
-                f"reserve), {describe_free_space(folder)}. Free some space (localspec gc) and pull "
-                "again."
+                f"Not enough disk space: {format_size(fetch)} more are needed (and "
+                f"{format_size(DISK_RESERVE_BYTES)} in reserve), {describe_free_space(folder)}. Free some "
+                "space (localspec gc) and pull again."
             )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from localspec import files
 from localspec.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly, UnsafePath
+from localspec.files import format_size
 from localspec.paths import open_file
 
 CHUNK_BYTES = 4 << 20
@@ -30,7 +31,7 @@ def store_error(
     needed: the bytes that were still to be written.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        need = f"{needed} more bytes are needed and " if needed is not None else ""
+        need = f"{format_size(needed)} more are needed and " if needed is not None else ""
         return DiskFull(
             f"The disk is full: {need}{describe_free_space(path)}. What was written of {path.name} "
             "is kept; free some space and try again."
@@ -48,7 +49,7 @@ def describe_free_space(path: Path) -> str:
         info = os.statvfs(path if path.exists() else path.parent)
     except OSError:
         return "the free space is unknown"
-    return f"{info.f_bavail * info.f_frsize} bytes are free"
+    return f"{format_size(info.f_bavail * info.f_frsize)} are free"
 
 
 def open_store_file(path: Path, flags: int) -> int:
