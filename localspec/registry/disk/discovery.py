@@ -105,11 +105,12 @@ def _read_manifest(home: Path, manifest: Path) -> OllamaModel:
         if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
             return OllamaModel(name, None, "its manifest is too large")
         for layer in json.loads(read_file(manifest))["layers"]:
-            kind, _, value = layer["digest"].partition(":")
-            if not (kind.isalnum() and value.isalnum()):
-                return OllamaModel(name, None, "its manifest cannot be read")
             paths = layers.setdefault(layer["mediaType"].removeprefix(_MEDIA_TYPE_PREFIX), [])
-            paths.append(_find_blob(home, kind, value))
+            kind, _, value = layer["digest"].partition(":")
+            if kind.isalnum() and value.isalnum():
+                paths.append(_find_blob(home, kind, value))
+            elif paths is layers.get("model") or paths is layers.get("projector"):
+                return OllamaModel(name, None, "its manifest cannot be read")
     except OSError as error:
         return OllamaModel(name, None, f"its manifest cannot be read ({error.strerror})")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
