@@ -87,6 +87,6 @@ def test_any_accepted_setting_works_or_is_explained(real: Home) -> None:
             assert run_command(real, "start").returncode == 0, history
         if rng.random() < 0.3:
             for key_ in tomllib.loads(file.read_text()):
-                assert run_command(real, "config", "unset", "-y", key_).returncode == 0
+                assert run_command(real, "config", "unset", key_).returncode == 0
             assert ask_question(real) == (200, ""), history
     assert real.status()["counts"]["worker_deaths"] == 0, history

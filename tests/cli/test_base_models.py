@@ -81,7 +81,7 @@ def test_the_configured_base_model_completes_too(home_with_base_model: Home) -> 
         complete_text(home_with_base_model, "w5 w6")
         == home_with_base_model.run("ask", "-n", "12", "--temp", "0", "w5 w6").stdout
     )
-    home_with_base_model.run("config", "unset", "-y", "pair")
+    home_with_base_model.run("config", "unset", "pair")
 
 
 @pytest.mark.parametrize("flags", [["-c"], ["--cid", "x"], ["-s", "be brief"]])

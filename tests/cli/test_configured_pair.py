@@ -30,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
 @pytest.fixture(autouse=True)
 def default_pair(home: PullingHome) -> Iterator[None]:
     yield
-    home.run("config", "unset", "-y", "pair")
+    home.run("config", "unset", "pair")
 
 
 # ------------------------------------------------------------------ choosing it
@@ -204,7 +204,7 @@ def test_a_name_of_ollamas_means_the_pair_with_the_same_model(
               "registry.ollama.ai/library/qwen3/4b-mine", model(layers=1, seed=5).data())  # fmt: skip
     view = json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)
     assert view["name"] == "qwen3:4b-mine", "Ollama's own model goes before a pair"
-    home.run("config", "unset", "-y", "pair")
+    home.run("config", "unset", "pair")
     home.run("rm", "-y", "qwen3-4b-mine")
 
 

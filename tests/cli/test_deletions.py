@@ -27,10 +27,6 @@ DELETIONS = {
     "chats rm --all": "Remove all conversations",
     "templates rm brief": "",
     "prompts delete brief": "",
-    "config unset queue": "",
-    "config reset queue": "",
-    "config set queue": "",
-    "unset queue": "",
     "tune --check": "",
     "tune --revert": "Delete the tuned draft",
     "tune mine --revert": "Delete the tuned draft",
@@ -43,6 +39,8 @@ DELETIONS = {
 NOT_DELETING = {
     "history": "a group",
     "templates": "a group",
+    "config unset": "a setting is set again as easily, and doctor gives this command to scripts",
+    "config set": "as config unset",
     "gc --dry-run": "only shows what would be deleted",
     "bench --keep-learning": "says what happens to the measurement's own leavings",
 }

@@ -228,7 +228,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "config path": [""],
     "config show": ["", "--json"],
     "config set": ["pair ❮\x1b❯", "❮\x1b❯ 1", "pair ❮\x1b❯.gguf"],
-    "config unset": ["❮\x1b❯ -y"],
+    "config unset": ["❮\x1b❯"],
     "config edit": [""],
     "logs": ["", "--path"],
     "status": ["", "-v", "--json"],

@@ -144,7 +144,7 @@ def test_synonyms_do_the_same(warm: Home) -> None:
     assert warm.run("config", "ls").stdout == warm.run("config").stdout
     assert warm.run("set", "depth", "3").returncode == 0
     assert warm.run("config", "get", "depth").stdout == "3\n"
-    assert warm.run("config", "reset", "-y", "depth").returncode == 0
+    assert warm.run("config", "reset", "depth").returncode == 0
 
 
 @pytest.mark.parametrize("group", ["server", "daemon"])

@@ -68,7 +68,7 @@ def test_values_are_accepted_as_people_type_them(
     assert tomllib.loads(config_file(home).read_text()) == {key: value}
     assert home.run("config", "get", key).stdout.strip() == json.dumps(value)
     assert home.run("config", "set", f"{key}={text}").returncode == 0
-    assert home.run("config", "unset", "-y", key).returncode == 0
+    assert home.run("config", "unset", key).returncode == 0
     assert tomllib.loads(config_file(home).read_text()) == {}
 
 
@@ -115,7 +115,7 @@ def test_the_tcp_listener_follows_the_setting(fake_home: Home) -> None:
     assert f"The daemon listens on {url}" in run.stdout
     port = int(url.rpartition(":")[2])
     socket.create_connection(("127.0.0.1", port)).close()
-    run = fake_home.run("config", "unset", "-y", "listen")
+    run = fake_home.run("config", "unset", "listen")
     assert "listens on its own socket only" in run.stdout
     assert fake_home.status()["listen"] is None
     with pytest.raises(ConnectionRefusedError):
@@ -254,7 +254,7 @@ def test_undoing_a_setting_restores_a_pair_that_was_set_aside(fake_home: Home) -
         assert fake_home.chat("die SIGABRT").status == 500
     assert fake_home.chat("say x").error["code"] == "pair_set_aside"
     assert fake_home.status()["pair"]["state"] == "set_aside"
-    assert fake_home.run("config", "unset", "-y", "context").returncode == 0
+    assert fake_home.run("config", "unset", "context").returncode == 0
     assert fake_home.status()["pair"]["state"] == "unloaded"
     assert fake_home.chat("say x").text == "x"
     assert fake_home.run("config", "set", "context", "512").returncode == 0
@@ -332,7 +332,7 @@ def test_commands_work_with_any_configuration_file(fake_home: Home, text: bytes)
         assert "mistake" not in run.err
     assert fake_home.run("config", "set", "queue", "5").returncode == 0
     assert fake_home.status()["queue_limit"] == 5
-    assert fake_home.run("config", "unset", "-y", "queue").returncode == 0
+    assert fake_home.run("config", "unset", "queue").returncode == 0
     assert fake_home.status()["queue_limit"] == Config().queue
 
 

@@ -422,7 +422,7 @@ def test_allowed_origins_take_effect_at_once(home: Home) -> None:
     home.run("config", "set", "allow_origins", "*")
     home.run("config", "set", "allow_hosts", "box.lan")
     assert api.get("/v1/models", origin=page, host="box.lan").status == 200
-    home.run("config", "unset", "-y", "allow_origins")
+    home.run("config", "unset", "allow_origins")
     assert api.get("/v1/models", origin=page).status == 403
     daemon.stop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import settings, suggest
-from localspec.cli.app import Group, require_consent, yes_option
+from localspec.cli.app import Group
 from localspec.cli.terminal import render
 from localspec.paths import default_paths
 
@@ -63,10 +63,8 @@ def get(key: str) -> int:
 )
 @click.argument("key", shell_complete=suggest.keys)
 @click.argument("value", required=False, shell_complete=suggest.values)
-@yes_option
-def set_(key: str, value: str | None, yes: bool) -> int:
+def set_(key: str, value: str | None) -> int:
     name, equals, text = key.partition("=")
-    require_consent(yes=yes or bool(equals) or value is not None)
     settings.change(name, text if equals and value is None else value)
     return 0
 
@@ -76,9 +74,7 @@ def set_(key: str, value: str | None, yes: bool) -> int:
     epilog="Example: localspec config unset context",
 )
 @click.argument("key", shell_complete=suggest.keys)
-@yes_option
-def unset(key: str, yes: bool) -> int:
-    require_consent(yes=yes)
+def unset(key: str) -> int:
     settings.change(key, None)
     return 0
 

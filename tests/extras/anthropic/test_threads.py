@@ -260,7 +260,7 @@ def test_the_tool_runner_works_without_stored_threads(home: Home, wire: Wire) ->
         frame = read_frame(runner.until_done())
         refused = post(home, "say x", {"type": "create"})
     finally:
-        home.run("config", "unset", "-y", "keep_responses")
+        home.run("config", "unset", "keep_responses")
     roles = [message["role"] for message in frame["prompt"]["messages"]]
     assert roles == ["user", "assistant", "tool"]
     assert wire.threads == ["create", None, None]

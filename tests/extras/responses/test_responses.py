@@ -661,7 +661,7 @@ def test_a_response_is_not_stored_without_store(home: Home, client: openai.OpenA
     assert default.model_dump()["store"] is False
     assert home.request("GET", "/localspec/conversations").json == before
     requested = client.responses.create(input="say x", model="", store=True)
-    home.run("config", "unset", "-y", "keep_responses")
+    home.run("config", "unset", "keep_responses")
     assert client.responses.retrieve(requested.id).id == requested.id
 
 
