@@ -47,7 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     """
     streams.prepare()
     arguments = sys.argv[1:] if argv is None else argv
-    code = _run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+    try:
+        code = _run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+    except KeyboardInterrupt:  # a second one, before the first was handled
+        code = INTERRUPTED
     _note_other_version()
     if code < 0 and argv is None:
         _end_by_signal(-code)
@@ -77,6 +80,7 @@ def _end_by_signal(number: int) -> None:
     import os
     import signal
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends it at once
     atexit._run_exitfuncs()
     streams.drop_output()
     with contextlib.suppress(OSError):  # SIGKILL has no handler

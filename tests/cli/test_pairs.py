@@ -170,6 +170,7 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
 def test_ctrl_c_in_a_terminal_ends_the_bar_with_a_new_line(slow: PullingHome, columns: int) -> None:
     with terminal(slow.environment, "pull", "tiny", columns=columns) as session:
         session.expect("%")
+        slow.hub.rate = 1e3  # It is still running at the last of these checks.
         session.interrupt()
         assert session.wait() == -signal.SIGINT
         assert "To watch it: localspec pull tiny" in " ".join(session.text.split())
@@ -185,6 +186,7 @@ def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
         "Pulling tiny; to see its progress: localspec pulls\n"
     )
     wait_for(lambda: slow.hub.sent > 300_000, "some bytes")
+    slow.hub.rate = 1e3  # It is still running when it is cancelled.
     assert "A pull is running" in slow.run("gc", "-y").stderr
     run = slow.run("pulls", "cancel", "little")
     assert (

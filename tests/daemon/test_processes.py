@@ -329,7 +329,7 @@ def test_a_pair_that_cannot_be_loaded_is_explained(home: Home, start_daemon: Sta
 
 
 def test_health_is_503_while_the_pair_is_loading(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-delay", "0.5")
+    start_daemon("--load-delay", "3")
     assert home.request("GET", "/health").json == {"status": "ok"}
     with ThreadPoolExecutor(1) as pool:
         chat = pool.submit(home.chat, "say hello")
@@ -375,7 +375,7 @@ def test_a_text_that_crashes_the_engine_fails_only_its_request(
 
 
 def test_requests_without_output_are_retried_after_a_crash(home: Home, start_daemon: Start) -> None:
-    start_daemon("--first-delay", "0.6", parallel=4)
+    start_daemon("--first-delay", "3", parallel=4)
     with ThreadPoolExecutor() as pool:
         patient = [pool.submit(home.chat, f"say word {number}") for number in range(2)]
         wait_for(lambda: home.status()["counts"]["requests"] == 2, "both requests")

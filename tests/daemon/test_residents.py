@@ -72,7 +72,7 @@ def test_two_pairs_answer_concurrently_without_reloads(unloaded_home: Home) -> N
     home = unloaded_home
     one, two = create_pairs(home, "one", "two")
     before = home.status()["counts"]["worker_starts"]
-    with home.streaming("slow 40", model=one) as stream:
+    with home.streaming("slow 100", model=one) as stream:
         stream.readline()
         for turn in range(10):
             assert home.chat(f"say {turn}", model=two).text == str(turn)
@@ -80,7 +80,7 @@ def test_two_pairs_answer_concurrently_without_reloads(unloaded_home: Home) -> N
             one: 1,
             two: 0,
         }
-        assert b'"39 "' in stream.read()
+        assert b'"99 "' in stream.read()
     assert home.status()["counts"]["worker_starts"] == before + 2
     assert list_loaded(home) == [one, two]
     first, second = (get_status(home, pair) for pair in (one, two))
