@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -121,9 +122,16 @@ class _HeaderRoute(Route):
         return Match.NONE, {}
 
 
+class _AnyName(PathConvertor):
+    regex = r"(?s:.*)"  # Starlette's own has no line ends
+
+
+register_url_convertor("any", _AnyName())
+
+
 def _route(method: str, path: str, function: Handler, header: str) -> Route:
-    # A name may contain slashes or be empty, so that the handler can report that it does not exist.
-    path = path.replace("{name}", "{name:path}")
+    # A name may be anything, so that the handler can report that it does not exist.
+    path = path.replace("{name}", "{name:any}")
     if header:
         return _HeaderRoute(path, function, [method], header)
     return Route(path, function, methods=[method])
