@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from localspec.cli.terminal import render
-from localspec.files import format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def _format_residence(pair: dict[str, Any]) -> str:
 def _format_other_pair(pair: dict[str, Any]) -> str:
     """Return the line of a loaded pair that is not the configured one."""
 
-    memory_text = f", at most {format_size(pair['memory'])}" if pair.get("memory") else ""
+    memory_text = f", at most {_format_size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return (
         _format_pair(pair)
@@ -276,11 +275,17 @@ def _format_memory(value: dict[str, Any]) -> str:
     min_bytes = max_bytes - sum(plan["prefixes"] for plan in plans)
     if not plans:
         return ""
-    return f"uses {format_size(min_bytes)}" + (
-        f", cached prompts may take up to {format_size(max_bytes - min_bytes)} more"
+    return f"uses {_format_size(min_bytes)}" + (
+        f", cached prompts may take up to {_format_size(max_bytes - min_bytes)} more"
         if max_bytes > min_bytes
         else ""
     )
+
+
+def _format_size(count: float) -> str:
+    from localspec.files import format_size  # imported here, because `ask` does not need it
+
+    return format_size(count)
 
 
 def _format_plan(plan: dict[str, Any] | None) -> str:
@@ -288,7 +293,7 @@ def _format_plan(plan: dict[str, Any] | None) -> str:
         return ""
     from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    return f"{pairs.format_plan(plan)}; {format_size(plan['free'])} were free"
+    return f"{pairs.format_plan(plan)}; {_format_size(plan['free'])} were free"
 
 
 def _format_counts(counts: dict[str, Any]) -> str:
