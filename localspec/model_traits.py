@@ -150,12 +150,12 @@ def explain_unusable_heads(architecture: str, count: int, *, mrope: bool = False
 
     count: the model's `nextn_predict_layers`. mrope: its positions have several parts, for pictures.
     """
-    if mrope and architecture in _HEADS_WITHOUT_MROPE:
-        return f"MTP heads of {architecture} with positions of several parts (M-RoPE) are not supported"
     if architecture not in _TESTED_HEADS:
         return f"MTP heads of the architecture {architecture} are not supported"
     if count > 1 and architecture not in _TESTED_SEVERAL_HEADS:
         return f"{count} MTP heads in one file are not supported"
+    if mrope and architecture in _HEADS_WITHOUT_MROPE:
+        return f"MTP heads of {architecture} with positions of several parts (M-RoPE) are not supported"
     return ""
 
 
