@@ -56,7 +56,7 @@ def _command_lines() -> Iterator[str]:
         "config set contxt 5",
         "pull missing-pair",
     )
-    yield from ("list --all", "rm missing", "add mine --target /nowhere/at/all.gguf")
+    yield from ("list --all", "rm -y missing", "add mine --target /nowhere/at/all.gguf")
 
 
 LINES = [

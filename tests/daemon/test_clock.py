@@ -27,6 +27,7 @@ WALL_CLOCK = {
     "extras/tune/running.py": "since when a tuned draft is used, which people read",
     "extras/responses/": "`created_at` and `completed_at` of a response",
     "daemon/history/statistics.py": "which day is today",
+    "daemon/history/store.py": "when an unfinished answer was last written",
     "daemon/history/turn.py": "when something was said",
     "daemon/handlers/control.py": "when the process began, as llama-server tells it",
     "daemon/handlers/models.py": "`created` of a model",

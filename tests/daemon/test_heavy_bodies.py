@@ -245,6 +245,7 @@ PART = [{"type": "text", "text": "TEXT"}]
 KEPT = {"localspec": {"conversation": "new"}}
 THREAD = {"max_tokens": 5, "thread": {"type": "create"}}
 TOOL = {"name": "f", "description": "TEXT", "parameters": {"type": "object"}}
+SAID = {"prompt": "!say x"}  # otherwise the scripted engine says what is around the cursor
 # Every text field of a request of each protocol.
 TEXT_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [ASKED]}),
@@ -285,14 +286,15 @@ TEXT_FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt": ("/v1/completions", {"prompt": "TEXT"}),
     "suffix": ("/v1/completions", {"prompt": "x", "suffix": "TEXT"}),
     "llama-server's prompt": ("/completion", {"prompt": "TEXT"}),
-    "before the cursor": ("/infill", {"input_prefix": "TEXT", "input_suffix": "x"}),
-    "behind the cursor": ("/infill", {"input_prefix": "x", "input_suffix": "TEXT"}),
+    "before the cursor": ("/infill", {"input_prefix": "TEXT", "input_suffix": "x", **SAID}),
+    "behind the cursor": ("/infill", {"input_prefix": "x", "input_suffix": "TEXT", **SAID}),
     "other file": (
         "/infill",
         {
             "input_prefix": "x",
             "input_suffix": "x",
             "input_extra": [{"filename": "a", "text": "TEXT"}],
+            **SAID,
         },
     ),
     "tokenize": ("/tokenize", {"content": "TEXT"}),

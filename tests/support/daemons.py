@@ -123,6 +123,7 @@ class Home:
             **{k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)},
             "PYTHONPATH": str(ROOT),
             "LOCALSPEC_HOME": str(root),
+            "PAGER": "cat",  # nobody is there to leave a pager
         }
 
     def use_slow_engine(self, seconds: float = 0.01) -> Path:
