@@ -469,7 +469,7 @@ def test_what_is_reused_exactly_ends_before_a_picture_that_it_would_cut(
     side = next(side for side in range(1, 99) if side**2 >= n_rows)
     file = write_projector(folder / f"mmproj-cut-{kind}.gguf", 64, kind=kind, size=side * PATCH)
     text = f"Look: {MARK}Why?"
-    with seeing(files, file, n_ctx=1024, n_batch=256) as pair:
+    with seeing(files, file, n_ctx=1024, n_batch=1024) as pair:
         first = pair.ask(f"Look: {MARK}What is that?", png(1), exact=True)
         n_before = next(at for at, token in enumerate(first.all_tokens) if is_picture(token))
         assert n_before < EXACT_CHUNK_TOKENS < n_before + side**2
