@@ -186,7 +186,7 @@ def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
         "Pulling tiny; to see its progress: localspec pulls\n"
     )
     wait_for(lambda: slow.hub.sent > 300_000, "some bytes")
-    slow.hub.rate = 1e3  # It is still running when it is cancelled.
+    slow.hub.rate = 3e4  # It is still running when it is cancelled, and notices that soon.
     assert "A pull is running" in slow.run("gc", "-y").stderr
     run = slow.run("pulls", "cancel", "little")
     assert (
