@@ -29,7 +29,7 @@ GUIDE_POLL_S = 0.005
 
 
 class Meters(NamedTuple):
-    """What has been spent so far, and what a lane's passes and all drafting should have taken."""
+    """Totals so far: what has been spent, and what a lane's passes and all drafting should have taken."""
 
     clock_s: float
     spent_s: float
@@ -394,15 +394,13 @@ class Engine:
             )
 
     def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
-        before = self._read_meters(lane)
+        start, drafting_ms = self._clock(), self.pair.drafting_ms()
         if sequence.finished:
             self._note_answer(lane, sequence)
             self._endings.finish(lane, sequence)
         elif self._controller.probe(sequence.step, sequence.remaining):
-            now = self._read_meters(lane)
             sequence.tally.comparison.observe_probe(
-                (now.clock_s - before.clock_s) * 1e3,
-                now.expected_drafting_ms - before.expected_drafting_ms,
+                (self._clock() - start) * 1e3, self.pair.drafting_ms() - drafting_ms
             )
 
     def _note_answer(self, lane: Lane, sequence: Sequence) -> None:
