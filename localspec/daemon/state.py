@@ -203,12 +203,8 @@ class DaemonState:
         notices = [self.registry.take_notice(pair)]
         if not tcp.is_tcp_request():
             notices += explain_unread_variables(read_shell_variables())
-        if self.unreported_problems and not tcp.is_tcp_request():
-            problems, self.unreported_problems = (
-                [text for text in self.unreported_problems if text in self.problems],
-                [],
-            )
-            notices += problems
+            problems, self.unreported_problems = self.unreported_problems, []
+            notices += [text for text in problems if text in self.problems]
         return " ".join(filter(None, notices))
 
     @property

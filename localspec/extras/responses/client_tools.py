@@ -76,7 +76,9 @@ class ClientTool(NamedTuple):
 def find_client_tool(tool: dict[str, Any]) -> ClientTool | None:
     """Return what a tool of a request means; None if the client does not run it."""
     known = CLIENT_TOOLS.get(str(tool.get("type")))
-    if known and known.item is ToolSearchCall:
+    if known is None:
+        return None
+    if known.item is ToolSearchCall:
         schema, text = tool.get("parameters"), tool.get("description")
         if tool.get("execution") != "client" or not isinstance(schema, dict):
             return None
@@ -84,13 +86,14 @@ def find_client_tool(tool: dict[str, Any]) -> ClientTool | None:
             description=text if isinstance(text, str) else known.description, parameters=schema
         )
     environment = tool.get("environment")
-    if known and isinstance(environment, dict) and environment.get("type") != "local":
+    environment = environment if isinstance(environment, dict) else {"type": "local"}
+    if environment.get("type") != "local":
         return None
-    if known and "display_width" in tool:
+    if "display_width" in tool:
         size = f"{tool['display_width']} x {tool.get('display_height')} pixels"
         return known._replace(description=f"{known.description} It has {size}.")
-    skills = environment.get("skills") if known and isinstance(environment, dict) else None
-    if known and isinstance(skills, list) and skills:
+    skills = environment.get("skills")
+    if isinstance(skills, list) and skills:
         lines = [
             f"\n- {skill.get('name')}, in {skill.get('path')}: {skill.get('description')}"
             for skill in skills
