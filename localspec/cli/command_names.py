@@ -133,22 +133,10 @@ HABITS: dict[tuple[str, str], str] = {
     ("ask", "-v"): "For statistics: -u",
     ("ask", "--verbose"): "For statistics: -u",
     ("ask", "--context"): "To set the context: localspec config set context {1}",
-    (
-        "rename",
-        "*",
-    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
-    (
-        "mv",
-        "*",
-    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
-    (
-        "cp",
-        "*",
-    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
-    (
-        "copy",
-        "*",
-    ): "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
+    **dict.fromkeys(
+        [("rename", "*"), ("mv", "*"), ("cp", "*"), ("copy", "*")],
+        "A pair cannot be renamed or copied. To add files under a name: localspec add NAME",
+    ),
 }
 
 # Commands of other programs that have no counterpart here. A command that is spelled similarly would do

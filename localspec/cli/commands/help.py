@@ -59,16 +59,16 @@ def command(
     if search is not None:
         if names or as_man:
             raise click.UsageError("--search stands alone: localspec help --search TEXT", context)
-        return _search(search.split())
+        return _print_sections(topics.search(search.split()), search.split())
     topic = None if not names or as_man or _is_command(root, names[0]) else topics.find(names)
     if topic is not None:
         topics.show(topic)
         return 0
     if names and not as_man and not _is_known(root, names[0]):
-        if not topics.search(names):
+        if not (sections := topics.search(names)):
             raise click.UsageError(_unknown(root, names[0]), root)
         render.note(_unknown(root, " ".join(names)))
-        return _search(names)
+        return _print_sections(sections, names)
     named = _command_named(root, names)
     if as_man:
         render.line(page(named).removesuffix("\n"))
@@ -130,9 +130,8 @@ def _topics(root: click.Context) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-def _search(words: Sequence[str]) -> int:
+def _print_sections(sections: Sequence[topics.Section], words: Sequence[str]) -> int:
     """Print the sections of the documentation that contain all words. Return 1 if there is none."""
-    sections = topics.search(words)
     for number, section in enumerate(sections[:_MAX_SECTIONS]):
         place = f"{section.topic}: {section.heading}"
         render.line(f"\n{place}" if number else place)

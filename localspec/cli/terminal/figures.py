@@ -239,7 +239,6 @@ def _format_residence(pair: dict[str, Any]) -> str:
 
 def _format_other_pair(pair: dict[str, Any]) -> str:
     """Return the line of a loaded pair that is not the configured one."""
-
     memory_text = f", at most {_format_size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return (
