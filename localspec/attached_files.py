@@ -1,4 +1,4 @@
-"""Walk through the parts of PNG and JPEG files, without decoding their pixels.
+"""Recognize PDF documents, and walk through the parts of PNG and JPEG files, without decoding them.
 
 Any bytes are read, and none is trusted: a damaged file has fewer parts.
 """
@@ -11,9 +11,27 @@ from collections.abc import Iterator
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 JPEG_SIGNATURE = b"\xff\xd8\xff"
+_PDF_MARK = b"%PDF-"
+# In which the mark of a PDF document must begin. Other readers allow that many bytes before it, too.
+PDF_START_BYTES = 1024 + len(_PDF_MARK)
 _START_OF_SCAN = 0xDA
 _STANDALONE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
 _EXIF, _EXIF_MARKER, _ORIENTATION_TAG, _SHORT = b"Exif\0\0", 0xE1, 0x0112, 3
+
+
+def may_be_pdf(data: bytes) -> bool:
+    """Return whether the first `PDF_START_BYTES` of a file have the mark of a PDF document."""
+    return _PDF_MARK in data[:PDF_START_BYTES]
+
+
+def is_pdf(data: bytes) -> bool:
+    """Return whether a file is a PDF document, in some of which other bytes precede the header.
+
+    Such a one must also end like a PDF document, because a text about them has the mark of a header, too.
+    """
+    return may_be_pdf(data) and (
+        data[:PDF_START_BYTES].lstrip().startswith(_PDF_MARK) or b"startxref" in data[-2048:]
+    )
 
 
 def png_chunks(picture: bytes) -> Iterator[tuple[bytes, int, int]]:

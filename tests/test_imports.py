@@ -56,7 +56,10 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "relay": (set(), "a worker and a tunnel both have one, and neither knows the other"),
     "children": (set(), "daemon and engine both start processes, and neither knows the other"),
     "priority": (set(), "long work gives way in the engine, and in what the daemon starts"),
-    "picture_files": (set(), "the daemon checks a picture, and the engine's process decodes it"),
+    "attached_files": (
+        set(),
+        "the client, the daemon and the engine's process recognize what is attached",
+    ),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "model_traits": ({"protocol"}, "as compatibility; a model's purpose stands in frames, too"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
@@ -68,7 +71,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it is on the way to the first word, and an editor's plugin may use it alone",
     ),
     "cli": (
-        {"children", "client", "machine", "relay", *LEAVES},
+        {"attached_files", "children", "client", "machine", "relay", *LEAVES},
         "it speaks to a daemon that may be of another process, user session or version, "
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
@@ -86,7 +89,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it must be testable without a daemon; what it returns goes over the socket as it is",
     ),
     "daemon": (
-        {"children", "picture_files", "priority", "protocol", "registry", "machine", *LEAVES},
+        {"children", "attached_files", "priority", "protocol", "registry", "machine", *LEAVES},
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
@@ -98,7 +101,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
             "files",
             "model_traits",
             "paths",
-            "picture_files",
+            "attached_files",
             "priority",
             "relay",
         },

@@ -33,7 +33,6 @@ STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _SILENCE_S = 3.0  # time without a byte on stdin after which a note says that it is read
 _attached_stdin: list[bool] = []  # not empty once standard input was attached to the question
 _PDF = b"%PDF-"
-_MAX_BYTES_BEFORE_PDF = 1024
 _UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PICTURE_SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 # First bytes of files that are not text, with a description for the error message.
@@ -115,7 +114,9 @@ def read_stdin() -> str:
         UsageError: it is not text, or larger than the limit.
     """
     data = b"" if _attached_stdin else _read_bytes(sys.stdin)
-    if _PDF in data[:_MAX_BYTES_BEFORE_PDF] and _is_pdf(data):
+    from localspec.attached_files import is_pdf
+
+    if is_pdf(data):
         from localspec.cli import documents
 
         return documents.pdf_text("Standard input", data)
@@ -284,14 +285,16 @@ def _read_attachment(name: str) -> bytes:
     """Return the content of a file that is attached to the question instead of being put into its text."""
     if name in STDIN or not os.path.isfile(name):  # opening a pipe would read from it
         return b""
+    from localspec.attached_files import PDF_START_BYTES, is_pdf, may_be_pdf
+
     try:
         with open(name, "rb") as file:  # noqa: PTH123 - importing pathlib would delay `ask -m`
-            start = file.read(_MAX_BYTES_BEFORE_PDF + len(_PDF))
+            start = file.read(PDF_START_BYTES)
             if _is_picture(start):
                 return start + file.read(MAX_ATTACHED_BYTES)
-            if _PDF in start and _reads_pdf():
+            if may_be_pdf(start) and _reads_pdf():
                 data = start + file.read(MAX_ATTACHED_BYTES)
-                return data if _is_pdf(data) else b""
+                return data if is_pdf(data) else b""
     except OSError:
         pass  # `read_text` says what is wrong with it
     return b""
@@ -299,9 +302,10 @@ def _read_attachment(name: str) -> bytes:
 
 def _read_attached_stdin() -> bytes:
     """Return standard input if it is attached to the question; then it is no text."""
+    from localspec.attached_files import PDF_START_BYTES, is_pdf
+
     data = _read_bytes(sys.stdin)
-    start = data[: _MAX_BYTES_BEFORE_PDF + len(_PDF)]
-    if _is_picture(start) or (_PDF in start and _reads_pdf() and _is_pdf(data)):
+    if _is_picture(data[:PDF_START_BYTES]) or (is_pdf(data) and _reads_pdf()):
         _attached_stdin.append(True)
         return data
     return b""
@@ -311,11 +315,6 @@ def _is_picture(start: bytes) -> bool:
     is_webp = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
     is_bmp = start.startswith(b"BM") and b"\0" in start  # a text may begin with these letters
     return start.startswith(_PICTURE_SIGNATURES) or is_webp or is_bmp or start[4:12] == b"ftypavif"
-
-
-def _is_pdf(data: bytes) -> bool:
-    """Return what the daemon will say: other bytes may precede the header of a PDF document."""
-    return data.lstrip().startswith(_PDF) or b"startxref" in data[-2048:]
 
 
 def _reads_pdf() -> bool:

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.synthetic_projector import PICTURE_TOKENS, png, write_projector
+from localspec.attached_files import is_pdf
 from localspec.children import MAX_TEXT_CHARS
 from localspec.daemon.completion import conversion_child, converter, files, pictures
 from localspec.daemon.completion.conversion_child import (
@@ -26,7 +27,6 @@ from localspec.daemon.completion.conversion_child import (
     SCAN_PIXELS,
     Conversion,
     Page,
-    is_pdf,
 )
 from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import decode_base64, picture_url

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageOps
 
 from benchmarks.synthetic_projector import write_projector
+from localspec.attached_files import PNG_SIGNATURE, read_orientation
 from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import convert
 from localspec.daemon.completion.converter import Converter
@@ -31,7 +32,6 @@ from localspec.daemon.completion.pictures import (
 )
 from localspec.engine.llama import Projector, initialise
 from localspec.errors import InvalidRequest
-from localspec.picture_files import PNG_SIGNATURE, read_orientation
 from localspec.protocol.requests import ChatMessage, ContentPart
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
 
@@ -135,7 +135,7 @@ def expand(picture: bytes, spelling: str = "plain") -> bytes:
     """Return the picture file that the engine gets for a picture in a chat."""
     url = f"data:image/png;base64,{SPELLINGS[spelling](picture)}"
     message = ChatMessage("user", [ContentPart("image_url", image_url={"url": url})])
-    if files.has_files([message]):
+    if asyncio.run(files.has_files([message])):
         expansion = files.expand_files([message], DirectConverter(), pair="p", reads_pictures=True)
         asyncio.run(expansion)
     assert isinstance(message.content, list)

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from localspec.attached_files import is_pdf
 from localspec.children import MAX_TEXT_CHARS, limit_memory
 
 NICENESS = (
@@ -29,8 +30,6 @@ MAX_PICTURE_BYTES = 64 << 20  # of all pages of one document
 # Pixels of a page's longer side. Without a text beside it, the letters must be legible in the picture.
 PAGE_PIXELS, SCAN_PIXELS = 1024, 1536
 PICTURE_FORMATS = ("WEBP", "AVIF", "TIFF", "PNG", "GIF", "BMP")  # as Pillow calls them
-MAX_BYTES_BEFORE_PDF = 1024  # as other readers allow
-_PDF_MARK = b"%PDF-"
 # PDFium's marks, by version, for the hyphen of a word that it has joined across two lines.
 _JOINED_HYPHENS = dict.fromkeys(map(ord, "\x02\ufffe"))
 
@@ -56,17 +55,6 @@ class Conversion(msgspec.Struct):
 
 class Refused(Exception):
     """Raised for a file that cannot be converted, with the reason as a clause."""
-
-
-def is_pdf(data: bytes) -> bool:
-    """Return whether a file is a PDF document, in some of which other bytes precede the header.
-
-    Such a one must also end like a PDF document, because a text about them has the mark of a header, too.
-    """
-    start = data[: MAX_BYTES_BEFORE_PDF + len(_PDF_MARK)]
-    return start.lstrip().startswith(_PDF_MARK) or (
-        _PDF_MARK in start and b"startxref" in data[-2048:]
-    )
 
 
 def convert(data: bytes, *, with_pictures: bool) -> Conversion:

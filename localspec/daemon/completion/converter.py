@@ -18,8 +18,9 @@ from subprocess import DEVNULL, PIPE
 
 import msgspec
 
+from localspec.attached_files import is_pdf
 from localspec.children import helper_environment
-from localspec.daemon.completion.conversion_child import Conversion, is_pdf
+from localspec.daemon.completion.conversion_child import Conversion
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.errors import Unavailable
 from localspec.priority import lower_priority

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from localspec.attached_files import is_pdf
 from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion.conversion_child import Page, is_pdf
+from localspec.daemon.completion.conversion_child import Page
 from localspec.daemon.completion.converter import Converter
 from localspec.daemon.completion.pictures import (
     MAX_PICTURES,

@@ -15,10 +15,10 @@ from functools import cache
 from importlib.util import find_spec
 from urllib.parse import unquote
 
+from localspec.attached_files import JPEG_SIGNATURE, PNG_SIGNATURE, jpeg_segments, png_chunks
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
-from localspec.picture_files import JPEG_SIGNATURE, PNG_SIGNATURE, jpeg_segments, png_chunks
 from localspec.protocol.requests import ContentPart
 
 MAX_PICTURES = 64  # of one request

@@ -20,9 +20,9 @@ import zlib
 
 import msgspec
 
+from localspec.attached_files import PNG_SIGNATURE, png_chunks, read_orientation
 from localspec.engine import llama
 from localspec.errors import LoadFailed
-from localspec.picture_files import PNG_SIGNATURE, png_chunks, read_orientation
 from localspec.protocol.frames import Frame, encode_frame, read_frame
 
 # Generating an answer has priority over encoding a picture. With an even lower one, such as `lower_priority`
