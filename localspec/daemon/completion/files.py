@@ -73,14 +73,13 @@ def read_file(file: object, path: str, field: str = "file_data") -> File:
     raise InvalidRequest(f"'{path}' is neither a PDF document nor text in UTF-8.", param=path)
 
 
-def has_files(messages: Sequence[ChatMessage]) -> bool:
-    """Return whether there is something to expand in the messages. It takes the time to read all pictures."""
-    return any(
-        part.type == "file" or _is_converted(part)
-        for message in messages
-        if isinstance(message.content, list)
-        for part in message.content
-    )
+async def has_files(messages: Sequence[ChatMessage]) -> bool:
+    """Return whether there is something to expand in the messages. Pictures are read in a thread."""
+    contents = (message.content for message in messages if isinstance(message.content, list))
+    parts = [part for content in contents for part in content if part.type != "text"]
+    if any(part.type == "file" for part in parts):
+        return True
+    return bool(parts) and await asyncio.to_thread(lambda: any(map(_is_converted, parts)))
 
 
 def _is_converted(part: ContentPart) -> bool:

@@ -122,7 +122,7 @@ async def apply_template(request: Request) -> Response:
     pair = await daemon.resolve_pair(body.model, request.receive)
     convert_custom_tools(body)
     convert_function_messages(body)
-    if await asyncio.to_thread(has_files, body.messages):
+    if await has_files(body.messages):
         await expand_chat(request, body, pair)
     call_form = EXPLAINED
     if uses_tools(body):
@@ -318,7 +318,7 @@ async def prepare_chat(
     daemon = state_of(request)
     tools.check_tools(body)
     call_form = EXPLAINED
-    if await asyncio.to_thread(has_files, body.messages):
+    if await has_files(body.messages):
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
         note = await expand_chat(request, body, pair)
     if uses_tools(body):

@@ -162,7 +162,7 @@ async def _prepare_chat(
     if body.store and previous is None:
         repeated = await _find_repeated(daemon, body)
     pair, note = None, ""
-    is_expanded = not await asyncio.to_thread(has_files, chat.messages)
+    is_expanded = not await has_files(chat.messages)
     if not is_expanded and (repeated or not body.background):
         pair = await daemon.resolve_pair(chat.model, request.receive)
         note, is_expanded = await expand_chat(request, chat, pair), True
