@@ -12,6 +12,8 @@ import contextlib
 import os
 import sys
 import threading
+import time
+from pathlib import Path
 
 
 def lower_priority(thread: int | None = None) -> None:
@@ -28,3 +30,19 @@ def lower_priority(thread: int | None = None) -> None:
         with contextlib.suppress(OSError):
             thread = thread or threading.get_native_id()
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def lower_session_priority(process: int, niceness: int = 19) -> None:
+    """Have the session of a process give way to other sessions.
+
+    Linux shares the processors among sessions first (`sched(7)`, autogroup), so a nice value and SCHED_IDLE
+    hold within a session only. Elsewhere this does nothing.
+    """
+    for _ in range(10):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            try:
+                Path(f"/proc/{process}/autogroup").write_text(f"{niceness}\n")
+            except BlockingIOError:  # the kernel allows ten changes a second
+                time.sleep(0.1)
+                continue
+        return

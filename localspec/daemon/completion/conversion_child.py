@@ -20,6 +20,7 @@ import msgspec
 
 from localspec.attached_files import is_pdf
 from localspec.children import MAX_TEXT_CHARS, limit_memory
+from localspec.priority import lower_session_priority
 
 NICENESS = (
     5  # Generating an answer has priority over reading a document; `converter` lowers it further.
@@ -182,6 +183,7 @@ def main(kind: str, memory_limit_bytes: int, cpu_limit_s: int) -> None:
 
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    lower_session_priority(os.getpid(), NICENESS)
     data = sys.stdin.buffer.read()
     limit_memory(memory_limit_bytes)
     with contextlib.suppress(ValueError, OSError):  # a lower limit holds already

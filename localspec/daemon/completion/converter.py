@@ -23,7 +23,7 @@ from localspec.children import helper_environment
 from localspec.daemon.completion.conversion_child import Conversion
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.errors import Unavailable
-from localspec.priority import lower_priority
+from localspec.priority import lower_priority, lower_session_priority
 
 # At the same time. Several, so that a few long documents keep no short one waiting. Pictures, which take a
 # second or two, wait for no document.
@@ -119,6 +119,7 @@ def _kill_late(process: subprocess.Popen[bytes], cancelled: threading.Event) -> 
     """
     if not cancelled.wait(LONG_S):
         lower_priority(process.pid)
+        lower_session_priority(process.pid)
         cancelled.wait(TIME_LIMIT_S - LONG_S)
     process.kill()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import statistics
 import threading
@@ -31,7 +32,7 @@ from benchmarks.servers.daemon import Daemon
 from benchmarks.synthetic_projector import write_projector
 from localspec.client.transport import Connection, events
 from localspec.errors import LocalspecError
-from localspec.priority import lower_priority
+from localspec.priority import lower_priority, lower_session_priority
 from localspec.protocol.requests import MAX_CHOICES
 
 NAME = "isolation"
@@ -65,6 +66,17 @@ class Waits:
         return [wait * 1e3 for at, wait in waits if start <= at <= end]
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A hostile request: when it was sent and done with (perf_counter), and the seed that makes it."""
+
+    start: float
+    end: float
+    status: str
+    seed: int
+    path: str
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(NAME).add_argument
     add("--hostile", type=positive, default=1000, help="hostile requests (1000)")
@@ -80,10 +92,7 @@ def measure(bench: Bench) -> Section:
     over = threading.Event()
     # A request may ask for several answers, each of which takes a place.
     places = 3 + MAX_CHOICES * options.attackers
-    # The attackers' own work is not what is measured: it gives way to the bystanders and the daemon.
-    attackers = ProcessPoolExecutor(
-        options.attackers, get_context("spawn"), initializer=lower_priority
-    )
+    attackers = ProcessPoolExecutor(options.attackers, get_context("spawn"), initializer=give_way)
     with attackers, bench.daemon(models, CONTEXT * places, places) as daemon:
         list(attackers.map(time.sleep, [0.1] * options.attackers))  # their start is not, either
         writing = {"prompt": "import os", "n_predict": 400, "ignore_eos": True, "temperature": 0}
@@ -99,13 +108,38 @@ def measure(bench: Bench) -> Section:
         began = time.perf_counter()
         time.sleep(QUIET_S)
         attack = time.perf_counter()
-        statuses = _attack(attackers, daemon.socket, options.hostile, bench.rng(NAME))
+        sent = _attack(attackers, daemon.socket, options.hostile, bench.rng(NAME))
         end = time.perf_counter()
         over.set()
         for thread in threads:
             thread.join()
+    statuses = Counter(request.status for request in sent)
     say(f"statuses of hostile requests: {dict(statuses)}")
+    _show_causes(bystanders, sent, attack)
     return _section(bystanders, (began + 1.0, attack, end), statuses)
+
+
+def _show_causes(bystanders: dict[str, Waits], sent: list[Sent], attack: float) -> None:
+    """Print the requests that were being answered during each wait that was too long."""
+    for name, waits in bystanders.items():
+        for limit, kind in ((GAP_MS, waits.gaps), (ADMISSION_MS, waits.firsts)):
+            for end, wait in kind:
+                if end >= attack and wait * 1e3 > limit:
+                    say(f"{name} waited {wait * 1e3:.0f} ms beside:")
+                    start = end - wait
+                    for request in sent:
+                        if request.start < end and request.end > start:
+                            say(
+                                f"  {request.path}, {(start - request.start) * 1e3:.0f} ms after it "
+                                f"was sent, {request.status}, seed {request.seed}"
+                            )
+
+
+def give_way() -> None:
+    """Have an attacker give way to the bystanders and the daemon: its own work is not what is measured."""
+    os.setsid()
+    lower_priority()
+    lower_session_priority(os.getpid())
 
 
 def embedding_length(target: Path) -> int:
@@ -158,23 +192,29 @@ def _ask(daemon: Daemon, waits: Waits, over: threading.Event) -> None:
         time.sleep(PAUSE_S)
 
 
-def _attack(attackers: Executor, socket: str, requests: int, rng: random.Random) -> Counter[str]:
-    """Send hostile requests; return how many had which status."""
+def _attack(attackers: Executor, socket: str, requests: int, rng: random.Random) -> list[Sent]:
+    """Send hostile requests."""
     seeds = [rng.getrandbits(64) for _ in range(requests)]
-    statuses: Counter[str] = Counter()
-    for count, status in enumerate(
-        attackers.map(partial(send_hostile, socket), seeds, chunksize=1), 1
-    ):
-        statuses[status] += 1
-        if not count % 500:
-            say(f"{count} hostile requests sent")
-    return statuses
+    sent: list[Sent] = []
+    for request in attackers.map(partial(send_hostile, socket), seeds, chunksize=1):
+        sent.append(request)
+        if not len(sent) % 500:
+            say(f"{len(sent)} hostile requests sent")
+    return sent
 
 
-def send_hostile(socket: str, seed: int) -> str:
-    """Send one request, and return its status, "left" where the client did not wait for it."""
+def send_hostile(socket: str, seed: int) -> Sent:
+    """Send one request; its status is "left" where the client did not wait for it."""
     rng = random.Random(seed)
     path, body, conversation = hostile.request(rng)
+    start = time.perf_counter()
+    status = _send(socket, rng, path, body, conversation)
+    return Sent(start, time.perf_counter(), status, seed, path)
+
+
+def _send(
+    socket: str, rng: random.Random, path: str, body: hostile.Body | None, conversation: str
+) -> str:
     headers = {"x-conversation-id": conversation} if conversation else {}
     patience = rng.choice([0.1, 0.5, 2.0, 10.0, 30.0])
     try:
