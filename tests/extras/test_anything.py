@@ -116,7 +116,7 @@ class Company:
         """Send pictures, documents, streams that are read twice, and long texts, and often leave early."""
         try:
             for number in range(REQUESTS or HOSTILE):
-                status = send_hostile(str(self.home.socket), seed * 100_000 + number)
+                status = send_hostile(str(self.home.socket), seed * 100_000 + number).status
                 self.codes[f"hostile {status}"] += 1
                 if self.troubles or status not in ("200", "400", "404", "409", "413", "left"):
                     raise Trouble(f"{status} for hostile request {number} of seed {seed}")
