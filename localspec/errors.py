@@ -167,6 +167,10 @@ class TemplateFailed(InvalidRequest):
     code = "chat_template_error"
 
 
+class TemplateRaised(Exception):
+    """Raised when a chat template itself raises, as many do for roles that they do not support."""
+
+
 class GrammarRejected(InvalidRequest):
     code = "invalid_grammar"
 

@@ -66,6 +66,10 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "paths": ({"errors"}, "client and daemon must find each other without further machinery"),
     "config": ({"errors", "paths", "protocol"}, "a setting is data, whatever reads it"),
     "protocol": (set(), "both ends share it; a wire format must not depend on either end"),
+    "chat": (
+        {"errors", "protocol"},
+        "engine, daemon and upstream replies read answers by it, so it must run in each of them",
+    ),
     "client": (
         {"errors", "paths"},
         "it is on the way to the first word, and an editor's plugin may use it alone",
@@ -89,11 +93,21 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it must be testable without a daemon; what it returns goes over the socket as it is",
     ),
     "daemon": (
-        {"children", "attached_files", "priority", "protocol", "registry", "machine", *LEAVES},
+        {
+            "attached_files",
+            "chat",
+            "children",
+            "machine",
+            "priority",
+            "protocol",
+            "registry",
+            *LEAVES,
+        },
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
         {
+            "chat",
             "children",
             "compatibility",
             "protocol",
@@ -109,6 +123,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     ),
     "extras": (
         {
+            "chat",
             "children",
             "cli",
             "client",
@@ -283,6 +298,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/worker": ({"daemon/logs"}, "it carries frames, whoever asked"),
     "daemon/logs": (set(), "everything may log"),
     "protocol": (set(), "what both ends of ours have, and frames"),
+    "chat": (set(), "one answer is read in one room"),
     "engine": ({"*"}, "the step and the worker's loop join the rooms"),
     "engine/sequence": (
         {

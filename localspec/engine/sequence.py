@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from localspec.chat.visibility import VisibilityParser
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, PictureRows, Vocab
@@ -19,7 +20,6 @@ from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import RequestStatistics, list_counts
 from localspec.engine.text_stream import Chunk, LineRules, TextStream, TokenReport
 from localspec.protocol.frames import ANONYMOUS_CLIENTS, Delta, Done, Generate, TokenLogprob
-from localspec.protocol.visibility import VisibilityParser
 
 # After an interrupted pass a prompt is read in short passes for at least this time: somebody who types has
 # sent the next request by then.

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from localspec.chat.visibility import HIDDEN, VISIBLE, VisibilityParser
 from localspec.protocol.frames import TokenLogprob
-from localspec.protocol.visibility import HIDDEN, VISIBLE, VisibilityParser
 
 
 class Chunk(NamedTuple):

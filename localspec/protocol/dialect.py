@@ -35,7 +35,7 @@ class MessageForms(msgspec.Struct, frozen=True, omit_defaults=True):
 class Dialect(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a model writes calls and thoughts, and how its chat template reads messages.
 
-    The engine makes it in `engine/prompt/dialect`. The defaults are those of a template of which
+    `chat/dialect` makes it. The defaults are those of a template of which
     nothing could be learnt.
     """
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from localspec.chat.dialect import read_family
 from localspec.daemon.completion.request import (
     chat_frames,
     chat_prompt,
     completion_frames,
     translate_request,
 )
-from localspec.engine.prompt.dialect import read_family
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.reading import decode

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.tools import convert_functions
+from localspec.chat.tools import convert_functions
 from localspec.errors import InvalidRequest
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest, ToolChoice

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.parser import AnswerParser, Piece, Text
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.parser import AnswerParser, Piece, Text
 from localspec.daemon.completion.request import chat_frames
-from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     EXPLAINED,

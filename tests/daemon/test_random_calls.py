@@ -12,11 +12,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from localspec.daemon.completion.parser import AnswerParser, Text
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.visibility import MESSAGE_START
 from localspec.engine.prompt.template_child import TemplateRaised
-from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import CallFormat
-from localspec.protocol.visibility import MESSAGE_START
 from tests.support import templates
 from tests.support.exploration import SEED, count_examples
 from tests.support.random_calls import RandomCalls, Schema

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.protocol.call_readers import Arguments, Call, JsonCalls
+from localspec.chat.call_readers import Arguments, Call, JsonCalls
+from localspec.chat.parser import AnswerParser, Text
 from localspec.protocol.calls import (
     FUNCTIONARY_3_2,
     GEMMA,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.daemon.completion.tools import describe_format
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.dialect import learn_calls, learn_dialect, read_family
+from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.tools import describe_format
+from localspec.chat.visibility import MESSAGE_START
 from localspec.engine.prompt import template_process
-from localspec.engine.prompt.dialect import learn_calls, learn_dialect, read_family
 from localspec.engine.prompt.template_child import TemplateRaised, environment, render
 from localspec.engine.prompt.template_process import TemplateProcess
-from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.dialect import Dialect
-from localspec.protocol.visibility import MESSAGE_START
 from tests.support import templates
 
 _TURNS = """{{ tools | tojson }}

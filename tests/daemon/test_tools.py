@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from benchmarks.synthetic import target_cycle, write_model
-from localspec.daemon.completion import tools
+from localspec.chat import tools
+from localspec.chat.dialect import read_family
 from localspec.daemon.completion.request import chat_frames
-from localspec.engine.prompt.dialect import read_family
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames

@@ -22,8 +22,7 @@ import pytest
 from localspec.daemon.completion.request import chat_prompt
 from localspec.engine.prompt import template_child
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.prompt.template_process import TemplateRaised
-from localspec.errors import InvalidRequest, TemplateFailed
+from localspec.errors import InvalidRequest, TemplateFailed, TemplateRaised
 from localspec.protocol.frames import ChatPrompt
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import TemplateRequest

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import vocabulary as synthetic_vocabulary
-from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.daemon.completion.tools import control_tokens
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.tools import control_tokens
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
@@ -31,7 +32,6 @@ from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.verification import Verifier, residual
 from localspec.errors import GrammarRejected
-from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     COMMAND_R,

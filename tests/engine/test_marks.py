@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.completion.parser import AnswerParser, Text
+from localspec.chat.parser import AnswerParser, Text
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.dialect import REASONING_MARKERS, Dialect, ThoughtMarkers

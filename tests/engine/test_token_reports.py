@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.chat.visibility import VisibilityParser
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.protocol.frames import Delta, Generate, TextPrompt, TokenLogprob
-from localspec.protocol.visibility import VisibilityParser
 from tests.support.running import Running, drafting
 
 EOG = 0

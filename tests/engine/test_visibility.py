@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.parser import AnswerParser, Text
+from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.visibility import HIDDEN, VISIBLE, VisibilityParser
 from localspec.engine.text_stream import TextStream
 from localspec.protocol import calls
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
-from localspec.protocol.visibility import HIDDEN, VISIBLE, VisibilityParser
 
 TOOLS = {
     "led": {"type": "object", "properties": {"note": {"type": "string"}}},

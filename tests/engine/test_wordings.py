@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.parser import AnswerParser
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.parser import AnswerParser
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest, TemplateFailed
-from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import LFM2
 from localspec.protocol.frames import ChatPrompt, Message
 from tests.support import templates

@@ -46,7 +46,7 @@ from pathlib import Path
 
 import msgspec
 
-from localspec.engine.prompt.dialect import learn_dialect
+from localspec.chat.dialect import learn_dialect
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.engine.sampling.settings import default_settings
 from localspec.protocol import frames

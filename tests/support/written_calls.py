@@ -6,12 +6,12 @@ import json
 from functools import cache, partial
 from typing import Any
 
-from localspec.engine.prompt.dialect import learn_dialect
+from localspec.chat.dialect import learn_dialect
+from localspec.chat.visibility import MESSAGE_START
 from localspec.engine.prompt.template_child import environment, render
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.protocol.calls import CallFormat, append_calls
 from localspec.protocol.dialect import Dialect
-from localspec.protocol.visibility import MESSAGE_START
 from tests.support import templates
 from tests.support.random_calls import PIECES, Schema
 

@@ -18,7 +18,9 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.parser import AnswerParser, Piece, Text
+from localspec.chat.call_readers import Arguments, Call, new_call
+from localspec.chat.parser import AnswerParser, Piece, Text
+from localspec.chat.visibility import VISIBLE, VisibilityParser
 from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.requests import ClientGone, json_response, while_connected
 from localspec.daemon.http.sse import Emit, EventStream
@@ -36,9 +38,7 @@ from localspec.protocol.answers import (
     ToolCall,
     Usage,
 )
-from localspec.protocol.call_readers import Arguments, Call, new_call
 from localspec.protocol.requests import PING_INTERVAL_S, GenerationRequest
-from localspec.protocol.visibility import VISIBLE, VisibilityParser
 
 _PROGRESS_INTERVAL_S = 0.1  # between two checks of what an answer is waiting for
 

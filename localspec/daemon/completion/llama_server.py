@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 
+from localspec.chat.parser import Piece
 from localspec.daemon.completion.answer import PendingAnswer, decode_piece
-from localspec.daemon.completion.parser import Piece
 from localspec.daemon.completion.request import engine_requests, max_tokens, parse_prompts
 from localspec.daemon.http.connection import UNIX_HOST
 from localspec.daemon.http.errors import stream_error

@@ -12,9 +12,10 @@ from typing import Any, Literal, cast
 from msgspec import UNSET, UnsetType
 
 import localspec
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.parser import Piece, Text
+from localspec.chat.tools import custom_input
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.completion.parser import Piece, Text
-from localspec.daemon.completion.tools import custom_input
 from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event
@@ -43,7 +44,6 @@ from localspec.protocol.answers import (
     ToolCallDelta,
     TopLogprob,
 )
-from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.requests import StreamOptions
 
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from localspec.daemon.completion import tools
-from localspec.daemon.completion.parser import REASONING_TOKENS, AnswerParser
+from localspec.chat import tools
+from localspec.chat.call_readers import replace_halves
+from localspec.chat.parser import REASONING_TOKENS, AnswerParser
+from localspec.chat.tools import read_constraint
 from localspec.daemon.completion.pictures import PictureReader
-from localspec.daemon.completion.tools import read_constraint
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.call_readers import replace_halves
 from localspec.protocol.calls import EXPLAINED, CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Message, ThinkingLimit

@@ -12,7 +12,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion import llama_server, tools
+from localspec.chat import tools
+from localspec.chat.tools import (
+    convert_custom_tools,
+    convert_function_messages,
+    convert_functions,
+)
+from localspec.daemon.completion import llama_server
 from localspec.daemon.completion.answer import (
     AnswerRun,
     PendingAnswer,
@@ -28,11 +34,6 @@ from localspec.daemon.completion.request import (
     continue_constraint,
     template_prompt,
     uses_tools,
-)
-from localspec.daemon.completion.tools import (
-    convert_custom_tools,
-    convert_function_messages,
-    convert_functions,
 )
 from localspec.daemon.handlers import streams
 from localspec.daemon.history.turn import ConversationTurn, begin_turn, figures_callback

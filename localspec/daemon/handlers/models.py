@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec import extras
+from localspec.chat.tools import describe_format
 from localspec.children import helper_environment
-from localspec.daemon.completion.tools import describe_format
 from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import EventStream, stream_reports
 from localspec.daemon.http.tcp import came_by_tcp

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from localspec.chat.call_readers import replace_halves
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.pictures import PLACEHOLDER
 from localspec.daemon.completion.request import (
@@ -28,7 +29,6 @@ from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.history.unfinished import Turn
 from localspec.errors import InvalidRequest, LocalspecError, WorkerDied, WorkerTimeout
-from localspec.protocol.call_readers import replace_halves
 from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.requests import (
     AnswerKind,

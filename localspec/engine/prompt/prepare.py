@@ -14,11 +14,12 @@ from functools import cache, partial
 
 import msgspec
 
+from localspec.chat.dialect import pieces
+from localspec.chat.visibility import VisibilityParser
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import PictureRows, Vocab, check_tokens, is_picture
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
-from localspec.engine.prompt.dialect import pieces
 from localspec.engine.prompt.infill import (
     MAX_CHARS_PER_TOKEN,
     infill_tokens,
@@ -64,7 +65,6 @@ from localspec.protocol.frames import (
     Tokenize,
     TokenPrompt,
 )
-from localspec.protocol.visibility import VisibilityParser
 
 THINK, END_THINK = "<think>", "</think>"
 _UNKNOWN_MARKS = (

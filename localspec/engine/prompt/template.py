@@ -8,11 +8,11 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
-from localspec.engine.prompt.dialect import PLACEHOLDER, learn_dialect
+from localspec.chat.dialect import PLACEHOLDER, learn_dialect
+from localspec.chat.wordings import Messages, find_wording, with_forms
 from localspec.engine.prompt.special_tokens import RenderedPrompt, pairs
-from localspec.engine.prompt.template_process import TemplateProcess, TemplateRaised
-from localspec.engine.prompt.wordings import Messages, find_wording, with_forms
-from localspec.errors import InvalidRequest, TemplateFailed
+from localspec.engine.prompt.template_process import TemplateProcess
+from localspec.errors import InvalidRequest, TemplateFailed, TemplateRaised
 from localspec.protocol.dialect import Dialect
 from localspec.protocol.frames import ChatPrompt
 

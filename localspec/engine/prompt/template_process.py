@@ -14,14 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.children import helper_environment
-from localspec.errors import TemplateFailed
+from localspec.errors import TemplateFailed, TemplateRaised
 
 TIME_LIMIT_S = 2.0  # Seconds that a template may take.
 START_LIMIT_S = 20.0  # Seconds that the process may take to start on a busy machine.
-
-
-class TemplateRaised(Exception):
-    """Raised when the template itself raises, as many do for roles that they do not support."""
 
 
 class TemplateProcess:

@@ -11,9 +11,10 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
+from localspec.chat.call_readers import Arguments, Call, replace_halves
+from localspec.chat.parser import Piece, Text
 from localspec.daemon.completion.answer import Choice, PendingAnswer
 from localspec.daemon.completion.openai import find_loop, length_limit
-from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
 from localspec.errors import InvalidRequest, LocalspecError
@@ -47,7 +48,6 @@ from localspec.extras.anthropic.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Model
-from localspec.protocol.call_readers import Arguments, Call, replace_halves
 
 # Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
 SIGNATURE = "localspec"

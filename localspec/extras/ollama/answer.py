@@ -10,8 +10,9 @@ from typing import Any
 
 from msgspec import UNSET
 
+from localspec.chat.call_readers import Call, replace_halves
+from localspec.chat.parser import Piece, Text
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError, stream_message
 from localspec.extras.ollama.wire import (
@@ -27,7 +28,6 @@ from localspec.extras.ollama.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Extra, ToolCall
-from localspec.protocol.call_readers import Call, replace_halves
 
 _NS_PER_MS = 1_000_000
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from localspec.chat.tools import custom_arguments, custom_parameters, describe_grammar
 from localspec.daemon.completion.files import read_file
 from localspec.daemon.completion.pictures import read_picture
-from localspec.daemon.completion.tools import custom_arguments, custom_parameters, describe_grammar
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.client_tools import (
     ClientTool,

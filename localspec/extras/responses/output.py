@@ -13,8 +13,9 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from localspec.daemon.completion.parser import Piece, Text
-from localspec.daemon.completion.tools import custom_input
+from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.parser import Piece, Text
+from localspec.chat.tools import custom_input
 from localspec.extras.responses import wire
 from localspec.extras.responses.items import ToolKind, ToolSet, encode_reasoning
 from localspec.extras.responses.wire import (
@@ -30,7 +31,6 @@ from localspec.extras.responses.wire import (
     SummaryText,
 )
 from localspec.protocol.answers import ToolCall
-from localspec.protocol.call_readers import Arguments, Call
 
 
 @dataclass(frozen=True, slots=True)

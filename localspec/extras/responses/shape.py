@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec import UNSET, structs
 
+from localspec.chat.parser import Piece, Text
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
 from localspec.daemon.completion.openai import find_loop, length_limit
-from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
 from localspec.errors import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.daemon.completion import tools
+from localspec.chat import tools
 from localspec.daemon.worker.process import Event, Request, RunningRequest
 from localspec.daemon.worker.queue import Job
 from localspec.daemon.worker.supervisor import FailedUpstream

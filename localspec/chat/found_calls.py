@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, Literal
 
-from localspec.protocol.call_readers import (
+from localspec.chat.call_readers import (
     Arguments,
     CallPiece,
     CallReader,

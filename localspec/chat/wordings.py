@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from localspec.engine.prompt.template_process import TemplateRaised
-from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
+from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed, TemplateRaised
 from localspec.protocol.calls import (
     EXPLAINED,
     CallFormat,

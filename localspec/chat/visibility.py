@@ -1,7 +1,7 @@
 """Classify the characters of an answer as visible text or as hidden thoughts, calls and markers.
 
 Stop strings match visible text only. The daemon takes an answer apart for its clients
-(daemon/completion/parser). This module follows the same text only as far as that distinction
+(`parser`). This module follows the same text only as far as that distinction
 requires, while it is generated and however it is split into pieces.
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.protocol.call_readers import (
+from localspec.chat.call_readers import (
     Arguments,
     Call,
     CallPiece,
@@ -16,10 +16,8 @@ from localspec.protocol.call_readers import (
     JsonCalls,
     ReadResult,
 )
-from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat, call_markers
-from localspec.protocol.dialect import REASONING_MARKERS
-from localspec.protocol.notations import reader_for
-from localspec.protocol.visibility import (
+from localspec.chat.notations import reader_for
+from localspec.chat.visibility import (
     HEAD_OPENINGS,
     MESSAGE_START,
     SECTION_TOKENS,
@@ -27,6 +25,8 @@ from localspec.protocol.visibility import (
     dropped_markers,
     parse_called_name,
 )
+from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat, call_markers
+from localspec.protocol.dialect import REASONING_MARKERS
 
 # ------------------------------------------------------------------------ channels
 # Rewrite the answers of gpt-oss and Muse Glimmer, which are messages, in the notation of other models.

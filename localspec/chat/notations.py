@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any, Literal
 
-from localspec.protocol.call_readers import (
+from localspec.chat.call_readers import (
     Arguments,
     Call,
     CallPiece,
@@ -21,8 +21,8 @@ from localspec.protocol.call_readers import (
     write_json,
     write_member,
 )
+from localspec.chat.found_calls import DialectCalls
 from localspec.protocol.calls import GEMMA, GEMMA_QUOTE, CallFormat, schema_types
-from localspec.protocol.found_calls import DialectCalls
 
 _FUNCTION_TAG = re.compile(r"<function=([^>\n]+)>")
 _NEXT_TAG = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
