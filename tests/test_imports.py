@@ -298,7 +298,9 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/worker": ({"daemon/logs"}, "it carries frames, whoever asked"),
     "daemon/logs": (set(), "everything may log"),
     "protocol": (set(), "what both ends of ours have, and frames"),
-    "chat": (set(), "one answer is read in one room"),
+    "chat": ({"*"}, "an answer is read in any family's notation"),
+    "chat/families": ({"chat/notations"}, "a family knows no other text than its calls"),
+    "chat/notations": (set(), "readers and rules, whichever family has them"),
     "engine": ({"*"}, "the step and the worker's loop join the rooms"),
     "engine/sequence": (
         {

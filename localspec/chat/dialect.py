@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from localspec.chat.call_readers import Arguments, Call
-from localspec.chat.found_calls import CDATA_MARKERS, DialectCalls
+from localspec.chat.families import read_family
+from localspec.chat.notations.call_readers import Arguments, Call
+from localspec.chat.notations.literal_calls import CDATA_MARKERS, LiteralCalls
 from localspec.chat.wordings import (
     Messages,
     with_forms,
@@ -22,29 +23,7 @@ from localspec.chat.wordings import (
     with_text_arguments,
 )
 from localspec.errors import TemplateFailed, TemplateRaised
-from localspec.protocol.calls import (
-    CALL_ID_PLACEHOLDER,
-    COMMAND_R,
-    EXPLAINED,
-    FUNCTIONARY,
-    FUNCTIONARY_3_2,
-    GEMMA,
-    GRANITE,
-    HARMONY,
-    HERMES,
-    KIMI_K2,
-    KIMI_K3,
-    LFM2,
-    LLAMA,
-    MINIMAX_M3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MUSE,
-    NEMOTRON,
-    TAGS,
-    UNKNOWN_FORMAT,
-    CallFormat,
-)
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, EXPLAINED, UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS, Dialect, MessageForms, ThoughtMarkers
 
 PLACEHOLDER = "zqplaceqz"  # A placeholder for a text, which no template contains.
@@ -275,54 +254,6 @@ def pieces(markers: ThoughtMarkers) -> list[str]:
 
 # ------------------------------------------------------------------------ calls
 # The notation of calls. A discovered notation is used only if its reader reads the same calls again.
-
-
-# What identifies each format in a template. Calls are constrained to the format, so a marker that several
-# formats share is not enough.
-_TEMPLATE_PATTERNS = (
-    (r"\[ARGS\]", MISTRAL_ARGS),
-    (r"\[TOOL_CALLS\]", MISTRAL),
-    (r"<\|tool_call>", GEMMA),
-    (r"<\|tool_call\|>", GRANITE),
-    (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
-    (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
-    (r">>>all\\n", FUNCTIONARY_3_2),
-    (r"<TOOLCALL>\[", NEMOTRON),
-    (r"<\|channel\|>", HARMONY),
-    (r"<atem:function_calls>", MUSE),
-    # Some templates of LFM2 only list the tools.
-    (r"<\|tool_(call|list)_start\|>|List of tools: \[", LFM2),
-    (r"<\|end_of_msg\|>", KIMI_K3),
-    (r"\]<\]minimax\[>\[", MINIMAX_M3),
-    (r"<\|tool_calls_section_begin\|>", KIMI_K2),
-    (r"Action:\\n```json", COMMAND_R),
-    # GLM and others use Hermes' markers, with a notation of their own between them.
-    (
-        r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax",
-        UNKNOWN_FORMAT,
-    ),
-    (r"<tool_call>", HERMES),
-    (r"<\|python_tag\|>", LLAMA),
-    (r"""\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""", LLAMA),
-)
-
-# A template's code, and the string literals in it, which contain no variables.
-_TEMPLATE_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
-_STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
-_TOOLS_VARIABLE = re.compile(r"\btools\b")
-
-
-def read_family(template: str) -> CallFormat:
-    """Return the format that a chat template names literally."""
-    if not any(
-        _TOOLS_VARIABLE.search(_STRING_LITERAL.sub("", code))
-        for code in _TEMPLATE_CODE.findall(template)
-    ):
-        return EXPLAINED
-    return next(
-        (form for pattern, form in _TEMPLATE_PATTERNS if re.search(pattern, template)),
-        UNKNOWN_FORMAT,
-    )
 
 
 _MAX_RENDERED_CHARS = 1 << 18  # of one short chat
@@ -635,7 +566,7 @@ def _merge_opening(opening: str, next_opening: str) -> str:
 
 def _read_calls(call_format: CallFormat, text: str) -> list[tuple[str, Any]] | None:
     """Return the calls that the format reads in `text`; None if it does not read all of the text."""
-    reader = DialectCalls(call_format, dict.fromkeys(_NAMES, _SCHEMA))
+    reader = LiteralCalls(call_format, dict.fromkeys(_NAMES, _SCHEMA))
     pieces, remaining = reader.feed(text.partition(call_format.opens[0])[2])
     pieces += reader.end()
     if remaining.strip() or reader.is_broken or not reader.is_finished:

@@ -8,7 +8,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.chat.call_readers import (
+from localspec.chat.families import reader_for
+from localspec.chat.families.gpt_oss import HARMONY
+from localspec.chat.families.hermes import HERMES
+from localspec.chat.notations.call_readers import (
     Arguments,
     Call,
     CallPiece,
@@ -16,7 +19,6 @@ from localspec.chat.call_readers import (
     JsonCalls,
     ReadResult,
 )
-from localspec.chat.notations import reader_for
 from localspec.chat.visibility import (
     HEAD_OPENINGS,
     MESSAGE_START,
@@ -25,7 +27,7 @@ from localspec.chat.visibility import (
     dropped_markers,
     parse_called_name,
 )
-from localspec.protocol.calls import HARMONY, HERMES, NO_TOOLS, CallFormat, call_markers
+from localspec.protocol.calls import NO_TOOLS, CallFormat, call_markers
 from localspec.protocol.dialect import REASONING_MARKERS
 
 # ------------------------------------------------------------------------ channels

@@ -16,34 +16,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UnsetType
 
+from localspec.chat.families import family_name
+from localspec.chat.wordings import append_calls, format_tool_result
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.calls import (
-    CALL_ID_PLACEHOLDER,
-    COMMAND_R,
-    FUNCTIONARY,
-    FUNCTIONARY_3_2,
-    GEMMA,
-    GEMMA_QUOTE,
-    GRANITE,
-    HARMONY,
-    HERMES,
-    KIMI_K2,
-    KIMI_K3,
-    LFM2,
-    LLAMA,
-    MINIMAX_M3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MUSE,
-    NEMOTRON,
-    NO_TOOLS,
-    TAGS,
-    CallFormat,
-    ToolSet,
-    append_calls,
-    format_tool_result,
-)
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, NO_TOOLS, CallFormat, ToolSet
 from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.requests import (
     ChatMessage,
@@ -350,13 +327,12 @@ def _convert_custom_choice(request: ChatRequest, choice: ToolChoice) -> None:
 
 def control_tokens(form: CallFormat) -> list[str]:
     """Return the control tokens of a format, whose text the answer has to contain."""
-    tokens = [*form.opens, form.close, form.middle, form.identity, form.elements]
+    tokens = [*form.opens, form.close, form.middle, form.identity, form.elements, form.quote]
     if form.kind == "found" or form.thoughts:
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
         literals += *form.thoughts, form.head
         tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
         tokens.append(form.elements)
-    tokens += [GEMMA_QUOTE] if form.kind == "gemma" else []
     return list(dict.fromkeys(filter(None, tokens)))
 
 
@@ -369,8 +345,8 @@ def describe_format(form: CallFormat) -> str:
         return "in a notation that is not known, so they are not constrained"
     if form.told:
         return "explained to the model in the question"
-    if form in _FAMILY_NAMES:
-        return f"in the notation of {_FAMILY_NAMES[form]}"
+    if name := family_name(form):
+        return f"in the notation of {name}"
     arguments = "{…}"
     if form.parameter:
         opening, separator, _, close = form.parameter
@@ -379,27 +355,6 @@ def describe_format(form: CallFormat) -> str:
     return (
         f"as seen in the template: {' '.join(call_text.replace(CALL_ID_PLACEHOLDER, 'ID').split())}"
     )
-
-
-_FAMILY_NAMES = {
-    HERMES: "Hermes",
-    TAGS: "Qwen Coder",
-    LLAMA: "Llama 3",
-    GRANITE: "Granite 3",
-    MISTRAL: "Mistral",
-    MISTRAL_ARGS: "newer Mistral models",
-    GEMMA: "Gemma 4",
-    FUNCTIONARY: "Functionary 3.1",
-    FUNCTIONARY_3_2: "Functionary 3.2",
-    NEMOTRON: "Nemotron Nano",
-    HARMONY: "gpt-oss",
-    MUSE: "Muse Glimmer",
-    LFM2: "LFM2",
-    MINIMAX_M3: "MiniMax M3",
-    KIMI_K2: "Kimi K2",
-    KIMI_K3: "Kimi K3",
-    COMMAND_R: "Command R+",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, GEMMA_QUOTE, CallFormat, call_markers
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat, call_markers
 
 VISIBLE, HIDDEN = "v", "h"
 
@@ -352,12 +352,13 @@ class _CallEnd:
         # A format discovered from a template may continue with another call in any form.
         self._closes_with_json = not self._close and form.kind != "found"
         parameter = form.parameter or _TAGGED_PARAMETER
-        values = {GEMMA_QUOTE: GEMMA_QUOTE, parameter[0].strip(): parameter[-1].strip()}
+        values = {form.quote: form.quote, parameter[0].strip(): parameter[-1].strip()}
         self._value_ends = {begin: end for begin, end in values.items() if begin and end}
         self._inner_markers = [mark for mark in (form.middle, form.identity) if mark]
         self._has_json_strings = form.kind != "python"
         # Nothing is quoted in elements, so that brackets and quotes are text.
         self._has_elements = bool(form.elements and self._close)
+        self._quote = form.quote
         self._depth = 0  # open brackets of the JSON
         self._value_end = ""  # marker that ends the string or the value that is being read
 
@@ -409,8 +410,8 @@ class _CallEnd:
             if not self._depth
             else [self._close]
         )
-        if self._depth and GEMMA_QUOTE in self._value_ends:
-            marks.append(GEMMA_QUOTE)
+        if self._depth and self._quote:
+            marks.append(self._quote)
         for mark in marks:
             if mark and text.startswith(mark, at):
                 self._value_end = self._value_ends.get(mark, "")

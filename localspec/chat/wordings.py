@@ -11,18 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
 from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed, TemplateRaised
-from localspec.protocol.calls import (
-    EXPLAINED,
-    CallFormat,
-    append_calls,
-    append_python_calls,
-    format_tool_result,
-)
+from localspec.protocol.calls import EXPLAINED, CallFormat
 from localspec.protocol.dialect import MessageForms
 
 Messages = list[dict[str, Any]]
@@ -254,6 +248,44 @@ def _as_text(messages: Messages) -> Messages:
         rewritten.append(message)
         last_result = message if is_result else None
     return rewritten
+
+
+# ------------------------------------------------------------------------ calls as text
+
+
+def append_calls(text: str | None, calls: Iterable[dict[str, Any]]) -> str:
+    """Return an answer's text, followed by each of its calls."""
+    return "\n".join([*([text] if text else []), *map(_format_call, calls)])
+
+
+def append_python_calls(text: str | None, calls: Iterable[dict[str, Any]], form: CallFormat) -> str:
+    """Return an answer's text, followed by its calls in a notation of the kind "python"."""
+    written = ", ".join(_write_python_call(call.get("function") or {}) for call in calls)
+    return f"{text or ''}{form.opens[0]}[{written}]{form.close}"
+
+
+def _write_python_call(function: dict[str, Any]) -> str:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, dict):
+        return f"{function.get('name')}(**{arguments or {}})"
+    entries = (f"{key}={_write_python(value)}" for key, value in arguments.items())
+    return f"{function.get('name')}({', '.join(entries)})"
+
+
+def _write_python(value: Any) -> str:
+    is_constant = value is None or isinstance(value, bool)
+    return repr(value) if is_constant else json.dumps(value, ensure_ascii=False)
+
+
+def format_tool_result(text: str | None) -> str:
+    """Return a tool's result as the text of a user message."""
+    return f"<tool_response>\n{text or ''}\n</tool_response>"
+
+
+def _format_call(call: dict[str, Any]) -> str:
+    function = call.get("function") or {}
+    body = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
 
 
 # ------------------------------------------------------------------------ forms

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.chat.dialect import read_family
+from localspec.chat.families import read_family
 from localspec.daemon.completion.request import (
     chat_frames,
     chat_prompt,

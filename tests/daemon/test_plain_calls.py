@@ -10,23 +10,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.families.functionary import FUNCTIONARY
+from localspec.chat.families.gemma import GEMMA
+from localspec.chat.families.granite import GRANITE
+from localspec.chat.families.hermes import HERMES
+from localspec.chat.families.llama import LLAMA
+from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
+from localspec.chat.families.nemotron import NEMOTRON
+from localspec.chat.families.qwen_coder import TAGS
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import AnswerParser, Piece, Text
 from localspec.daemon.completion.request import chat_frames
-from localspec.protocol.calls import (
-    CALL_ID_PLACEHOLDER,
-    EXPLAINED,
-    FUNCTIONARY,
-    GEMMA,
-    GRANITE,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    NEMOTRON,
-    TAGS,
-    CallFormat,
-)
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, EXPLAINED, CallFormat
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 

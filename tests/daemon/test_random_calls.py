@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import AnswerParser, Text
 from localspec.chat.visibility import MESSAGE_START
 from localspec.engine.prompt.template_child import TemplateRaised

@@ -8,26 +8,21 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.call_readers import Arguments, Call, JsonCalls
+from localspec.chat.families.functionary import FUNCTIONARY_3_2
+from localspec.chat.families.gemma import GEMMA
+from localspec.chat.families.gpt_oss import HARMONY
+from localspec.chat.families.granite import GRANITE
+from localspec.chat.families.hermes import HERMES
+from localspec.chat.families.kimi import KIMI_K3
+from localspec.chat.families.lfm2 import LFM2
+from localspec.chat.families.llama import LLAMA
+from localspec.chat.families.minimax import MINIMAX_M3
+from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
+from localspec.chat.families.muse import MUSE
+from localspec.chat.families.qwen_coder import TAGS
+from localspec.chat.notations.call_readers import Arguments, Call, JsonCalls
 from localspec.chat.parser import AnswerParser, Text
-from localspec.protocol.calls import (
-    FUNCTIONARY_3_2,
-    GEMMA,
-    GRANITE,
-    HARMONY,
-    HERMES,
-    KIMI_K3,
-    LFM2,
-    LLAMA,
-    MINIMAX_M3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MUSE,
-    NO_TOOLS,
-    TAGS,
-    UNKNOWN_FORMAT,
-    CallFormat,
-)
+from localspec.protocol.calls import NO_TOOLS, UNKNOWN_FORMAT, CallFormat
 
 TOOLS = {
     "weather": {

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.call_readers import Arguments, Call
-from localspec.chat.dialect import learn_calls, learn_dialect, read_family
+from localspec.chat.dialect import learn_calls, learn_dialect
+from localspec.chat.families import read_family
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import AnswerParser, Text
 from localspec.chat.tools import describe_format
 from localspec.chat.visibility import MESSAGE_START

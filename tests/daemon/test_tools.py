@@ -14,30 +14,25 @@ import pytest
 
 from benchmarks.synthetic import target_cycle, write_model
 from localspec.chat import tools
-from localspec.chat.dialect import read_family
+from localspec.chat.families import read_family
+from localspec.chat.families.command_r import COMMAND_R
+from localspec.chat.families.functionary import FUNCTIONARY_3_2
+from localspec.chat.families.gemma import GEMMA
+from localspec.chat.families.gpt_oss import HARMONY
+from localspec.chat.families.granite import GRANITE
+from localspec.chat.families.hermes import HERMES
+from localspec.chat.families.kimi import KIMI_K2, KIMI_K3
+from localspec.chat.families.lfm2 import LFM2
+from localspec.chat.families.llama import LLAMA
+from localspec.chat.families.minimax import MINIMAX_M3
+from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
+from localspec.chat.families.muse import MUSE
+from localspec.chat.families.qwen_coder import TAGS
 from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.calls import (
-    COMMAND_R,
-    EXPLAINED,
-    FUNCTIONARY_3_2,
-    GEMMA,
-    GRANITE,
-    HARMONY,
-    HERMES,
-    KIMI_K2,
-    KIMI_K3,
-    LFM2,
-    LLAMA,
-    MINIMAX_M3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MUSE,
-    TAGS,
-    ToolSet,
-)
+from localspec.protocol.calls import EXPLAINED, ToolSet
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates

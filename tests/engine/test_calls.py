@@ -17,7 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import vocabulary as synthetic_vocabulary
-from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.families.command_r import COMMAND_R
+from localspec.chat.families.functionary import FUNCTIONARY, FUNCTIONARY_3_2
+from localspec.chat.families.gemma import GEMMA
+from localspec.chat.families.gpt_oss import HARMONY
+from localspec.chat.families.granite import GRANITE
+from localspec.chat.families.hermes import HERMES
+from localspec.chat.families.kimi import KIMI_K2, KIMI_K3
+from localspec.chat.families.lfm2 import LFM2
+from localspec.chat.families.llama import LLAMA
+from localspec.chat.families.minimax import MINIMAX_M3
+from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
+from localspec.chat.families.muse import MUSE
+from localspec.chat.families.nemotron import NEMOTRON
+from localspec.chat.families.qwen_coder import TAGS
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import AnswerParser, Text
 from localspec.chat.tools import control_tokens
 from localspec.engine.cache.slot import Slot
@@ -34,23 +48,6 @@ from localspec.engine.speculation.verification import Verifier, residual
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
-    COMMAND_R,
-    FUNCTIONARY,
-    FUNCTIONARY_3_2,
-    GEMMA,
-    GRANITE,
-    HARMONY,
-    HERMES,
-    KIMI_K2,
-    KIMI_K3,
-    LFM2,
-    LLAMA,
-    MINIMAX_M3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MUSE,
-    NEMOTRON,
-    TAGS,
     TYPE_PLACEHOLDER,
     UNKNOWN_FORMAT,
     CallFormat,

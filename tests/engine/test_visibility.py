@@ -9,10 +9,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from localspec.chat.families import (
+    functionary,
+    gemma,
+    granite,
+    hermes,
+    kimi,
+    lfm2,
+    llama,
+    minimax,
+    mistral,
+    muse,
+    nemotron,
+    qwen_coder,
+)
+from localspec.chat.notations.loose_values import GEMMA_QUOTE
 from localspec.chat.parser import AnswerParser, Text
 from localspec.chat.visibility import HIDDEN, VISIBLE, VisibilityParser
 from localspec.engine.text_stream import TextStream
-from localspec.protocol import calls
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
 
@@ -29,17 +43,17 @@ DETECTED = CallFormat(
     parameter=('<parameter name="', '">', '">', "</parameter>\n"),
 )
 FORMATS = {
-    "hermes": calls.HERMES,
-    "tags": calls.TAGS,
-    "llama": calls.LLAMA,
-    "granite": calls.GRANITE,
-    "mistral": calls.MISTRAL,
-    "mistral args": calls.MISTRAL_ARGS,
-    "gemma": calls.GEMMA,
-    "functionary": calls.FUNCTIONARY,
-    "nemotron": calls.NEMOTRON,
-    "lfm2": calls.LFM2,
-    "minimax m3": calls.MINIMAX_M3,
+    "hermes": hermes.HERMES,
+    "tags": qwen_coder.TAGS,
+    "llama": llama.LLAMA,
+    "granite": granite.GRANITE,
+    "mistral": mistral.MISTRAL,
+    "mistral args": mistral.MISTRAL_ARGS,
+    "gemma": gemma.GEMMA,
+    "functionary": functionary.FUNCTIONARY,
+    "nemotron": nemotron.NEMOTRON,
+    "lfm2": lfm2.LFM2,
+    "minimax m3": minimax.MINIMAX_M3,
     "found": DETECTED,
 }
 # Pieces of answers, including beginnings of markers, and blanks wherever they matter.
@@ -82,7 +96,7 @@ def write_call(call_format: CallFormat, name: str, note: str) -> str:
         case "named":
             return f"{opening}{name}{call_format.middle}{arguments}{call_format.close}"
         case "gemma":
-            quote = calls.GEMMA_QUOTE
+            quote = GEMMA_QUOTE
             return f"{opening}call:{name}{{note:{quote}{note}{quote}}}{call_format.close}"
         case "python":
             return f"{opening}[{name}(note={json.dumps(note)})]{call_format.close}"
@@ -146,7 +160,7 @@ def read_content(call_format: CallFormat | None, tail: str, answer: str) -> tupl
 
 def begin_second_call(text: str) -> tuple[CallFormat, str, str]:
     """Return an answer that is cut off behind a call of a format without markers between calls."""
-    return calls.LLAMA, "<|assistant|>\n", write_call(calls.LLAMA, "get_weather", "") + text
+    return llama.LLAMA, "<|assistant|>\n", write_call(llama.LLAMA, "get_weather", "") + text
 
 
 def follow_a_call(name: str, note: str) -> tuple[CallFormat, str, str]:
@@ -234,10 +248,10 @@ SECTIONS = (
 @pytest.mark.parametrize(
     ("call_format", "tail", "answer"),
     [
-        (calls.HERMES, "<|start|>assistant", CHANNELS),
-        (calls.MUSE, "<|start|>assistant", RECIPIENTS),
-        (calls.KIMI_K3, "<|open|>think<|sep|>", SECTIONS),
-        (calls.FUNCTIONARY_3_2, ">>>", 'all\nIt is STOP on.>>>led\n{"note": "STOP"}'),
+        (hermes.HERMES, "<|start|>assistant", CHANNELS),
+        (muse.MUSE, "<|start|>assistant", RECIPIENTS),
+        (kimi.KIMI_K3, "<|open|>think<|sep|>", SECTIONS),
+        (functionary.FUNCTIONARY_3_2, ">>>", 'all\nIt is STOP on.>>>led\n{"note": "STOP"}'),
     ],
 )
 def test_messages_are_thoughts_calls_and_text(
@@ -261,7 +275,7 @@ def test_messages_are_thoughts_calls_and_text(
 )
 def test_leading_json_is_a_call_if_it_names_a_tool(answer: str, visible: str) -> None:
     for pieces in ([answer], list(answer)):
-        kinds = classify(calls.LLAMA, "", pieces)
+        kinds = classify(llama.LLAMA, "", pieces)
         assert "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE) == visible
 
 
@@ -285,7 +299,7 @@ def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
     answer: str, visible: str | None
 ) -> None:
     for pieces in ([answer], list(answer)):
-        follower = VisibilityParser(REASONING_MARKERS, "", calls.HERMES, TOOLS, plain_calls=True)
+        follower = VisibilityParser(REASONING_MARKERS, "", hermes.HERMES, TOOLS, plain_calls=True)
         kinds = "".join([*map(follower.feed, pieces), follower.finish()])
         assert len(kinds) == len(answer)
         text = "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE)
@@ -296,13 +310,13 @@ def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
 def test_visible_text_beside_plain_calls_is_what_the_daemon_sends(data: st.DataObject) -> None:
     words = [*WORDS, "```", "```json\n", "```py\n", '{"name": "led", "arguments": {"note": "a"}}']
     answer = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
-    parser = AnswerParser(calls.HERMES, TOOLS, plain_calls=tuple(TOOLS))
+    parser = AnswerParser(hermes.HERMES, TOOLS, plain_calls=tuple(TOOLS))
     parser.begin("")
     parsed = [*parser.feed(answer), *parser.finish()]
     content = "".join(p.text for p in parsed if isinstance(p, Text) and p.kind == "content")
     results = set()
     for pieces in ([answer], list(answer), data.draw(cuts(answer))):
-        follower = VisibilityParser(REASONING_MARKERS, "", calls.HERMES, TOOLS, plain_calls=True)
+        follower = VisibilityParser(REASONING_MARKERS, "", hermes.HERMES, TOOLS, plain_calls=True)
         kinds = "".join([*map(follower.feed, pieces), follower.finish()])
         assert len(kinds) == len(answer)
         results.add(kinds)

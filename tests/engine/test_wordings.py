@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.families.lfm2 import LFM2
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import AnswerParser
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest, TemplateFailed
-from localspec.protocol.calls import LFM2
 from localspec.protocol.frames import ChatPrompt, Message
 from tests.support import templates
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from localspec.chat.dialect import learn_dialect
 from localspec.chat.visibility import MESSAGE_START
+from localspec.chat.wordings import append_calls
 from localspec.engine.prompt.template_child import environment, render
 from localspec.engine.prompt.template_process import TemplateProcess
-from localspec.protocol.calls import CallFormat, append_calls
+from localspec.protocol.calls import CallFormat
 from localspec.protocol.dialect import Dialect
 from tests.support import templates
 from tests.support.random_calls import PIECES, Schema

@@ -18,7 +18,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.chat.call_readers import Arguments, Call, new_call
+from localspec.chat.notations.call_readers import Arguments, Call, new_call
 from localspec.chat.parser import AnswerParser, Piece, Text
 from localspec.chat.visibility import VISIBLE, VisibilityParser
 from localspec.daemon.http.errors import stream_error

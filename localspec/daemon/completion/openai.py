@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from msgspec import UNSET, UnsetType
 
 import localspec
-from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import Piece, Text
 from localspec.chat.tools import custom_input
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece

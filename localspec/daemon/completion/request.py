@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from localspec.chat import tools
-from localspec.chat.call_readers import replace_halves
+from localspec.chat.notations.call_readers import replace_halves
 from localspec.chat.parser import REASONING_TOKENS, AnswerParser
 from localspec.chat.tools import read_constraint
 from localspec.daemon.completion.pictures import PictureReader

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.chat import tools
+from localspec.chat.families.hermes import HERMES
 from localspec.chat.tools import (
     convert_custom_tools,
     convert_function_messages,
@@ -51,7 +52,7 @@ from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
 from localspec.protocol.answers import ControlResult
-from localspec.protocol.calls import EXPLAINED, HERMES, CallFormat
+from localspec.protocol.calls import EXPLAINED, CallFormat
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import (
     ChatRequest,

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.chat.call_readers import replace_halves
+from localspec.chat.notations.call_readers import replace_halves
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.pictures import PLACEHOLDER
 from localspec.daemon.completion.request import (

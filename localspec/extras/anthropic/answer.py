@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from localspec.chat.call_readers import Arguments, Call, replace_halves
+from localspec.chat.notations.call_readers import Arguments, Call, replace_halves
 from localspec.chat.parser import Piece, Text
 from localspec.daemon.completion.answer import Choice, PendingAnswer
 from localspec.daemon.completion.openai import find_loop, length_limit

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from localspec.chat.call_readers import Call, replace_halves
+from localspec.chat.notations.call_readers import Call, replace_halves
 from localspec.chat.parser import Piece, Text
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
 from localspec.daemon.worker.process import Event

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from localspec.chat.call_readers import Arguments, Call
+from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import Piece, Text
 from localspec.chat.tools import custom_input
 from localspec.extras.responses import wire

@@ -196,7 +196,8 @@ def test_tools_schemas_and_infill_follow_each_servers_dialect() -> None:
         extra={"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": {"a": 1}}}]},
     )
     prompt = frames.ChatPrompt([*CHAT.messages, earlier], tools=tools)
-    from localspec.protocol.calls import HERMES, ToolSet
+    from localspec.chat.families.hermes import HERMES
+    from localspec.protocol.calls import ToolSet
 
     allowed = ToolSet(HERMES, {"go": {"type": "object"}}, required=True, parallel=False)
     request = frames.Generate(0, prompt, tools=allowed)

@@ -18,9 +18,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from localspec.chat.notations.lark import Unwritable, bounds, write_list, write_sequence
+
 Schema = dict[str, Any]
 
-EMPTY = '""'
 _HEX = "[0-9a-fA-F]"
 # One character of a string. The escapes of a surrogate pair are one character, and none stands alone.
 _CHARACTER = (
@@ -61,10 +62,6 @@ _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", type(None): "nu
 _ESCAPES_WITHOUT_U = 'nrbtf\\"'
 
 
-class Unwritable(Exception):
-    """Raised when a notation cannot express a schema."""
-
-
 def json_grammar(schema: Schema, blanks: str = "") -> str:
     """Return the Lark grammar of the values of a schema that `for_library` has returned.
 
@@ -86,31 +83,6 @@ def json_grammar(schema: Schema, blanks: str = "") -> str:
 def json_expression(schema: Schema, blanks: str = "") -> str:
     """Return `json_grammar` as an expression within another grammar."""
     return f"%lark {{\n{json_grammar(schema, blanks)}\n}}"
-
-
-def write_sequence(
-    pairs: Sequence[tuple[str, bool]], separator: str, add_rule: Callable[[str], str]
-) -> str:
-    """Return the expression of pairs in their order; the second of each says whether it is required."""
-    following = ""  # The rule of what may follow a pair.
-    starts: list[str] = []  # The ways to begin with the current pair or a later one.
-    for pair, is_required in reversed(pairs):
-        sequence = f"{pair} {following}".strip()
-        starts = [sequence] if is_required else [sequence, *starts]
-        after = f"({json.dumps(separator)} {sequence})"
-        following = add_rule(after if is_required else f"{after} | {following or EMPTY}")
-    if not any(is_required for _, is_required in pairs):
-        starts.append(EMPTY)
-    return " | ".join(starts) or EMPTY
-
-
-def write_list(item: str, low: int, high: int | None) -> str:
-    """Return the expression of a list in brackets with `low` to `high` items."""
-    if high == 0 and not low:
-        return '"[" "]"'
-    more = f'("," {item}){_bounds(max(low, 1) - 1, None if high is None else high - 1)}'
-    more = "" if high == 1 else more
-    return f'"[" {item} {more} "]"' if low else f'"[" ({item} {more})? "]"'
 
 
 def _write_by_library(schema: Schema, blanks: str) -> str:
@@ -230,7 +202,7 @@ class _Writer:
             return self._array(schema)
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if kind == "string" and (low or high is not None):
-            return self._add_terminal(f'/"{_CHARACTER}{_bounds(low, high)}"/')
+            return self._add_terminal(f'/"{_CHARACTER}{bounds(low, high)}"/')
         return self._terminal(kind.upper())
 
     def _terminal(self, name: str) -> str:
@@ -280,13 +252,6 @@ def _about(schema: Schema, kind: str) -> Schema:
     """Return the keywords of a schema that concern values of one type."""
     keywords = _KEYWORDS[kind] | _OTHER_KEYWORDS.get(kind, set())
     return {"type": kind, **{key: value for key, value in schema.items() if key in keywords}}
-
-
-def _bounds(low: int, high: int | None) -> str:
-    """Return the quantifier of a repetition. Raises Unwritable if no count is within the bounds."""
-    if high is not None and low > high:
-        raise Unwritable
-    return f"{{{low},{'' if high is None else high}}}"
 
 
 def _literal(value: str | int | None) -> str:

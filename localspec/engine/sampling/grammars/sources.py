@@ -17,20 +17,19 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher
 
+from localspec.chat.families import grammar_for
+from localspec.chat.notations.grammar import CallGrammar, write_thoughts_end
+from localspec.chat.notations.lark import lark_string
 from localspec.engine.sampling.grammars.enforced import (
     Enforced,
     describe,
     enforce,
     for_library,
+    with_bounded_numbers,
 )
 from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
-from localspec.engine.sampling.grammars.json_values import json_grammar
+from localspec.engine.sampling.grammars.json_values import json_expression, json_grammar
 from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
-from localspec.engine.sampling.grammars.tool_grammar import (
-    CallGrammar,
-    lark_string,
-    write_thoughts_end,
-)
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import CallFormat, ToolSet, call_markers
 from localspec.protocol.frames import Constraint
@@ -176,7 +175,7 @@ class _Builder:
         free, note = self._find_free_tools(tools, invalid)
         note = " ".join(filter(None, [dropped, note]))
         if tools.required or answer:
-            grammar = CallGrammar(tools, self._special.lark_expression, free, compact=True)
+            grammar = self._grammar(tools, free, compact=True)
             alternative = "" if tools.required else answer
             ids = [self._special.ids.get(opening) for opening, _ in self._thoughts]
             may_think = [token for token in ids if token is not None]
@@ -184,6 +183,12 @@ class _Builder:
                 lambda close: grammar.write_whole(alternative, close), may_think, note
             )
         return self._build_gates(tools, free, note)
+
+    def _grammar(
+        self, tools: ToolSet, free: Sequence[str] = (), *, compact: bool = False
+    ) -> CallGrammar:
+        spelled = self._special.lark_expression
+        return grammar_for(tools, spelled, json_rule, free, compact=compact)
 
     def _write_answer(self, rule: str, closing_marker: str) -> str:
         prefix = write_thoughts_end(closing_marker, self._special.lark_expression)
@@ -212,7 +217,7 @@ class _Builder:
         """Return grammars of calls that the model may open in free text."""
 
         def opened(marker: str) -> str:
-            return CallGrammar(tools, self._special.lark_expression, free).write_opened(marker)
+            return self._grammar(tools, free).write_opened(marker)
 
         format = tools.format
         return GrammarSources(
@@ -264,7 +269,7 @@ class _Builder:
         markers = markers if tools.format.recipient else markers[:1]
         try:
             for marker in markers:
-                grammar = CallGrammar(tools, self._special.lark_expression, free)
+                grammar = self._grammar(tools, free)
                 self._compile(grammar.write_opened(marker), "tools")
         except (GrammarRejected, RecursionError, ValueError):
             return False
@@ -275,13 +280,19 @@ class _Builder:
         tool = ToolSet(tools.format, {name: schema})
         try:
             [marker, *_] = call_markers(tools.format, tool.schemas) or ("",)
-            source = CallGrammar(tool, self._special.lark_expression).write_opened(marker)
+            source = self._grammar(tool).write_opened(marker)
             self._compile(source, "schema")
         except RecursionError:
             return "it is nested too deeply."
         except (GrammarRejected, ValueError) as error:
             return str(error)
         return ""
+
+
+def json_rule(schema: Any, blanks: str = "", *, bounded: bool = False) -> str:
+    """Return the expression of the JSON that fits a schema, as `JsonRule` has it."""
+    readable = for_library(schema)
+    return json_expression(with_bounded_numbers(readable) if bounded else readable, blanks)
 
 
 def enforced_tools(tools: ToolSet) -> tuple[ToolSet, dict[str, str], str]:

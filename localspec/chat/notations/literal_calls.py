@@ -1,15 +1,16 @@
 """Read tool calls in a notation of literals, with names and arguments between them.
 
-Most of these notations were discovered from a chat template.
+Many families have such a notation, and so has each that is discovered from a chat template.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
-from localspec.chat.call_readers import (
+from localspec.chat.notations.call_readers import (
     Arguments,
     CallPiece,
     CallReader,
@@ -19,12 +20,11 @@ from localspec.chat.call_readers import (
     new_call,
     write_member,
 )
+from localspec.chat.notations.schemas import child_schema, schema_types
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
     TYPE_PLACEHOLDER,
     CallFormat,
-    child_schema,
-    schema_types,
 )
 
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
@@ -59,7 +59,7 @@ def match_literal(literal: str, text: str, at: int) -> int:
     return at
 
 
-class DialectCalls(CallReader):
+class LiteralCalls(CallReader):
     """Reads all calls that follow one marker, and what closes them.
 
     If the notation's arguments are not JSON, the whole call may still come as a JSON object.
@@ -262,6 +262,13 @@ class DialectCalls(CallReader):
 
     def _skip_blanks(self) -> int:
         return self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
+
+
+def read_literals(
+    form: CallFormat, tools: dict[str, Any], names: Collection[str] | None
+) -> CallReader:
+    """Return the reader of calls in a notation of literals."""
+    return LiteralCalls(form, tools)
 
 
 class _Elements:

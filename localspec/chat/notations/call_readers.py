@@ -1,8 +1,8 @@
 """Read tool calls while a model writes them, so that they can be streamed.
 
 This module defines the pieces of a call, and reads calls in JSON: an object with "name" and "arguments"
-(or "parameters"), or an array of such objects. `notations` has the readers of other notations, and
-`found_calls` that of notations which are described by literals.
+(or "parameters"), or an array of such objects. `literal_calls` reads
+notations that are described by literals, and `families` has the readers of other notations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import copysign, isfinite
 from sys import float_info
 from typing import Any, Literal
 
-from localspec.protocol.calls import json_type
+from localspec.chat.notations.schemas import json_type
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_CHARS = string.ascii_letters + string.digits
@@ -356,3 +356,41 @@ class JsonCalls(CallReader):
             text = "{}" if text == "null" else text
         if text:
             self._pieces.append(Arguments(text))
+
+
+class NotationOrJson(CallReader):
+    """Base of readers for a notation whose models sometimes write JSON instead.
+
+    In that case `_json` reads the text, and `_lead` is the text before the JSON.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._json: JsonCalls | None = None
+        self._lead = ""
+
+    def feed(self, text: str) -> ReadResult:
+        if self._json is None:
+            return self._feed_notation(text)
+        result = self._json.feed(text)
+        self.is_finished, self.is_broken = self._json.is_finished, self._json.is_broken
+        self.raw = self._lead + self._json.raw
+        return result
+
+    def end(self) -> list[CallPiece]:
+        if self._json is None:
+            return self._end_notation()
+        pieces = self._json.end()
+        self.is_broken = self._json.is_broken
+        return pieces
+
+    def _switch_to_json(self, lead: str, text: str, call: Call | None = None) -> ReadResult:
+        self._json, self._lead = JsonCalls(call=call), lead
+        return self.feed(text)
+
+    @abstractmethod
+    def _feed_notation(self, text: str) -> ReadResult:
+        """Consume text while it may be the notation."""
+
+    @abstractmethod
+    def _end_notation(self) -> list[CallPiece]: ...

@@ -1,0 +1,9 @@
+"""Granite 3's calls: an array in JSON behind a marker."""
+
+from __future__ import annotations
+
+from localspec.chat.notations.family import Family
+from localspec.protocol.calls import CallFormat
+
+GRANITE = CallFormat("json", ("<|tool_call|>", "<tool_call>"))
+FAMILY = Family("Granite 3", GRANITE, r"<\|tool_call\|>")

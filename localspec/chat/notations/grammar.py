@@ -1,0 +1,278 @@
+"""Write the grammar of tool calls in llguidance's Lark.
+
+The grammar describes a call from its marker on, or a whole answer that consists of calls. The name in a call
+must be that of a tool, and its arguments must fit that tool's schema, which has been reduced to what can be
+enforced. If a notation cannot express a schema, the tool's calls are JSON between the same markers, which
+every parser of that notation accepts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from localspec.chat.notations.lark import (
+    ElementValues,
+    JsonRule,
+    TagValues,
+    Unwritable,
+    lark_string,
+)
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    OPTION_PLACEHOLDER,
+    ToolSet,
+    call_markers,
+)
+
+# Blanks that a model may write between the parts of a call. Bounded, because small models may write blanks
+# forever.
+_BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
+LOOSE = r"( |\n{1,2}[ \t]{0,20})?"
+_ANY_TEXT = "/(?s:.)*/"
+_ID = "/[a-zA-Z0-9]{9}/"
+_ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
+
+# Errors of a schema that the notation cannot express, or whose keywords have values of the wrong type. The
+# call is then written as JSON, and llguidance reports what is wrong with the schema.
+SCHEMA_ERRORS = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+class Spelled(Protocol):
+    """Returns the Lark expression of a marker in a vocabulary, as `GrammarTokens.lark_expression` does."""
+
+    def __call__(self, text: str, *, plain: bool = False) -> str: ...
+
+
+def write_marker(marker: str, spelled: Spelled) -> str:
+    """Return a Lark expression that matches `marker` as special tokens or as plain text."""
+    return f"({spelled(marker, plain=True)})"
+
+
+def write_thoughts_end(marker: str, spelled: Spelled) -> str:
+    """Return a Lark expression for the closing marker of thoughts and the line breaks after it.
+
+    The expression is empty if there is no marker.
+    """
+    return f"{write_marker(marker, spelled)} /\\n{{0,2}}/" if marker else ""
+
+
+class CallGrammar:
+    """The Lark rules for the calls of one request.
+
+    spelled: returns the Lark expression of a marker in this vocabulary. json_rule: that of JSON. free: names
+    of tools whose arguments may be any object. compact: allow only the blanks that the model was trained to
+    write.
+    """
+
+    def __init__(
+        self,
+        tools: ToolSet,
+        spelled: Spelled,
+        json_rule: JsonRule,
+        free: Sequence[str] = (),
+        *,
+        compact: bool = False,
+    ) -> None:
+        self._json_rule = json_rule
+        self._tools = tools
+        self._format = tools.format
+        self._spelled = spelled
+        self._free = free
+        self._compact = compact
+        self._json_blanks = "" if compact else LOOSE
+        self._blank = '""' if compact else "blank"
+        self._rules = {"blank": _BLANKS}
+
+    def write_opened(self, marker: str) -> str:
+        """Return the grammar of what `marker` opens, including the marker.
+
+        Without a marker, it is the grammar of an answer that is JSON from its first character, which may
+        be something other than a call.
+        """
+        if marker:
+            first = self._write_marker(marker)
+            if self._format.recipient:  # the marker has the tool's name
+                names = list(self._tools.schemas)
+                at = call_markers(self._format, names).index(marker)
+                return self._write_grammar(f"{first} {self._write_json_arguments(at, names[at])}")
+            return self._write_grammar(f"{first} {self.write_calls()}")
+        self._rules["OTHER"] = _NO_CALL
+        return self._write_grammar(f"{self._write_json_calls('json')} | OTHER")
+
+    def write_whole(self, answer: str = "", closing_marker: str = "") -> str:
+        """Return the grammar of an answer that consists of calls, or that matches the rule `answer`.
+
+        closing_marker: the closing marker of thoughts closing_marker the answer, if any.
+        """
+        format = self._format
+        if format.bare:
+            calls = self.write_calls()
+        else:
+            marker, first = self._spelled(format.opens[0]), self.write_calls()
+            calls = f"{self._write_head()} {marker} {first}"
+            if format.thoughts:
+                calls = f"{self._write_thoughts(*format.thoughts)}? {calls}"
+            elif format.recipient:  # the prompt has the first marker
+                calls = f"{first} ({calls})*" if self._tools.parallel else first
+            elif self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
+                more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
+                calls = f"{calls} {more}"
+        if answer:
+            self._rules["answer"] = answer
+            calls = f"(({calls}) | answer)"
+        return self._write_grammar(f"{write_thoughts_end(closing_marker, self._spelled)} ({calls})")
+
+    def _write_head(self) -> str:
+        """Return the expression of what stands before the marker of a message that is a call."""
+        names = f"({' | '.join(map(lark_string, self._tools.schemas))})"
+        parts = self._format.head.split(CALL_ID_PLACEHOLDER)
+        return f" {names} ".join(self._spelled(part) for part in parts) if self._format.head else ""
+
+    def _write_thoughts(self, opening: str, closing: str) -> str:
+        """Return the rule of a message of thoughts, up to the head of the next message."""
+        close = self._spelled(closing)
+        if close.startswith('"'):  # plain text, which the thoughts must not contain
+            stop, size = json.JSONDecoder().raw_decode(close)
+            self._rules[f"thought[suffix={lark_string(stop)}]"], close = _ANY_TEXT, close[size:]
+        else:  # a special token, which no text contains
+            self._rules["thought"] = _ANY_TEXT
+        self._rules["thoughts"] = f"{self._spelled(opening)} thought {close}"
+        return "thoughts"
+
+    def _write_marker(self, marker: str) -> str:
+        return write_marker(marker, self._spelled)
+
+    def _write_grammar(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())])
+
+    # ------------------------------------------------------------------------ after the marker
+
+    def write_calls(self) -> str:
+        format = self._format
+        close = self._spelled(format.close) if format.close else ""
+        match format.kind:
+            case "json" | "mistral":
+                return f"{self._write_json_calls(format.kind)} {close}"
+            case "hermes":
+                call = self.write_call(self._write_object)
+                return f"{self._write_lead()} {call} {self._write_lead()} {close}"
+            case "tags":
+                return f"{self.write_call(self._write_tagged)} {close}"
+            case "named":
+                return f"{self.write_call(self._write_named)} {close}"
+            case _:
+                call = self.write_call(self._write_detected)
+                more = f"({self._write_literal(format.again)} {call})*" if format.again else ""
+                more = more if self._tools.parallel else ""
+                return f"{self._write_literal(format.lead)} {call} {more} {self._write_literal(format.close)}"
+
+    def _write_lead(self) -> str:
+        """Return the expression of what stands between a marker and JSON."""
+        lead = self._format.lead
+        return (lark_string(lead) if lead else "") if self._compact else "blank"
+
+    def _write_json_calls(self, kind: str) -> str:
+        call = self.write_call(self._write_object)
+        if kind == "mistral" or not self._format.bare:
+            more = f'({self._blank} "," {self._blank} {call})*' if self._tools.parallel else ""
+            return f'{self._write_lead()} "[" {self._blank} {call} {more} {self._blank} "]"'
+        more = f'({self._blank} ";" {self._blank} {call})*' if self._tools.parallel else ""
+        return f"{self._write_lead()} {call} {more}"
+
+    def write_call(self, write: Callable[[int, str], str]) -> str:
+        """Return the rule of one call of any tool; write: returns the expression of one tool's call."""
+        if "call" not in self._rules:
+            self._rules["call"] = ""  # Keeps its place before the rules that `write` adds.
+            calls = [write(index, name) for index, name in enumerate(self._tools.schemas)]
+            self._rules["call"] = " | ".join(calls)
+        return "call"
+
+    def _write_object(self, index: int, name: str) -> str:
+        key, blank = self._format.arguments, self._blank
+        if self._compact:
+            # Uses the same literals as the JSON of an answer, which may be an alternative at this place.
+            head, middle = '"{" "\\"name\\"" ":"', f'"," {lark_string(json.dumps(key))} ":"'
+        else:
+            head, middle = (
+                _HEAD,
+                f'{blank} "," {blank} {lark_string(json.dumps(key))} {blank} ":" {blank}',
+            )
+        identity = ""
+        if self._format.kind == "mistral" and not self._compact:
+            identity = f'({blank} "," {blank} "\\"id\\"" {blank} ":" {blank} /"[a-zA-Z0-9]{{9}}"/)?'
+        named = lark_string(json.dumps(name))
+        return f'{head} {named} {middle} {self._write_json_arguments(index, name)} {identity} {blank} "}}"'
+
+    def _write_json_arguments(self, index: int, name: str) -> str:
+        """Add a rule for a tool's arguments as JSON, and return its name."""
+        rule = f"arguments_{index}"
+        self._rules[rule] = self._json_rule(self._schema(name), self._json_blanks)
+        return rule
+
+    def _schema(self, name: str) -> dict[str, Any]:
+        if name in self._free:
+            return {"type": "object"}
+        schema: dict[str, Any] = self._tools.schemas[name]
+        return schema
+
+    def _write_named(self, index: int, name: str) -> str:
+        identity = ""
+        if self._format.identity and not self._compact:
+            identity = f"({self._spelled(self._format.identity)} {_ID})?"
+        middle = self._write_options(self._format.middle)
+        arguments = self._write_json_arguments(index, name)
+        return f"{lark_string(name)} {identity} {middle} {arguments}"
+
+    def _write_options(self, text: str) -> str:
+        """Return the expression of a literal with optional parts."""
+        parts = text.split(OPTION_PLACEHOLDER)
+        return " ".join(
+            f"({self._spelled(part)})?" if at % 2 else self._spelled(part)
+            for at, part in enumerate(parts)
+        )
+
+    def _write_literal(self, text: str) -> str:
+        parts = [self._spelled(part) for part in text.split(CALL_ID_PLACEHOLDER)]
+        return f" {_ANY_ID} ".join(parts)
+
+    def _write_detected(self, index: int, name: str) -> str:
+        format = self._format
+        head = f"{lark_string(name)} {self._write_literal(format.middle)}"
+        if not format.parameter and not format.elements:
+            return f"{head} {self._write_json_arguments(index, name)}"
+        place = self._schema(name), f"tag_{index}", self._json_rule, self._json_blanks
+        values: TagValues | ElementValues
+        if format.elements:
+            values = ElementValues(*place, format.elements, self._spelled)
+        else:
+            values = TagValues(*place, format.parameter, self._spelled)
+        try:
+            parameters = values.arguments()
+        except SCHEMA_ERRORS:
+            return self._write_object(index, name)
+        self._rules.update(values.rules)
+        return f"{head} {parameters}"
+
+    def _write_tagged(self, index: int, name: str) -> str:
+        blank = '"\\n"' if self._compact else "/\\n{0,2}/"
+        try:
+            values = TagValues(
+                self._schema(name), f"tag_{index}", self._json_rule, self._json_blanks
+            )
+            parameters = values.arguments()
+        except SCHEMA_ERRORS:
+            return f"{blank} {self._write_object(index, name)} {blank}"
+        self._rules.update(values.rules)
+        return (
+            f'{blank} {lark_string(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
+        )
+
+
+# The first key of a call may be its type, which Llama models sometimes write.
+_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+_HEAD_PATTERN = rf'\{{{_SPACE}("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?"name"'
+_HEAD = rf"/{_HEAD_PATTERN}{_SPACE}:{_SPACE}/"
+# Text that begins like JSON and is not a call.
+_NO_CALL = rf"/{_SPACE}\{{(?s:.)*/ & ~/{_SPACE}{_HEAD_PATTERN}(?s:.)*/"
