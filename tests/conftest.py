@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,10 @@ from tests.support.exploration import EXPLORES, FACTOR
 # A suite that was started in the background inherits an ignored SIGINT, and so would every process that it
 # starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# numpy's threads spin while they wait for each other. With as many test processes as cores, a training took
+# fifty times as long. Test modules import numpy after this file.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The time of an example depends on the machine. Whether the suite passes must not depend on chance, so it
 # draws the same examples in each run; `scripts/test explore` draws others.
