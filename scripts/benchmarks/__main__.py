@@ -13,6 +13,7 @@ PARTS = {
     "gpu": "whether everything holds on this machine's GPU (scripts/gpu_check)",
     "engine": "tokens per second, plain and speculative",
     "device": "the depth policy on a GPU's recorded costs, without a GPU",
+    "ablation": "the depth policy without one of its mechanisms at a time, on recorded costs",
     "tasks": "tokens per second on a real model, of tasks like people's",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "agents": "tokens read of coding agents' requests, by kind of model and event",

@@ -7,13 +7,13 @@ a policy is scored on real texts without the model that wrote them, in a second.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.measuring.driven import Driven
+from benchmarks.measuring.driven import Answer, Driven
 from benchmarks.texts.answers import Answered
 from benchmarks.texts.measure import geometric_mean
 from benchmarks.traces.simulated import Said, SimulatedClock, SimulatedContext
@@ -57,33 +57,40 @@ _ROOM = 1 << 15  # tokens that a text may have
 class _Writing(SimulatedContext):
     """Says at each place what stands there in a text. Ids are one higher than the text's: 0 is special."""
 
-    def __init__(self, clock: SimulatedClock, costs: CostTable) -> None:
-        super().__init__(clock, costs, Said(range(1, _ROOM), [1.0] * _ROOM), 1)
-        self.text: Sequence[int] = ()
-        self.n_ctx = _ROOM
+    def __init__(self, clock: SimulatedClock, costs: CostTable, n_seq: int = 1) -> None:
+        super().__init__(clock, costs, Said(range(1, _ROOM), [1.0] * _ROOM), n_seq)
+        self.find_text: Callable[[int], Sequence[int]] = lambda sequence: ()
+        self.n_ctx = _ROOM * n_seq
+        self._rows_read: list[tuple[int, int]] = []
 
     def decode(self, batch: Batch) -> None:
         super().decode(batch)
-        self._read = [int(batch.struct.pos[row]) for row in range(batch.rows)]
+        rows = batch.struct
+        self._rows_read = [
+            (int(rows.seq_id[row][0]), int(rows.pos[row]) + 1) for row in range(batch.rows)
+        ]
 
     def choose_on_device(self, sequence: int, on: bool) -> bool:
         return True
 
     def sampled_token(self, row: int) -> int:
-        place = self._read[row] + 1
-        return self.text[place] if place < len(self.text) else 1
+        sequence, place = self._rows_read[row]
+        text = self.find_text(sequence)
+        return text[place] if place < len(text) else 1
 
 
 def _pair(
     context: _Writing, costs: CostProfile, table: CostTable, clock: SimulatedClock
 ) -> LoadedPair:
-    settings, opened = EngineSettings(), ExitStack()
-    models = PairModels(context.model, None, None, settings, _ROOM, 1, 1, _N_BATCH, opened)
+    settings, opened, n_seq = EngineSettings(), ExitStack(), context.n_seq
+    models = PairModels(
+        context.model, None, None, settings, context.n_ctx, n_seq, 1, _N_BATCH, opened
+    )
     prefixes = PrefixStore(0, CopyCost(lambda: 0.0))
     return LoadedPair(
         files=PairFiles("texts", ""),
         models=models,
-        shared=Lane(context, Batch(_N_BATCH), Slots(context, None, 0, 1), table, clock=clock),
+        shared=Lane(context, Batch(_N_BATCH), Slots(context, None, 0, n_seq), table, clock=clock),
         exact=ExactMode(models, None, table, prefixes, None),
         drafter=None,
         no_rollback=None,
@@ -124,18 +131,24 @@ class Replay(Driven):
     """One loaded pair that writes known answers one after another, and learns from them.
 
     measured: what was measured of passes when it was loaded, by width, where that is not what they cost.
+    sequences: how many answers it may write at once.
     """
 
     def __init__(
-        self, costs: CostProfile | None = None, measured: Mapping[int, float] | None = None
+        self,
+        costs: CostProfile | None = None,
+        measured: Mapping[int, float] | None = None,
+        sequences: int = 1,
     ) -> None:
         costs = costs or CostProfile(CostTable(COSTS), None, OVERHEAD_MS)
         self._time = SimulatedClock()
         table = CostTable(measured or costs.target.as_dict(), change=costs.target.change)
-        self._context = _Writing(self._time, costs.target)
+        self._context = _Writing(self._time, costs.target, sequences)
         super().__init__(_pair(self._context, costs, table, self._time), self._time)
         self._overhead_ms = costs.overhead_ms
         self._count = 0
+        self._texts: dict[int, Sequence[int]] = {}  # by request
+        self._context.find_text = self._find_text
 
     @property
     def calibration(self) -> Calibration:
@@ -144,19 +157,7 @@ class Replay(Driven):
 
     def write(self, answered: Answered, plain: bool = False) -> Written:
         """One answer, after its prompt. plain: without drafts."""
-        prompt = [token + 1 for token in answered.prompt]
-        self._context.text = prompt + [token + 1 for token in answered.answer]
-        self._count += 1
-        request = Generate(
-            self._count,
-            TokenPrompt(prompt),
-            Sampling(temperature=0.0),
-            len(answered.answer),
-            speculative=SpeculationSettings(not plain),
-        )
-        sampler = Sampler(resolve_settings(request.sampling, {}))
-        lookup = NgramIndex((), prompt, self.pair.memory)
-        answer = self.submit(TokenizedRequest(request, prompt, sampler, lookup=lookup))
+        answer = self._ask(answered, SpeculationSettings(not plain))
         passes, start = 0, self._time()
         while self.engine.active:
             writing = bool(answer.deltas)
@@ -166,10 +167,54 @@ class Replay(Driven):
                 self._time.spend(self._overhead_ms)
             else:
                 start = self._time()
-        assert answer.tokens == self._context.text[len(prompt) :]
+        assert answer.tokens == self._texts[self._count][len(answered.prompt) :]
         done = answer.done.speculation
         spent = 1e3 * (self._time() - start)
         return Written(len(answered.answer), passes, spent, done.drafted, done.accepted)
+
+    def write_together(
+        self, answers: Sequence[Answered], speculation: SpeculationSettings | None = None
+    ) -> float:
+        """Return milliseconds per token of several answers at once, while all of them are written."""
+        asked = [self._ask(answered, speculation) for answered in answers]
+        while self.engine.active:
+            self.engine.step()
+            self._time.spend(self._overhead_ms)
+        start = max(answer.stamps[0] for answer in asked)
+        end = min(answer.stamps[-1] for answer in asked)
+        n_written = 0
+        for answer in asked:
+            seen = [
+                delta.tokens
+                for delta, at in zip(answer.deltas, answer.stamps, strict=True)
+                if start <= at <= end
+            ]
+            n_written += seen[-1] - seen[0]
+        return 1e3 * (end - start) / n_written
+
+    def _ask(self, answered: Answered, speculation: SpeculationSettings | None = None) -> Answer:
+        """Submit the request for an answer, and return what it is sent."""
+        prompt = [token + 1 for token in answered.prompt]
+        self._count += 1
+        request = Generate(
+            self._count,
+            TokenPrompt(prompt),
+            Sampling(temperature=0.0),
+            len(answered.answer),
+            speculative=speculation or SpeculationSettings(),
+        )
+        sampler = Sampler(resolve_settings(request.sampling, {}))
+        lookup = NgramIndex((), prompt, self.pair.memory)
+        self._texts[self._count] = prompt + [token + 1 for token in answered.answer]
+        return self.submit(TokenizedRequest(request, prompt, sampler, lookup=lookup))
+
+    def _find_text(self, slot: int) -> Sequence[int]:
+        """Return the text that is written in a slot."""
+        return next(
+            self._texts[sequence.id]
+            for sequence in self.pair.shared.active
+            if sequence.slot.id == slot
+        )
 
 
 # ------------------------------------------------------------------------------------- what came out
