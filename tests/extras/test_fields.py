@@ -350,7 +350,7 @@ def list_all_ignored(kind: type[msgspec.Struct], body: dict[str, Any]) -> list[s
     request = decode(data, kind)
     ignored = find_ignored_fields(data, request)
     if isinstance(request, MessagesRequest):
-        chat_request(request, (), ignored)
+        chat_request(request, ignored)
     return ignored
 
 

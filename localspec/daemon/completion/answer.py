@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,15 +32,20 @@ from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.answers import (
     CalledFunction,
+    ChatLogprob,
     CompletionTokensDetails,
+    LengthLimit,
     Progress,
     PromptProgress,
     PromptTokensDetails,
     ToolCall,
+    TopLogprob,
     Usage,
 )
 from localspec.protocol.requests import PING_INTERVAL_S, GenerationRequest
 
+Extension = TypeVar("Extension", bound=Struct)
+Scored = TypeVar("Scored", bound=ChatLogprob)
 _PROGRESS_INTERVAL_S = 0.1  # between two checks of what an answer is waiting for
 
 
@@ -231,6 +237,24 @@ class Choice:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
 
+@dataclass(slots=True)
+class AnswerNotes:
+    """Return what a client is told about an answer beside its content, in `localspec` of any protocol.
+
+    general: a remark that applies to all answers now, which a person may skip.
+    news: what a person must be told once, with one answer; None if the protocol has no place for it.
+    not_kept: why the answer was not stored, after that was due.
+    ignored: the fields of the request that had no effect.
+    request: a remark on what the engine gets of the request.
+    """
+
+    general: Callable[[], str | None] = str
+    news: Callable[[], str] | None = None
+    not_kept: Callable[[], str] = str
+    ignored: Callable[[], Sequence[str]] = tuple
+    request: str = ""
+
+
 class PendingAnswer:
     """All choices of a request."""
 
@@ -242,7 +266,7 @@ class PendingAnswer:
         n: int,
         parser: Callable[[], AnswerParser | None] = lambda: None,
         ended: Callable[[Choice], None] | None = None,
-        note: str = "",
+        notes: AnswerNotes | None = None,
     ) -> None:
         """Create the choices.
 
@@ -252,7 +276,7 @@ class PendingAnswer:
             n: the number of choices per prompt.
             parser: makes the parser of a choice.
             ended: the callback of the first choice.
-            note: a remark on what the engine gets of the request.
+            notes: what is said beside its content.
         """
         self.model = model
         self.wants_timings = requests[0].timings
@@ -262,20 +286,40 @@ class PendingAnswer:
             Choice(index // n, parser(), self.wants_logprobs) for index in range(len(requests))
         ]
         self.choices[0].on_end = ended
-        self.request_note = note
+        self.notes = notes or AnswerNotes()
 
     @property
     def done(self) -> list[frames.Done]:
         """The final frames of the choices that have ended."""
         return [choice.done for choice in self.choices if choice.done]
 
-    def note(self, general: str | None) -> str:
-        """Return remarks on this answer that a person may skip; `general` applies to all answers now."""
-        return " ".join(filter(None, [general, self.request_note, self.choices[0].note]))
+    def note(self) -> str:
+        """Return remarks on this answer, with what a person must know if there is no other place for it."""
+        notes, first = self.notes, self.choices[0]
+        notice = first.notice if notes.news is None else ""
+        return " ".join(filter(None, [notes.general(), notes.request, first.note, notice]))
 
-    def notice(self, general: str = "") -> str:
-        """Return what a person must know about this answer; `general` applies to all answers now."""
-        return " ".join(filter(None, [general, self.choices[0].notice]))
+    def extension(
+        self, kind: type[Extension], done: Sequence[frames.Done], **more: Any
+    ) -> Extension:
+        """Return the key `localspec` at the end of an answer, as far as the struct `kind` has its fields.
+
+        `done` ends one choice or all of them. `more` are fields of this protocol.
+        """
+        news = self.notes.news
+        values = {
+            "speculation": done[0].speculation if len(done) == 1 else None,
+            "note": self.note(),
+            "news": " ".join(filter(None, [news(), self.choices[0].notice])) if news else "",
+            "not_kept": self.notes.not_kept(),
+            "limit": length_limit(done),
+            "loop": find_loop(done),
+            "ignored": list(self.notes.ignored()),
+            "passes": done[0].trace if len(done) == 1 else None,
+            **more,
+        }
+        names = kind.__struct_fields__
+        return kind(**{name: values[name] for name in names if values.get(name)})
 
     def usage(self) -> Usage:
         """Return the token counts; a prompt counts once, however many choices it has."""
@@ -300,22 +344,58 @@ class PendingAnswer:
         )
 
 
-class Shape(Protocol):
-    """Formats an answer for a client."""
+def find_loop(done: Sequence[frames.Done]) -> Literal["thoughts", "text"] | UnsetType:
+    """Return where an answer repeated itself without progress, if it did."""
+    return next((end.loop for end in done if end.loop), UNSET)
 
-    answer: PendingAnswer
 
+def length_limit(done: Sequence[frames.Done]) -> LengthLimit | UnsetType:
+    """Return what cut an answer off: its token limit, the context, a loop, or nothing."""
+    cut = [end for end in done if end.finish_reason == "length"]
+    if not cut:
+        return UNSET
+    if any(end.loop == "text" for end in cut):
+        return "loop"
+    return "context" if any(end.truncated for end in cut) else "tokens"
+
+
+class Shape(ABC):
+    """Formats an answer for a client, in a stream of the class `events` or as one object."""
+
+    events: ClassVar[type[EventStream]] = EventStream
+
+    def __init__(self, answer: PendingAnswer) -> None:
+        self.answer = answer
+
+    @abstractmethod
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         """Return a stream's chunks for an event of choice `index` that added `pieces` to it."""
 
     def end(self) -> Sequence[object]:
         """Return what follows the choices in a stream."""
+        return ()
+
+    @abstractmethod
+    def complete(self) -> object:
+        """Return the whole answer as one object."""
+
+    @classmethod
+    def failed_early(cls, error: LocalspecError) -> Sequence[object]:
+        """Return the end of a stream that failed before there was an answer."""
+        return stream_error(error)
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
         """Return the end of a stream that has begun and cannot go on."""
+        return self.failed_early(error)
 
-    def complete(self) -> object:
-        """Return the whole answer as one object."""
+    @classmethod
+    def pings_early(cls) -> Sequence[object]:
+        """Return the events of a ping before there is an answer; none stands for a comment."""
+        return ()
+
+    def pings(self) -> Sequence[object]:
+        """Return the events of a ping."""
+        return self.pings_early()
 
 
 class PromptProgressShape(Protocol):
@@ -330,6 +410,12 @@ def progress_options(body: GenerationRequest, shape: PromptProgressShape) -> dic
     return {"reading": reading, "ping_s": body.sse_ping_interval}
 
 
+def format_logprob(token: frames.TokenLogprob, kind: type[Scored]) -> Scored:
+    """Return a token's log-probability as chats have it, in that struct of a protocol."""
+    top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
+    return kind(decode_piece(token.piece), token.logprob, list(token.piece), top)
+
+
 def decode_piece(piece: bytes) -> str:
     """Return a token's bytes as text; incomplete characters become U+FFFD."""
     return piece.decode("utf-8", "replace")
@@ -341,17 +427,15 @@ def decode_piece(piece: bytes) -> str:
 async def respond(
     request: Request,
     preparation: Coroutine[Any, Any, AnswerRun],
+    shape: type[Shape],
     *,
     stream: bool,
-    failed: Callable[[LocalspecError], Sequence[object]] = stream_error,
     ping_s: float = PING_INTERVAL_S,
-    pings: Callable[[], Sequence[object]] = tuple,
-    events: type[EventStream] = EventStream,
 ) -> Response:
-    """Return the answer of a run that is prepared first.
+    """Return the answer of a run of this shape that is prepared first.
 
     A preparation may hash files or load a model, which takes minutes. A stream begins with a ping when it
-    has taken `ping_s`. Until the run is there, `failed` and `pings` are the stream's; see EventStream.
+    has taken `ping_s`.
     """
     if not stream:
         return await (await preparation).respond(request, stream)
@@ -366,21 +450,16 @@ async def respond(
 
     async def begin(emit: Emit) -> AnswerRun:
         try:
-            await emit(*pings())
+            await emit(*shape.pings_early())
             return await task
         finally:
             task.cancel()
 
-    return prepared_stream(begin, failed=failed, ping_s=ping_s, pings=pings, events=events)
+    return prepared_stream(begin, shape, ping_s=ping_s)
 
 
 def prepared_stream(
-    prepare: Callable[[Emit], Awaitable[AnswerRun]],
-    *,
-    failed: Callable[[LocalspecError], Sequence[object]] = stream_error,
-    ping_s: float,
-    pings: Callable[[], Sequence[object]] = tuple,
-    events: type[EventStream] = EventStream,
+    prepare: Callable[[Emit], Awaitable[AnswerRun]], shape: type[Shape], *, ping_s: float
 ) -> EventStream:
     """Return the stream of a run that is prepared in it; the arguments are those of `respond`."""
     run: AnswerRun | None = None
@@ -390,12 +469,12 @@ def prepared_stream(
         run = await prepare(emit)
         await run.stream(emit)
 
-    return events(
+    return shape.events(
         work,
         done=False,
-        failed=lambda error: run.shape.failed(error) if run else failed(error),
+        failed=lambda error: run.shape.failed(error) if run else shape.failed_early(error),
         ping_s=ping_s,
-        pings=lambda: (run.pings if run else pings)(),
+        pings=lambda: run.shape.pings() if run else shape.pings_early(),
     )
 
 
@@ -405,8 +484,7 @@ class AnswerRun:
 
     `during` is entered while they run. `progress` makes the chunk that says what a stream is waiting for,
     and `reading` the one that says how much of a choice's prompt is read; if they are None, nothing is
-    sent. `ping_s` and `pings` are as in EventStream. `opening` returns what is sent before the request waits
-    in the queue.
+    sent. `ping_s` is as in EventStream. `opening` returns what is sent before the request waits in the queue.
     """
 
     supervisor: Supervisor
@@ -417,19 +495,17 @@ class AnswerRun:
     progress: Callable[[Progress], object] | None = None
     reading: Callable[[int, PromptProgress], object] | None = None
     ping_s: float = PING_INTERVAL_S
-    pings: Callable[[], Sequence[object]] = tuple
     opening: Callable[[], Sequence[object]] = tuple
-    events: type[EventStream] = EventStream
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """Return the answer, or an empty response if the client disconnects first."""
         if stream:
-            return self.events(
+            return self.shape.events(
                 self.stream,
                 done=False,
                 failed=self.shape.failed,
                 ping_s=self.ping_s,
-                pings=self.pings,
+                pings=self.shape.pings,
             )
         try:
             await while_connected(request.receive, self._run())

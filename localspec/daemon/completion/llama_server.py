@@ -13,12 +13,11 @@ import msgspec
 from starlette.requests import Request
 
 from localspec.chat.parser import Piece
-from localspec.daemon.completion.answer import PendingAnswer, decode_piece
+from localspec.daemon.completion.answer import PendingAnswer, Shape, decode_piece
 from localspec.daemon.completion.request import engine_requests, max_tokens, parse_prompts
 from localspec.daemon.http.connection import UNIX_HOST
-from localspec.daemon.http.errors import stream_error
 from localspec.daemon.worker.process import Event
-from localspec.errors import Cancelled, LocalspecError
+from localspec.errors import Cancelled
 from localspec.protocol import frames
 from localspec.protocol.answers import PromptProgress
 from localspec.protocol.requests import (
@@ -247,28 +246,19 @@ def _enable_infill_sampler(
     ]
 
 
-class LlamaServerShape:
+class LlamaServerShape(Shape):
     """Formats answers as llama-server does; `response_fields` selects their keys."""
 
     def __init__(
         self,
         answer: PendingAnswer,
         request: NativeRequest,
-        *,
         loaded: Callable[[], frames.Loaded | None],
-        note: Callable[[], str | None],
-        ignored: Sequence[str] = (),
     ) -> None:
-        """Create the shape.
-
-        `loaded` returns the pair that answers, and `note` the current note; both are called at the end.
-        `ignored` are the fields of the request that had no effect.
-        """
-        self.answer = answer
+        """Create the shape. `loaded` returns the pair that answers; it is called at the end."""
+        super().__init__(answer)
         self._request = request
         self._loaded = loaded
-        self._note = note
-        self._ignored = list(ignored)
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
@@ -283,12 +273,6 @@ class LlamaServerShape:
         timings = self.answer.choices[index].timings if self.answer.wants_timings else None
         delta = self._delta(index, frames.Delta(0, "", timings=timings))
         return {**delta, "prompt_progress": msgspec.to_builtins(now)}
-
-    def end(self) -> Sequence[object]:
-        return ()
-
-    def failed(self, error: LocalspecError) -> Sequence[object]:
-        return stream_error(error)
 
     def complete(self) -> object:
         answers = []
@@ -340,10 +324,10 @@ class LlamaServerShape:
         }
         if done.trace:
             answer["localspec"]["passes"] = msgspec.to_builtins(done.trace)
-        if note := self.answer.notice(self.answer.note(self._note())):
+        if note := self.answer.note():
             answer["localspec"]["note"] = note
-        if self._ignored:
-            answer["localspec"]["ignored"] = self._ignored
+        if ignored := self.answer.notes.ignored():
+            answer["localspec"]["ignored"] = ignored
         paths = self._request.response_fields
         return answer if not paths else _select_fields(answer, paths)
 

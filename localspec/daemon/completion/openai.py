@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, cast
 
 from msgspec import UNSET, UnsetType
@@ -15,11 +15,15 @@ import localspec
 from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import Piece, Text
 from localspec.chat.tools import custom_input
-from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.http.errors import stream_error
+from localspec.daemon.completion.answer import (
+    Choice,
+    PendingAnswer,
+    Shape,
+    decode_piece,
+    format_logprob,
+)
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event
-from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.answers import (
     CalledDelta,
@@ -34,7 +38,6 @@ from localspec.protocol.answers import (
     CustomCall,
     CustomInput,
     Extra,
-    LengthLimit,
     Progress,
     PromptLogprob,
     PromptProgress,
@@ -42,7 +45,6 @@ from localspec.protocol.answers import (
     TextLogprobs,
     ToolCall,
     ToolCallDelta,
-    TopLogprob,
 )
 from localspec.protocol.requests import StreamOptions
 
@@ -51,7 +53,7 @@ Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 FINGERPRINT = f"localspec-{localspec.__version__}"
 
 
-class OpenAIShape(ABC):
+class OpenAIShape(Shape):
     """What chat and text completions have in common."""
 
     prefix: str
@@ -63,11 +65,7 @@ class OpenAIShape(ABC):
         answer: PendingAnswer,
         options: StreamOptions | None,
         *,
-        note: Callable[[], str | None],
-        news: Callable[[], str],
         conversation: str | None = None,
-        not_kept: Callable[[], str] = str,
-        ignored: Sequence[str] = (),
         functions: bool = False,
         custom: Collection[str] = (),
     ) -> None:
@@ -76,30 +74,19 @@ class OpenAIShape(ABC):
         Args:
             answer: the answer to format.
             options: the request's `stream_options`.
-            note: returns what a person may want to know, called at the end.
-            news: returns what a person has to be told once, called at the end.
             conversation: the id of the conversation in which the answer is stored.
-            not_kept: returns why the answer was not stored, called after that was due.
-            ignored: fields of the request that had no effect.
             functions: whether a call has OpenAI's older form.
             custom: names of custom tools, whose calls have a form of their own.
         """
-        self.answer = answer
+        super().__init__(answer)
         self.conversation = conversation or UNSET
         self._usage = options is not None and options.include_usage
-        self._note = note
-        self._news = news
-        self._not_kept = not_kept
-        self._ignored = list(ignored)
         self._functions = functions
         self._custom = custom
         # Of the custom call that a choice is writing, its index and the pieces of its arguments.
         self._custom_calls: dict[int, tuple[int, list[str]]] = {}
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-
-    @abstractmethod
-    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]: ...
 
     @abstractmethod
     def choices(self) -> Choices:
@@ -127,60 +114,35 @@ class OpenAIShape(ABC):
 
     def closing(self, choices: Choices, done: frames.Done) -> Completion:
         """Return the last chunk of a choice."""
-        return self._with_summary(self.chunk(choices), [done])
+        # Whether the answer was stored is said after all choices.
+        return self._with_summary(self.chunk(choices), [done], not_kept="")
 
     def end(self) -> Sequence[object]:
         last = self.chunk([])
         if self._usage:
             last.usage = self.answer.usage()
             last.timings = sum_timings([end.timings for end in self.answer.done])
-        if reason := self._not_kept():
+        if reason := self.answer.notes.not_kept():
             last.localspec = Extra(not_kept=reason)
         return [last, DONE] if self._usage or reason else [DONE]
-
-    def failed(self, error: LocalspecError) -> Sequence[object]:
-        return stream_error(error)
 
     def complete(self) -> Completion:
         completion = self._completion(self.kind, self.choices())
         completion.usage = self.answer.usage()
-        return self._with_summary(completion, self.answer.done, self._not_kept())
+        return self._with_summary(completion, self.answer.done)
 
     def _completion(self, kind: Kind, choices: Choices) -> Completion:
         return Completion(self.id, kind, self._created, self.answer.model, FINGERPRINT, choices)
 
     def _with_summary(
-        self, completion: Completion, done: list[frames.Done], not_kept: str = ""
+        self, completion: Completion, done: list[frames.Done], **extra: Any
     ) -> Completion:
         """Add the timings and the key `localspec`; the timings of several choices are summed up."""
         completion.timings = sum_timings([end.timings for end in done])
-        completion.localspec = Extra(
-            speculation=done[0].speculation if len(done) == 1 else UNSET,
-            note=self.answer.note(self._note()) or UNSET,
-            news=self.answer.notice(self._news()) or UNSET,
-            conversation=self.conversation,
-            not_kept=not_kept or UNSET,
-            limit=length_limit(done),
-            loop=find_loop(done),
-            ignored=self._ignored or UNSET,
-            passes=(done[0].trace if len(done) == 1 else UNSET) or UNSET,
+        completion.localspec = self.answer.extension(
+            Extra, done, conversation=self.conversation, **extra
         )
         return completion
-
-
-def find_loop(done: list[frames.Done]) -> Literal["thoughts", "text"] | UnsetType:
-    """Return where an answer repeated itself without progress, if it did."""
-    return next((end.loop for end in done if end.loop), UNSET)
-
-
-def length_limit(done: list[frames.Done]) -> LengthLimit | UnsetType:
-    """Return what cut an answer off: its token limit, the context, a loop, or nothing."""
-    cut = [end for end in done if end.finish_reason == "length"]
-    if not cut:
-        return UNSET
-    if any(end.loop == "text" for end in cut):
-        return "loop"
-    return "context" if any(end.truncated for end in cut) else "tokens"
 
 
 def sum_timings(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
@@ -328,20 +290,7 @@ class ChatShape(OpenAIShape):
     def _logprobs(self, tokens: list[frames.TokenLogprob]) -> ChatLogprobs | None:
         if not self.answer.wants_logprobs:
             return None
-        return ChatLogprobs(
-            [
-                ChatLogprob(
-                    decode_piece(token.piece),
-                    token.logprob,
-                    list(token.piece),
-                    [
-                        TopLogprob(decode_piece(raw), value, list(raw))
-                        for _, raw, value in token.top
-                    ],
-                )
-                for token in tokens
-            ]
-        )
+        return ChatLogprobs([format_logprob(token, ChatLogprob) for token in tokens])
 
 
 def _custom_delta(call: CustomCall) -> ChatDelta:

@@ -21,13 +21,19 @@ from localspec.chat.tools import (
 )
 from localspec.daemon.completion import llama_server
 from localspec.daemon.completion.answer import (
+    AnswerNotes,
     AnswerRun,
     PendingAnswer,
+    Shape,
     progress_options,
     respond,
 )
 from localspec.daemon.completion.files import expand_files, has_files
-from localspec.daemon.completion.llama_server import EditorPosition, editor_position
+from localspec.daemon.completion.llama_server import (
+    EditorPosition,
+    LlamaServerShape,
+    editor_position,
+)
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.request import (
     chat_frames,
@@ -169,7 +175,7 @@ async def native_completion(request: Request) -> Response:
     """Handle POST /completion."""
     body = await read_body(request, NativeCompletionRequest)
     requests = llama_server.completion_requests(body)
-    return await _respond(request, body, _native_run(request, body, requests))
+    return await _respond(request, body, LlamaServerShape, _native_run(request, body, requests))
 
 
 async def infill(request: Request) -> Response:
@@ -179,13 +185,17 @@ async def infill(request: Request) -> Response:
     # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
     editor = None if body.n_predict == 0 else editor_position(request, body, arrival)
     requests = llama_server.infill_requests(body)
-    return await _respond(request, body, _native_run(request, body, requests, "fim", editor))
+    run = _native_run(request, body, requests, "fim", editor)
+    return await _respond(request, body, LlamaServerShape, run)
 
 
 def _respond(
-    request: Request, body: GenerationRequest, preparation: Coroutine[Any, Any, AnswerRun]
+    request: Request,
+    body: GenerationRequest,
+    shape: type[Shape],
+    preparation: Coroutine[Any, Any, AnswerRun],
 ) -> Awaitable[Response]:
-    return respond(request, preparation, stream=body.stream, ping_s=body.sse_ping_interval)
+    return respond(request, preparation, shape, stream=body.stream, ping_s=body.sse_ping_interval)
 
 
 async def _native_run(
@@ -196,20 +206,10 @@ async def _native_run(
     editor: EditorPosition | None = None,
 ) -> AnswerRun:
     daemon = state_of(request)
-    residents = daemon.supervisor.residents
     pair = await _pair(request, body.model, role, strict=API_HEADER in request.headers)
-    shape = llama_server.LlamaServerShape(
-        PendingAnswer(
-            pair.name,
-            requests,
-            n=body.n or 1,
-            ended=figures_callback(daemon.conversations, body, pair.name),
-        ),
-        body,
-        loaded=lambda: residents.info(pair.name),
-        note=residents.note,
-        ignored=ignored_fields(request),
-    )
+    answer = _text_answer(request, body, pair, requests)
+    answer.notes.news = None
+    shape = LlamaServerShape(answer, body, partial(daemon.supervisor.residents.info, pair.name))
     context = nullcontext() if editor is None else daemon.editors.completing(editor)
     return AnswerRun(
         daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
@@ -242,7 +242,7 @@ async def chat(request: Request) -> Response:
         return streams.record(
             request, conversation, lambda: _chat_run(detached, body), ping_s=ping_s
         )
-    return await _respond(request, body, _chat_run(request, body))
+    return await _respond(request, body, ChatShape, _chat_run(request, body))
 
 
 async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
@@ -256,11 +256,7 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
     shape = ChatShape(
         answer,
         body.stream_options,
-        note=daemon.supervisor.residents.note,
-        news=partial(daemon.take_notice, pair.name),
         conversation=turn.id if turn else None,
-        not_kept=(lambda: turn.store_error) if turn else str,
-        ignored=ignored_fields(request),
         functions=uses_functions,
         custom=custom,
     )
@@ -337,10 +333,24 @@ async def prepare_chat(
         continue_constraint(requests, turn.cut_answer.content)
     pair = pair or await daemon.resolve_pair(body.model, request.receive)
     on_end = turn.store_answer if turn else figures_callback(daemon.conversations, body, pair.name)
-    return (
-        pair,
-        requests,
-        PendingAnswer(pair.name, requests, n=body.n or 1, parser=parser, ended=on_end, note=note),
+    notes = answer_notes(request, pair, turn, note)
+    answer = PendingAnswer(
+        pair.name, requests, n=body.n or 1, parser=parser, ended=on_end, notes=notes
+    )
+    return pair, requests, answer
+
+
+def answer_notes(
+    request: Request, pair: PairFiles, turn: ConversationTurn | None = None, note: str = ""
+) -> AnswerNotes:
+    """Return what is said beside an answer of `pair`. `turn` stores it, and `note` is on the request."""
+    daemon = state_of(request)
+    return AnswerNotes(
+        daemon.supervisor.residents.note,
+        partial(daemon.take_notice, pair.name),
+        (lambda: turn.store_error) if turn else str,
+        partial(ignored_fields, request),
+        note,
     )
 
 
@@ -373,7 +383,7 @@ async def call_format(daemon: DaemonState, pair: PairFiles) -> CallFormat:
 async def complete(request: Request) -> Response:
     """Handle POST /v1/completions."""
     body = await read_body(request, CompletionRequest)
-    return await _respond(request, body, _text_run(request, body))
+    return await _respond(request, body, TextShape, _text_run(request, body))
 
 
 async def _text_run(request: Request, body: CompletionRequest) -> AnswerRun:
@@ -381,19 +391,21 @@ async def _text_run(request: Request, body: CompletionRequest) -> AnswerRun:
     requests = completion_frames(body)
     # A suffix means that an editor asks, so its pair for fill-in-the-middle answers.
     pair = await daemon.resolve_pair(body.model, request.receive, "fim" if body.suffix else "chat")
-    on_end = figures_callback(daemon.conversations, body, pair.name)
-    shape = TextShape(
-        PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end),
-        body.stream_options,
-        note=daemon.supervisor.residents.note,
-        news=partial(daemon.take_notice, pair.name),
-        ignored=ignored_fields(request),
-    )
+    shape = TextShape(_text_answer(request, body, pair, requests), body.stream_options)
     shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:
         prompts = [generate.prompt for generate in requests[:: body.n or 1]]
         shape.echo = [await _prompt_text(daemon.supervisor, pair, prompt) for prompt in prompts]
     return AnswerRun(daemon.supervisor, pair, requests, shape, **progress_options(body, shape))
+
+
+def _text_answer(
+    request: Request, body: GenerationRequest, pair: PairFiles, requests: list[Generate]
+) -> PendingAnswer:
+    """Return the empty answer to a request that is not a chat."""
+    on_end = figures_callback(state_of(request).conversations, body, pair.name)
+    notes = answer_notes(request, pair)
+    return PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end, notes=notes)
 
 
 async def _prompt_text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:

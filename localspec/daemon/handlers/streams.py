@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion.answer import AnswerRun, prepared_stream
+from localspec.daemon.completion.openai import ChatShape
 from localspec.daemon.http.recordings import KEPT_S, Key, replay
 from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import Emit
@@ -54,7 +55,7 @@ def record(
         recording.conversation = run.requests[0].conversation
         return run
 
-    stream = prepared_stream(prepare_run, ping_s=ping_s)
+    stream = prepared_stream(prepare_run, ChatShape, ping_s=ping_s)
     recording = state_of(request).recordings.start((_CHAT, conversation), stream)
     return replay(recording, begun=False)
 

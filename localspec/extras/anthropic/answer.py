@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -13,8 +13,7 @@ from msgspec import UNSET
 
 from localspec.chat.notations.call_readers import Arguments, Call, replace_halves
 from localspec.chat.parser import Piece, Text
-from localspec.daemon.completion.answer import Choice, PendingAnswer
-from localspec.daemon.completion.openai import find_loop, length_limit
+from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
 from localspec.errors import InvalidRequest, LocalspecError
@@ -54,30 +53,12 @@ SIGNATURE = "localspec"
 MAX_MODELS = 1000  # of one page
 
 
-class MessagesShape:
+class MessagesShape(Shape):
     """Formats one answer; with `hidden` its thinking blocks are empty."""
 
-    def __init__(
-        self,
-        answer: PendingAnswer,
-        *,
-        ignored: list[str],
-        note: Callable[[], str | None],
-        news: Callable[[], str],
-        hidden: bool = False,
-        not_kept: Callable[[], str] = str,
-    ) -> None:
-        """Create the shape.
-
-        `ignored` are fields of the request that had no effect. `note`, `news` and `not_kept` are as in
-        OpenAIShape.
-        """
-        self.answer = answer
-        self._ignored = ignored
-        self._note = note
-        self._news = news
+    def __init__(self, answer: PendingAnswer, *, hidden: bool = False) -> None:
+        super().__init__(answer)
         self._hidden = hidden
-        self._not_kept = not_kept
         self.id = f"msg_{secrets.token_hex(12)}"
         self._open: type[Block] | None = None  # the block that is being written
         self._index = -1  # its index, or the index of the block before
@@ -100,12 +81,12 @@ class MessagesShape:
     def end(self) -> Sequence[object]:
         return [_as_named(MessageStop())]
 
-    @staticmethod
-    def failed(error: LocalspecError) -> Sequence[object]:
+    @classmethod
+    def failed_early(cls, error: LocalspecError) -> Sequence[object]:
         return [NamedEvent("error", stream_error(error))]
 
-    @staticmethod
-    def pings() -> Sequence[object]:
+    @classmethod
+    def pings_early(cls) -> Sequence[object]:
         """Return what Anthropic's own stream has in a long silence."""
         return [_as_named(Ping())]
 
@@ -164,7 +145,8 @@ class MessagesShape:
         return self.answer.choices[0]
 
     def _message(self) -> MessagesAnswer:
-        extra = MessagesExtra(self._ignored) if self._ignored else UNSET
+        ignored = [*self.answer.notes.ignored()]
+        extra = MessagesExtra(ignored) if ignored else UNSET
         return MessagesAnswer(self.id, [], self.answer.model, self._usage(), localspec=extra)
 
     def _blocks(self) -> list[Block]:
@@ -195,16 +177,7 @@ class MessagesShape:
         return Stopped(_reason(self._choice, done), done.stop_string)
 
     def _extra(self, done: frames.Done | None) -> MessagesExtra:
-        final_frames = [done] if done else []
-        return MessagesExtra(
-            self._ignored or UNSET,
-            done.speculation if done else UNSET,
-            self.answer.note(self._note()) or UNSET,
-            self.answer.notice(self._news()) or UNSET,
-            self._not_kept() or UNSET,
-            limit=length_limit(final_frames),
-            loop=find_loop(final_frames),
-        )
+        return self.answer.extension(MessagesExtra, [done] if done else [])
 
 
 def _reason(choice: Choice, done: frames.Done) -> StopReason:

@@ -55,20 +55,16 @@ CALL_ID_PREFIX = (
 
 
 def chat_request(
-    body: CountTokensRequest,
-    before: Sequence[ChatMessage] = (),
-    ignored: IgnoredFields | None = None,
-) -> tuple[ChatRequest, IgnoredFields, list[ChatMessage]]:
-    """Return `body` as a chat, the fields that have no effect, and the messages that the request adds.
+    body: CountTokensRequest, ignored: IgnoredFields, before: Sequence[ChatMessage] = ()
+) -> tuple[ChatRequest, list[ChatMessage]]:
+    """Return `body` as a chat, and the messages that the request adds.
 
-    `before` are the messages of the thread that it continues. `ignored` are fields already known to have no
-    effect.
+    `before` are the messages of the thread that it continues. Fields without effect are added to `ignored`.
 
     Raises:
         BadBody: a block or a tool does not match its type.
         InvalidRequest: a document or a picture cannot be read, or a choice has no name.
     """
-    ignored = IgnoredFields() if ignored is None else ignored
     for name in fields_without_effect(body):
         ignored.add(name)
     new_messages = _messages(body, ignored)
@@ -86,7 +82,7 @@ def chat_request(
     _choose(body, chat)
     _think(body, chat)
     _format(body, chat)
-    return chat, ignored, new_messages
+    return chat, new_messages
 
 
 # ------------------------------------------------------------------------ messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -46,13 +45,7 @@ _INCOMPLETE = ("interrupted", "failed")
 async def create(request: Request) -> Response:
     """Handle POST /v1/messages."""
     body = await read_body(request, MessagesRequest)
-    response = await respond(
-        request,
-        _run(request, body),
-        stream=body.stream,
-        failed=MessagesShape.failed,
-        pings=MessagesShape.pings,
-    )
+    response = await respond(request, _run(request, body), MessagesShape, stream=body.stream)
     response.headers["request-id"] = errors.new_request_id()
     return response
 
@@ -67,32 +60,24 @@ async def _run(request: Request, body: MessagesRequest) -> AnswerRun:
         )
     previous = await while_connected(request.receive, _continued_message(daemon, body))
     # In a thread, because the files in the messages are decoded.
-    chat, without_effect, new_messages = await asyncio.to_thread(
-        _chat, body, previous, ignored_fields(request)
-    )
+    chat, new_messages = await asyncio.to_thread(_chat, body, previous, ignored_fields(request))
     turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
     pair, requests, empty_answer = await prepare_chat(request, chat, turn)
-    shape = MessagesShape(
-        empty_answer,
-        ignored=without_effect,
-        note=daemon.supervisor.residents.note,
-        news=partial(daemon.take_notice, pair.name),
-        hidden=body.thinking is not None and body.thinking.display == "omitted",
-        not_kept=(lambda: turn.store_error) if turn else str,
-    )
+    hidden = body.thinking is not None and body.thinking.display == "omitted"
+    shape = MessagesShape(empty_answer, hidden=hidden)
     context: AbstractAsyncContextManager[object] = nullcontext()
     if turn:
         state, choice = threads.encode_state(body), empty_answer.choices[0]
         choice.on_end = turn.store_answer_as(shape.id, lambda _: state)
         context = turn.under_way(choice, shape.id, lambda _: state)
-    return AnswerRun(daemon.supervisor, pair, requests, shape, context, pings=shape.pings)
+    return AnswerRun(daemon.supervisor, pair, requests, shape, context)
 
 
 async def count_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
     body = await read_body(request, CountTokensRequest)
     previous = await while_connected(request.receive, _continued_message(state_of(request), body))
-    chat, _, _ = await asyncio.to_thread(_chat, body, previous, ignored_fields(request))
+    chat, _ = await asyncio.to_thread(_chat, body, previous, ignored_fields(request))
     return json_response(TokenCount(await prompt_tokens(request, chat), ignored_extension(request)))
 
 
@@ -129,8 +114,8 @@ async def _continued_message(
 
 def _chat(
     body: CountTokensRequest, previous: StoredResponse | None, ignored: IgnoredFields
-) -> tuple[ChatRequest, IgnoredFields, list[ChatMessage]]:
-    """Return the chat that the request asks for, the names of ignored fields, and the messages it adds.
+) -> tuple[ChatRequest, list[ChatMessage]]:
+    """Return the chat that the request asks for and the messages it adds, and complete `ignored`.
 
     Raises:
         ThreadMismatch: the request changes what its thread was created with.
@@ -139,7 +124,7 @@ def _chat(
     if previous:
         threads.inherit_tools(body, previous.body, earlier)
         body.model = body.model or previous.model
-    return chat_request(body, earlier, ignored)
+    return chat_request(body, ignored, earlier)
 
 
 def _turn(

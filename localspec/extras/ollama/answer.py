@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,8 @@ from msgspec import UNSET
 
 from localspec.chat.notations.call_readers import Call, replace_halves
 from localspec.chat.parser import Piece, Text
-from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
+from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape, decode_piece
+from localspec.daemon.http.sse import LineStream
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError, stream_message
 from localspec.extras.ollama.wire import (
@@ -54,27 +55,16 @@ def line(model: str, *, chat: bool, text: str = "", **fields: Any) -> OllamaLine
     )
 
 
-class OllamaShape:
+class OllamaShape(Shape):
     """Formats the one choice of /api/chat or /api/generate; a call is sent once it is complete."""
 
-    def __init__(
-        self,
-        answer: PendingAnswer,
-        model: str,
-        *,
-        chat: bool,
-        note: Callable[[], str | None],
-        ignored: Callable[[], list[str]],
-    ) -> None:
-        """Create the shape.
+    events = LineStream
 
-        `model` is the name that the client used. `note` and `ignored` are called at the end.
-        """
-        self.answer = answer
+    def __init__(self, answer: PendingAnswer, model: str, *, chat: bool) -> None:
+        """Create the shape. `model` is the name that the client used."""
+        super().__init__(answer)
         self._model = model
         self._chat = chat
-        self._note = note
-        self._ignored = ignored
         self._sent_calls = 0
         self._began = time.monotonic_ns()
 
@@ -94,11 +84,8 @@ class OllamaShape:
             lines.append(self._line(**self._end(event)))
         return lines
 
-    def end(self) -> Sequence[object]:
-        return ()
-
-    @staticmethod
-    def failed(error: LocalspecError) -> Sequence[object]:
+    @classmethod
+    def failed_early(cls, error: LocalspecError) -> Sequence[object]:
         return [OllamaError(stream_message(error))]
 
     def complete(self) -> object:
@@ -145,8 +132,8 @@ class OllamaShape:
             "eval_duration": eval_ns,
             "localspec": Extra(
                 speculation=done.speculation,
-                note=self.answer.notice(self.answer.note(self._note())) or UNSET,
-                ignored=self._ignored() or UNSET,
+                note=self.answer.note() or UNSET,
+                ignored=[*self.answer.notes.ignored()] or UNSET,
             ),
         }
 

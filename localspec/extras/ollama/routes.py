@@ -18,7 +18,7 @@ from localspec import extras
 from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, respond
 from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import models as pulls
-from localspec.daemon.handlers.completions import prepare_chat
+from localspec.daemon.handlers.completions import answer_notes, prepare_chat
 from localspec.daemon.http.errors import add_shape
 from localspec.daemon.http.requests import (
     ignored_extension,
@@ -106,7 +106,7 @@ async def _generate_run(request: Request, body: OllamaGenerateRequest) -> Answer
     if isinstance(translated, ChatRequest):
         return await _translated_run(request, body, pair, translated, chat=False)
     requests = completion_frames(translated)
-    answer = PendingAnswer(pair.name, requests, n=1)
+    answer = PendingAnswer(pair.name, requests, n=1, notes=answer_notes(request, pair))
     return _run(request, body, pair, requests, answer, chat=False)
 
 
@@ -120,9 +120,7 @@ async def _translated_run(
 def _respond(
     request: Request, body: OllamaRequest, preparation: Coroutine[Any, Any, AnswerRun]
 ) -> Awaitable[Response]:
-    return respond(
-        request, preparation, stream=body.stream, failed=OllamaShape.failed, events=LineStream
-    )
+    return respond(request, preparation, OllamaShape, stream=body.stream)
 
 
 def _run(
@@ -144,15 +142,10 @@ def _run(
             *translation.ignored_fields(body, info.n_ctx if info else None),
         ]
 
-    shape = OllamaShape(
-        empty_answer,
-        body.model or models.tagged(pair.name),
-        chat=chat,
-        note=residents.note,
-        ignored=list_ignored,
-    )
+    empty_answer.notes.news, empty_answer.notes.ignored = None, list_ignored
+    shape = OllamaShape(empty_answer, body.model or models.tagged(pair.name), chat=chat)
     context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
-    return AnswerRun(daemon.supervisor, pair, requests, shape, context, events=LineStream)
+    return AnswerRun(daemon.supervisor, pair, requests, shape, context)
 
 
 @asynccontextmanager

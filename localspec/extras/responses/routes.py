@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from msgspec import structs
@@ -49,7 +48,7 @@ from localspec.extras.responses.request import (
     parse_input,
     refuse_unsupported,
 )
-from localspec.extras.responses.shape import ResponsesShape, failed
+from localspec.extras.responses.shape import ResponsesShape
 from localspec.extras.responses.wire import (
     DeletedResponse,
     InputTokens,
@@ -71,8 +70,8 @@ async def create(request: Request) -> Response:
         return await respond(
             request,
             _run(request, body),
+            ResponsesShape,
             stream=body.stream,
-            failed=failed,
             ping_s=body.sse_ping_interval,
         )
 
@@ -94,20 +93,19 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
         request, body, parsed, previous
     )
     id_key = secrets.token_hex(12)
+    ignored = [*parsed.ignored, *ignored_fields(request)]
+    empty_answer.notes.ignored = lambda: ignored
     shape = ResponsesShape(
         empty_answer,
-        new_response(body, id_key, pair.name, [*parsed.ignored, *ignored_fields(request)]),
+        new_response(body, id_key, pair.name, ignored),
         item_style(body, parsed.tools, id_key),
-        note=daemon.supervisor.residents.note,
-        news=partial(daemon.take_notice, pair.name),
-        not_kept=(lambda: turn.store_error) if turn else lambda: "",
     )
     if turn:
         empty_answer.choices[0].on_end = turn.store_answer_as(
             shape.response.id, shape.stored_body, always=bool(body.background)
         )
     parts = (daemon.supervisor, pair, requests, shape, _under_way(daemon, shape, turn))
-    options = {**progress_options(body, shape), "pings": shape.pings}
+    options = progress_options(body, shape)
     if body.background:
         options["opening"] = shape.queued
         return BackgroundRun(
@@ -182,7 +180,7 @@ async def _prepare_chat(
     async def expand() -> None:
         with _original_field_names():
             _, requests[:], expanded = await prepare_chat(detach(request), chat, turn, pair)
-        answer.request_note = expanded.request_note
+        answer.notes.request = expanded.notes.request
 
     return _PreparedChat(turn, pair, requests, answer, expand)
 

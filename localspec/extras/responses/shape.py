@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from localspec.chat.parser import Piece, Text
-from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.completion.openai import find_loop, length_limit
+from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape, format_logprob
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
 from localspec.errors import (
@@ -35,32 +34,16 @@ from localspec.extras.responses.wire import (
     Status,
 )
 from localspec.protocol import frames
-from localspec.protocol.answers import PromptProgress, TopLogprob
+from localspec.protocol.answers import PromptProgress
 
 
-class ResponsesShape:
-    """Formats one response.
+class ResponsesShape(Shape):
+    """Formats one response; `opening` is the response before anything of it is written."""
 
-    `opening` is the response before anything of it is written. `note`, `news` and `not_kept` are as in
-    OpenAIShape.
-    """
-
-    def __init__(
-        self,
-        answer: PendingAnswer,
-        opening: ResponseObject,
-        style: ItemStyle,
-        *,
-        note: Callable[[], str | None],
-        news: Callable[[], str],
-        not_kept: Callable[[], str] = str,
-    ) -> None:
-        self.answer = answer
+    def __init__(self, answer: PendingAnswer, opening: ResponseObject, style: ItemStyle) -> None:
+        super().__init__(answer)
         self.response = opening
         self._output = Output(style)
-        self._note = note
-        self._news = news
-        self._not_kept = not_kept
         self._sent = 0  # number of events
         self._sent_logprobs = 0  # number of the content's tokens
 
@@ -98,7 +81,7 @@ class ResponsesShape:
         """Return the log-probabilities of text that were not sent yet."""
         tokens = self.answer.choices[0].content_logprobs[self._sent_logprobs :]
         self._sent_logprobs += len(tokens)
-        return [*map(_logprob, tokens)]
+        return [format_logprob(token, OutputTokenLogprob) for token in tokens]
 
     def reading(self, index: int, progress: PromptProgress) -> object:
         event = wire.InProgress(response=self.response, prompt_progress=progress)
@@ -116,6 +99,10 @@ class ResponsesShape:
     def _last_event(self) -> wire.Event:
         kind = wire.Completed if self.response.status == "completed" else wire.Incompleted
         return kind(response=self.response, timings=self.response.timings)
+
+    @classmethod
+    def failed_early(cls, error: LocalspecError) -> Sequence[object]:
+        return [NamedEvent("error", _error_event(error))]
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
         """Return the last events of a response that failed; its items so far are kept."""
@@ -145,7 +132,8 @@ class ResponsesShape:
     def _end(self, choice: Choice) -> None:
         self.response = self.ended(choice)
         self.response.output = list(self._output.items)
-        self.response.localspec = self._extra(choice)
+        done = [choice.done] if choice.done else []
+        self.response.localspec = self.answer.extension(ResponseExtra, done)
 
     def now(self, status: Status | None = None) -> ResponseObject:
         """Return the response as far as it is written, with the items that are complete."""
@@ -198,20 +186,6 @@ class ResponsesShape:
             usage.total_tokens,
         )
 
-    def _extra(self, choice: Choice) -> ResponseExtra:
-        extra = self.response.localspec or ResponseExtra()
-        assert isinstance(extra, ResponseExtra)
-        final_frames = [choice.done] if choice.done else []
-        return structs.replace(
-            extra,
-            speculation=final_frames[0].speculation if final_frames else UNSET,
-            note=self.answer.note(self._note()) or UNSET,
-            news=self.answer.notice(self._news()) or UNSET,
-            not_kept=self._not_kept() or UNSET,
-            limit=length_limit(final_frames),
-            loop=find_loop(final_frames),
-        )
-
     def _number_events(self, new_events: Iterable[wire.Event]) -> list[object]:
         """Assign numbers to the events, and name each by its type."""
         named: list[object] = []
@@ -222,18 +196,8 @@ class ResponsesShape:
         return named
 
 
-def failed(error: LocalspecError) -> Sequence[object]:
-    """Return the end of a stream that failed before there was a response."""
-    return [NamedEvent("error", _error_event(error))]
-
-
 def _error_event(error: LocalspecError) -> wire.ErrorEvent:
     return wire.ErrorEvent(code=error.code, message=stream_message(error), param=error.param)
-
-
-def _logprob(token: frames.TokenLogprob) -> OutputTokenLogprob:
-    top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
-    return OutputTokenLogprob(decode_piece(token.piece), token.logprob, list(token.piece), top)
 
 
 def _response_error(error: LocalspecError) -> ResponseError:

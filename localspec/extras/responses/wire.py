@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from localspec.protocol.answers import LengthLimit, PromptProgress, TopLogprob, Unheeded
+from localspec.protocol.answers import ChatLogprob, LengthLimit, PromptProgress, Unheeded
 from localspec.protocol.fields import Described
 from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.reading import OrDefault, Request
@@ -22,11 +22,8 @@ from localspec.protocol.requests import (
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class OutputTokenLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
+class OutputTokenLogprob(ChatLogprob):
+    pass
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from localspec.errors import InvalidRequest
 from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import MessagesRequest
+from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.reading import decode
 from tests.support.daemons import Home, scripted_home
 
@@ -40,8 +41,8 @@ def call(name: str, **arguments: Any) -> str:
 def translate(*tools: Any, **fields: Any) -> tuple[Any, list[str]]:
     body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "tools": tools}
     request = decode(json.dumps({**body, **fields}).encode(), MessagesRequest)
-    chat, ignored, _ = chat_request(request)
-    return chat, ignored
+    ignored = IgnoredFields()
+    return chat_request(request, ignored)[0], ignored
 
 
 def offered(*tools: Any) -> dict[str, Any]:

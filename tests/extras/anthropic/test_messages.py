@@ -22,6 +22,7 @@ from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import MessagesRequest
 from localspec.protocol import frames
 from localspec.protocol.answers import Model
+from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.reading import BadBody, decode
 from tests.support import templates
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
@@ -70,8 +71,8 @@ def client(api: Home) -> Iterator[anthropic.Anthropic]:
 
 def translate(text: Any = "", **fields: Any) -> tuple[Any, list[str]]:
     body = decode(json.dumps({**build_body(text), **fields}).encode(), MessagesRequest)
-    request, ignored, _ = chat_request(body)
-    return request, ignored
+    ignored = IgnoredFields()
+    return chat_request(body, ignored)[0], ignored
 
 
 def to_plain_messages(request: Any) -> list[dict[str, Any]]:

@@ -361,8 +361,6 @@ def test_everyone_who_cancels_waits_for_the_same_end() -> None:
         PendingAnswer("m", [generate], n=1),
         opening,
         ItemStyle("1", ToolSet()),
-        note=lambda: None,
-        news=str,
     )
     running, begun = RunningResponses(), asyncio.Event()
 
