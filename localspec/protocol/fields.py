@@ -20,13 +20,12 @@ from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from localspec.protocol.reading import BadBody
 
 MAX_NAMED = 64  # paths in one answer; any others are only counted
 MAX_PATH = 120  # characters of one path
-_MAX_NEUTRAL_BYTES = 64  # a longer value cannot be a neutral one
 
 
 # The field names, and the positions in lists, that lead to a field.
@@ -277,13 +276,13 @@ class IgnoredFields(list[str]):
         self.append(f"and {self.more} more")
 
 
-def find_ignored_fields(body: bytes | bytearray, request: Struct) -> IgnoredFields:
-    """Return the fields of `body` without effect. `request` is the struct decoded from it.
+def find_ignored_fields(body: Mapping[str, Any], request: Struct) -> IgnoredFields:
+    """Return the fields of `body` without effect. `request` is the struct converted from it.
 
     A field that several items of a list have is named once, at its first position.
 
     Raises:
-        BadBody: a field is refused by its name, or a name is not text.
+        BadBody: a field is refused by its name.
     """
     kind = type(request)
     refused = REFUSED[getattr(kind, "refusal_table", "")]
@@ -304,7 +303,7 @@ def fields_without_effect(request: Struct) -> Iterator[str]:
             yield name
 
 
-def refuse_undeclared(body: bytes | bytearray, request: Struct) -> None:
+def refuse_undeclared(body: Mapping[str, Any], request: Struct) -> None:
     """Refuse undeclared fields, in requests that change something on this machine.
 
     Raises:
@@ -325,7 +324,7 @@ def _is_ignored(field: _Undeclared, refused: Mapping[str, FieldRule]) -> bool:
     name = str(field.path[0])
     if len(field.path) > 1 or not (rule := refused.get(name)):
         return True
-    if not _is_among(_decode_if_short(field.value), rule.neutral):
+    if not _is_among(field.value, rule.neutral):
         raise BadBody(f"'{name}' is not supported: {rule.reason}.", name)
     return False
 
@@ -345,14 +344,6 @@ def _format_path(path: FieldPath) -> str:
         else:
             text += f".{part}" if text else part
     return text
-
-
-def _decode_if_short(value: object) -> object:
-    """Decode a value that is short enough to be neutral; return others unchanged."""
-    if not isinstance(value, Raw):
-        return value
-    text = bytes(value)
-    return msgspec.json.decode(text) if len(text) <= _MAX_NEUTRAL_BYTES else value
 
 
 def _is_among(value: object, choices: tuple[object, ...]) -> bool:
@@ -378,36 +369,21 @@ class Described(NamedTuple):
 
 
 class _Undeclared(NamedTuple):
-    """A field that the struct of its object does not declare. The value of one of the body itself is Raw."""
+    """A field that the struct of its object does not declare."""
 
     path: FieldPath
     value: object
 
 
-def _find_undeclared(body: bytes | bytearray, kind: type[Struct]) -> Iterator[_Undeclared]:
-    """Yield the fields of a body that its struct does not declare, also of objects at any depth.
-
-    Only fields that may have objects, and have, are decoded.
-
-    Raises:
-        BadBody: a name is not text.
-    """
+def _find_undeclared(body: Mapping[str, Any], kind: type[Struct]) -> Iterator[_Undeclared]:
+    """Yield the fields of a body that its struct does not declare, also of objects at any depth."""
     declared = _declared_fields(kind)
-    try:
-        for name, value in _object_decoder.decode(body).items():
-            text = bytes(value)
-            if name not in declared:
-                if text[:1] != b"n":  # null
-                    yield _Undeclared((name,), value)
-            elif (place := declared[name]) and b"{" in text:
-                yield from _walk(msgspec.json.decode(text), place, [name], {})
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadBody(f"The request body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise BadBody("The request body is nested too deeply.") from None
-
-
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+    for name, value in body.items():
+        if name not in declared:
+            if value is not None:
+                yield _Undeclared((name,), value)
+        elif (place := declared[name]) and isinstance(value, _CONTAINERS):
+            yield from _walk(value, place, [name], {})
 
 
 class _Place(NamedTuple):

@@ -11,10 +11,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -28,11 +27,11 @@ MAX_BODY_ITEMS = 5 << 18
 # Bytes; splitting a long text at its quotes at once would cost the memory to be saved.
 _PIECE_BYTES = 1 << 16
 _MAX_ESCAPE_BYTES = 6  # bytes of the longest escape, \u0000
-# Naming the invalid field takes a second decoding and a walk through the values. Both are limited to sizes
-# that a person might search by hand.
+# Naming the invalid field takes a walk through the values, and a second decoding if it is no JSON. Both are
+# limited to sizes that a person might search by hand.
 _MAX_REREAD_BYTES = 1 << 20  # bytes
 _MAX_SEARCHED_VALUES = 20_000  # keys and values
-MAX_REPAIRS = 64  # times that a body is decoded again because integers in it are written as 7.0
+MAX_REPAIRS = 64  # times that a body is converted again because integers in it are written as 7.0
 
 
 class BadBody(ValueError):
@@ -104,11 +103,19 @@ class BodyComplexity:
 
 
 Body = TypeVar("Body", bound=Struct)
-_decoders: dict[type[Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def decode(body: bytes | bytearray, kind: type[Body], weight: BodyComplexity | None = None) -> Body:
-    """Return the request in `body`. `weight` is given if it was counted while the body arrived.
+    """Return the request in `body`; see `decode_body`."""
+    return decode_body(body, kind, weight)[0]
+
+
+def decode_body(
+    body: bytes | bytearray, kind: type[Body], weight: BodyComplexity | None = None
+) -> tuple[Body, dict[str, Any]]:
+    """Return the request in `body`, and the object that it was converted from.
+
+    `weight` is given if it was counted while the body arrived.
 
     Raises:
         BadBody: the body is invalid; its message names the field and what it may be.
@@ -119,58 +126,58 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: BodyComplexity | N
             weight.count_text(body)
     except TooComplex as error:
         raise BadBody(str(error)) from None
+    value = _parse(body, kind)
+    # A search for the invalid field, and a conversion for each one, are for bodies of a person's size.
+    is_short = len(body) <= _MAX_REREAD_BYTES
     try:
-        request, body = _decode_with_repairs(body, kind)
+        request = _convert(value, kind, MAX_REPAIRS if is_short else 1)
     except msgspec.ValidationError as error:
-        raise _name_key(explain(str(error), kind), body, kind) from None
+        explained = explain(str(error), kind)
+        raise (_name_key(explained, value, kind) if is_short else explained) from None
+    if weight.nul:
+        raise _find_nul(value if is_short else None)
+    if (tools := getattr(request, "tools", None)) and isinstance(tools[0], Struct):
+        # Each tool has its caller's own object, with keys that no struct declares.
+        for tool, original in zip(tools, value["tools"], strict=True):
+            tool.__dict__["own"] = original
+    return request, value
+
+
+def _parse(body: bytes | bytearray, kind: type[Struct]) -> Any:
+    """Return the JSON value of a body. Raises BadBody if it is not JSON."""
+    try:
+        return msgspec.json.decode(body)
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
+    except msgspec.ValidationError:  # a number out of range, which only a type can name
+        try:
+            msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as named:
+            raise explain(str(named), kind) from None
+        except UnicodeDecodeError as malformed:
+            raise _find_malformed(body, malformed) from None
+        raise BadBody("The request body has a number that is too large.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _find_malformed(body, error) from None
-    if weight.nul:
-        raise _find_nul(body)
-    if (tools := getattr(request, "tools", None)) and isinstance(tools[0], Struct):
-        _attach_originals(tools, body)
-    return request
 
 
-def _decode_with_repairs(
-    body: bytes | bytearray, kind: type[Body]
-) -> tuple[Body, bytes | bytearray]:
-    """Return the decoded request and the body that it was decoded from.
+def _convert(value: object, kind: type[Body], repairs: int = MAX_REPAIRS) -> Body:
+    """Convert a value that was decoded without a type.
 
     Clients in Lua, Go and R write integers as 7.0. Where a field needs an integer, such numbers are
-    replaced and the body is decoded again.
+    replaced in `value`, and it is converted again.
 
     Raises:
-        msgspec.ValidationError, msgspec.DecodeError: as raised by msgspec's decoder.
+        msgspec.ValidationError: as raised by msgspec.
     """
-    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    repairs = MAX_REPAIRS if len(body) <= _MAX_REREAD_BYTES else 1
     for _ in range(repairs):
         try:
-            return cast(Body, decoder.decode(body)), body
+            return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            if (repaired := _repair_integers(body, str(error))) is None:
+            refused = _FLOAT_FOR_INT.match(str(error))
+            if not refused or not _floats_to_integers(value, _split_path(refused["path"])):
                 raise
-            body = repaired
-    return cast(Body, decoder.decode(body)), body
-
-
-def _repair_integers(body: bytes | bytearray, message: str) -> bytes | None:
-    """Return the body with an integer in the place that `message` refuses, or None.
-
-    All other such numbers in the same list or object are replaced as well. None: `message` refuses
-    something other than a float.
-    """
-    if not (refused := _FLOAT_FOR_INT.match(message)):
-        return None
-    try:
-        value = msgspec.json.decode(body)
-        changed = _floats_to_integers(value, _split_path(refused["path"]))
-        return msgspec.json.encode(value) if changed else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
-        return None
+    return msgspec.convert(value, kind)
 
 
 def _split_path(path: str) -> list[str]:
@@ -217,40 +224,12 @@ def convert(value: object, kind: type[Body], at: str) -> Body:
         BadBody: as `decode`.
     """
     try:
-        return _convert_with_repairs(value, kind)
+        return _convert(value, kind)
     except msgspec.ValidationError as error:
         explained = explain(str(error), kind)
         path = f"{at}.{explained.param}" if explained.param else at
         subject = f"'{explained.param}'" if explained.param else "The request body"
         raise BadBody(explained.message.replace(subject, f"'{path}'", 1), path) from None
-
-
-def _convert_with_repairs(value: object, kind: type[Body]) -> Body:
-    for _ in range(MAX_REPAIRS):
-        try:
-            return msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            refused, value = _FLOAT_FOR_INT.match(str(error)), deepcopy(value)
-            if not refused or not _floats_to_integers(value, _split_path(refused["path"])):
-                raise
-    return msgspec.convert(value, kind)
-
-
-class _OriginalTools(Struct):
-    tools: list[dict[str, Any]]
-
-
-_tools_decoder = msgspec.json.Decoder(_OriginalTools)
-
-
-def _attach_originals(tools: list[Struct], body: bytes | bytearray) -> None:
-    """Attach to each tool its caller's own object, including keys that no struct declares."""
-    try:
-        originals = _tools_decoder.decode(body).tools
-    except RecursionError:
-        raise BadBody("The request body is nested too deeply.") from None
-    for tool, original in zip(tools, originals, strict=True):
-        tool.__dict__["own"] = original
 
 
 _MESSAGE_AND_PATH = re.compile(
@@ -302,20 +281,16 @@ def explain(message: str, kind: type[Struct]) -> BadBody:
 _KEY = re.compile(r"(\w+)\[\.\.\.\]$")
 
 
-def _name_key(error: BadBody, body: bytes | bytearray, kind: type[Struct]) -> BadBody:
+def _name_key(error: BadBody, value: Any, kind: type[Struct]) -> BadBody:
     """Name the first invalid key of an object, which msgspec's message does not name."""
     match = _KEY.match(error.param or "")
-    if match is None or len(body) > _MAX_REREAD_BYTES:
+    if match is None:
         return error
     name = match[1]
     [field_type] = [field.type for field in msgspec.structs.fields(kind) if field.name == name]
-    try:
-        keys = msgspec.json.decode(body)[name]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return error  # a field that the struct does not declare may contain anything
-    for key, value in islice(keys.items(), _MAX_SEARCHED_VALUES):
+    for key, member in islice(value[name].items(), _MAX_SEARCHED_VALUES):
         try:
-            msgspec.convert({key: value}, field_type)
+            msgspec.convert({key: member}, field_type)
         except msgspec.ValidationError:
             path = f"{name}[{json.dumps(key, ensure_ascii=False)}]"
             return BadBody(error.message.replace(f"{name}[...]", path, 1), path)
@@ -339,7 +314,7 @@ def _describe(what: str, kind: type[Struct], path: str) -> str:
     if match := _ENUM.match(what):
         choices = " or ".join(_literal_choices(kind, path))
         return f"must be {choices}, not {match[1]}" if choices else f"may not be {match[1]}"
-    return f"is refused: {what[:1].lower()}{what[1:]}"
+    return f"is refused: {what[:1].lower()}{what[1:].partition(', got ')[0]}"
 
 
 def _join_names(types: list[str], names: dict[str, str]) -> str:
@@ -388,12 +363,8 @@ def _member_types(outer: msgspec.inspect.Type, name: str) -> list[msgspec.inspec
     return [member] if member else []
 
 
-def _find_nul(body: bytes | bytearray) -> BadBody:
+def _find_nul(value: object) -> BadBody:
     """Return the error for a NUL character, with the field's path if it is found quickly."""
-    try:
-        value = json.loads(body) if len(body) <= _MAX_REREAD_BYTES else None
-    except (ValueError, RecursionError):  # ValueError: also a number too long for Python
-        value = None
     for path, leaf in islice(_walk(value), _MAX_SEARCHED_VALUES):
         if isinstance(leaf, str) and "\0" in leaf:
             return BadBody(f"'{path}' contains a NUL character, which is not allowed.", path)

@@ -24,7 +24,7 @@ from localspec.protocol.fields import (
     find_ignored_fields,
     refuse_undeclared,
 )
-from localspec.protocol.reading import BadBody, decode
+from localspec.protocol.reading import BadBody, decode_body
 from localspec.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -64,8 +64,8 @@ JSON = st.recursive(
 
 
 def list_ignored(kind: type[msgspec.Struct], body: dict[str, Any]) -> IgnoredFields:
-    data = json.dumps(body).encode()
-    return find_ignored_fields(data, decode(data, kind))
+    request, value = decode_body(json.dumps(body).encode(), kind)
+    return find_ignored_fields(value, request)
 
 
 def is_free(kind: type[msgspec.Struct], name: str) -> bool:
@@ -346,9 +346,8 @@ def find_objects(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]
 
 def list_all_ignored(kind: type[msgspec.Struct], body: dict[str, Any]) -> list[str]:
     """Return the ignored fields, also those that a protocol names when it translates a request."""
-    data = json.dumps(body).encode()
-    request = decode(data, kind)
-    ignored = find_ignored_fields(data, request)
+    request, value = decode_body(json.dumps(body).encode(), kind)
+    ignored = find_ignored_fields(value, request)
     if isinstance(request, MessagesRequest):
         chat_request(request, ignored)
     return ignored
@@ -419,11 +418,11 @@ def test_the_tables_name_existing_fields_and_requests() -> None:
 def test_an_unknown_name_with_a_surrogate_is_refused() -> None:
     body = b'{"content": "x", "\\ud800": 1}'
     with pytest.raises(BadBody):
-        find_ignored_fields(body, TokenizeRequest("x"))
+        decode_body(body, TokenizeRequest)
 
 
 @given(NAMES.filter(lambda name: is_free(TokenizeRequest, name)), JSON)
 def test_requests_that_change_something_refuse_unknown_fields(name: str, value: Any) -> None:
     data = json.dumps({"content": "x", name: value}).encode()
     with pytest.raises(BadBody, match="is not a field of this request"):
-        refuse_undeclared(data, decode(data, TokenizeRequest))
+        refuse_undeclared(json.loads(data), TokenizeRequest("x"))

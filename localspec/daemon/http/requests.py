@@ -26,7 +26,7 @@ from localspec.errors import (
 )
 from localspec.protocol.answers import Unheeded
 from localspec.protocol.fields import IgnoredFields, find_ignored_fields, refuse_undeclared
-from localspec.protocol.reading import BodyComplexity, TooComplex, decode
+from localspec.protocol.reading import BodyComplexity, TooComplex, decode_body
 
 # Bytes of a body: enough for twenty screenshots, and for more text than a context holds. A Python string with
 # one character beyond the BMP takes four times as much, and is copied on its way to the engine.
@@ -168,11 +168,13 @@ async def read_body(request: Request, kind: type[Body], *, empty: Body | None = 
         del body[: len(codecs.BOM_UTF8)]
     if empty is not None and not body:
         return empty
-    decoded = decode(body, kind, weight)
+    decoded, value = decode_body(body, kind, weight)
     if request.method == "DELETE" or request.scope["path"].startswith("/localspec/"):
-        refuse_undeclared(body, decoded)  # to do half of what was meant might be worse than nothing
+        refuse_undeclared(
+            value, decoded
+        )  # to do half of what was meant might be worse than nothing
     else:
-        request.state.ignored = find_ignored_fields(body, decoded)
+        request.state.ignored = find_ignored_fields(value, decoded)
     await asyncio.sleep(0)  # decoding a long text takes time, so let other tasks run
     return decoded
 
