@@ -16,7 +16,7 @@ from localspec.daemon.http.requests import json_response
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.queue import Job
 from localspec.errors import InvalidRequest
-from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.answer import ResponsesShape
 from localspec.protocol.requests import PING_INTERVAL_S
 
 _NUMBER = re.compile(r"[0-9]{1,18}")

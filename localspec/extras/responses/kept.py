@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from localspec.errors import Cancelled
-from localspec.extras.responses.items import ToolSet, translate_tools
-from localspec.extras.responses.output import ItemStyle, build_items
-from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.answer import ItemStyle, ResponsesShape, build_items
+from localspec.extras.responses.request import ToolSet, translate_tools
 from localspec.extras.responses.wire import (
     AnyItem,
     FunctionOutput,

@@ -1,31 +1,521 @@
-"""Translate a Responses request into a chat, and create its response."""
+"""Translate a Responses request, with its tools and items, into a chat, and create its response."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from localspec.chat.tools import custom_arguments, custom_parameters, describe_grammar
+from localspec.daemon.completion.files import read_file
+from localspec.daemon.completion.pictures import read_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
-from localspec.extras.responses.items import MessageBuilder, Resolve, ToolSet, translate_tools
-from localspec.extras.responses.output import ItemStyle
+from localspec.extras.responses.client_tools import (
+    ClientTool,
+    describe_shell_output,
+    find_call,
+    find_client_tool,
+)
 from localspec.extras.responses.wire import (
+    InputItem,
+    Part,
     ReasoningOptions,
     ResponseExtra,
     ResponseObject,
     ResponsesRequest,
 )
 from localspec.protocol.requests import (
+    MAX_TOOLS,
     ChatMessage,
     ChatRequest,
+    ContentPart,
+    Function,
     JsonSchema,
+    NamedFunction,
     ReasoningEffort,
     ResponseFormat,
+    Tool,
+    ToolChoice,
 )
+
+# ------------------------------------------------------------------------ tools
+
+Choice = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolKind:
+    """What a function stands for; `client_tool` is set for one that OpenAI has defined."""
+
+    name: str  # the client's name of the tool
+    custom: bool = False
+    namespace: str = ""
+    client_tool: ClientTool | None = None
+
+
+@dataclass(slots=True)
+class ToolSet:
+    """The tools that the model is offered, all of them as functions.
+
+    A custom tool becomes a function with one text, and one that the client runs a function with OpenAI's
+    schema. Tools that OpenAI's own servers run (web search, stored files) are left out.
+
+    `kinds` maps the model's name of each tool to what it stands for, and `ignored` has a sentence for each
+    tool that was left out.
+    """
+
+    offered: list[Tool] = field(default_factory=list)
+    kinds: dict[str, ToolKind] = field(default_factory=dict)
+    choice: Choice | ToolChoice = "auto"
+    ignored: list[str] = field(default_factory=list)
+
+    def kind(self, name: str) -> ToolKind:
+        """Return what the model's name of a tool stands for."""
+        return self.kinds.get(name) or ToolKind(name)
+
+    def name_of(self, name: str, namespace: str = "") -> str:
+        """Return the model's name of a client's tool."""
+        for model_name, kind in self.kinds.items():
+            if (kind.name, kind.namespace) == (name, namespace):
+                return model_name
+        return name
+
+
+def translate_tools(
+    tools: list[dict[str, Any]],
+    choice: str | dict[str, Any] | None,
+    items: Sequence[InputItem] = (),
+) -> ToolSet:
+    """Translate `tools` and `tool_choice` of a request, and the tools that `items` of its input add.
+
+    A prompt has all tools at its beginning, so added ones are offered from there on.
+
+    Raises:
+        InvalidRequest: a tool has no name or an invalid schema, or the choice is invalid.
+    """
+    result = ToolSet()
+    for index, tool in enumerate(tools):
+        _add_tool(result, tool, f"tools[{index}]")
+    for index, item in enumerate(items):
+        for nested_index, tool in enumerate((item.type in _ADDING and item.tools) or []):
+            if new_tool := _leave_out_known(result, tool):
+                _add_tool(result, new_tool, f"input[{index}].tools[{nested_index}]")
+    if len(result.offered) > MAX_OFFERED_TOOLS:
+        raise InvalidRequest(
+            f"'tools' and 'input' offer more than {MAX_OFFERED_TOOLS} tools.", param="tools"
+        )
+    _choose(result, choice)
+    return result
+
+
+_ADDING = ("additional_tools", "tool_search_output")  # types of items that add tools
+MAX_OFFERED_TOOLS = 4 * MAX_TOOLS
+
+
+def _add_tool(result: ToolSet, tool: dict[str, Any], path: str) -> None:
+    match tool.get("type"):
+        case "namespace":
+            _add_namespace(result, tool, path)
+        case "function" | "custom":
+            _add(result, tool, path)
+        case kind if client_tool := find_client_tool(tool):
+            function = Function(str(kind), client_tool.description, client_tool.parameters)
+            _offer(result, ToolKind(str(kind), client_tool=client_tool), function)
+        case unknown_type:
+            result.ignored.append(
+                f"'{path}': a tool of type {_to_json(unknown_type)} cannot run here."
+            )
+
+
+def _leave_out_known(result: ToolSet, tool: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a tool, or a namespace of tools, without what is offered already; None if nothing is left.
+
+    Agents send all of their items again, and may load the same tool twice.
+    """
+    known = {(kind.name, kind.namespace) for kind in result.kinds.values()}
+    nested = tool.get("tools")
+    if tool.get("type") == "namespace" and isinstance(nested, list):
+        left = [
+            inner
+            for inner in nested
+            if not isinstance(inner, dict) or (inner.get("name"), tool.get("name")) not in known
+        ]
+        return {**tool, "tools": left} if left else None
+    return None if (tool.get("name") or tool.get("type"), "") in known else tool
+
+
+def _to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()[:80]
+
+
+def _add_namespace(result: ToolSet, tool: dict[str, Any], path: str) -> None:
+    name, nested_tools = tool.get("name"), tool.get("tools")
+    if not (isinstance(name, str) and isinstance(nested_tools, list)):
+        raise InvalidRequest(f"'{path}' needs a 'name' and 'tools'.", param=path)
+    for index, nested in enumerate(nested_tools):
+        if isinstance(nested, dict) and nested.get("type") in ("function", "custom"):
+            _add(result, nested, f"{path}.tools[{index}]", name)
+        else:
+            result.ignored.append(f"'{path}.tools[{index}]' is no function and cannot run here.")
+
+
+def _add(result: ToolSet, tool: dict[str, Any], path: str, namespace: str = "") -> None:
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"'{path}.name' must be a string.", param=f"{path}.name")
+    custom = tool["type"] == "custom"
+    # A tool outside of the namespace may have the same name.
+    model_name = f"{namespace}.{name}" if namespace and name in result.kinds else name
+    description = tool.get("description")
+    text = description if isinstance(description, str) else ""
+    parameters: dict[str, Any] | None
+    if custom:
+        parameters = _text_parameter(result, tool, path)
+        text += _grammar_text(tool)
+    else:
+        parameters = tool.get("parameters")
+        if not isinstance(parameters, dict | None):
+            path += ".parameters"
+            raise InvalidRequest(f"'{path}' must be an object.", param=path)
+    function = Function(model_name, text, parameters, tool.get("strict"))
+    _offer(result, ToolKind(name, custom, namespace), function)
+
+
+def _offer(result: ToolSet, kind: ToolKind, function: Function) -> None:
+    result.kinds[function.name] = kind
+    offered = Tool(function)
+    # Models were trained with the keys in this order.
+    shown = {
+        "name": function.name,
+        "description": function.description or None,
+        "parameters": function.parameters,
+    }
+    offered.__dict__["own"] = {"type": "function", "function": shown}
+    result.offered.append(offered)
+
+
+def _text_parameter(result: ToolSet, tool: dict[str, Any], path: str) -> dict[str, Any]:
+    if _grammar(tool):
+        result.ignored.append(
+            f"'{path}.format': the model is told the grammar, and not held to it."
+        )
+    return custom_parameters()
+
+
+def _grammar(tool: dict[str, Any]) -> dict[str, Any] | None:
+    form = tool.get("format")
+    return form if isinstance(form, dict) and form.get("type") == "grammar" else None
+
+
+def _grammar_text(tool: dict[str, Any]) -> str:
+    form = _grammar(tool)
+    if form is None:
+        return ""
+    return describe_grammar(form.get("syntax"), form.get("definition"))
+
+
+def _choose(result: ToolSet, choice: str | dict[str, Any] | None) -> None:
+    if choice in (None, "auto"):
+        return
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    kind = "computer" if kind == "computer_use" else kind
+    if choice in ("none", "required"):
+        result.choice = choice  # type: ignore[assignment] # one of these two
+    elif isinstance(choice, dict) and kind in ("function", "custom"):
+        result.choice = _one_tool(result, choice)
+    elif isinstance(choice, dict) and kind == "allowed_tools":
+        _allow_only(result, choice)
+    elif isinstance(kind, str) and kind in result.kinds and result.kind(kind).client_tool:
+        result.choice = ToolChoice(NamedFunction(kind))
+    elif isinstance(kind, str) and result.offered:
+        result.ignored.append(f"'tool_choice': a tool of type {_to_json(kind)} is not here.")
+    elif isinstance(kind, str):
+        result.choice = "required"
+    else:
+        raise InvalidRequest(
+            "'tool_choice' must be 'none', 'auto', 'required', or an object with a 'type'.",
+            param="tool_choice",
+        )
+    if result.choice not in ("none", "auto") and not result.offered:
+        reasons = "".join(f" {sentence}" for sentence in result.ignored[:1])
+        raise InvalidRequest(
+            f"'tool_choice' demands a call, and there is no tool that could be called.{reasons}",
+            param="tool_choice",
+        )
+
+
+def _one_tool(result: ToolSet, choice: dict[str, Any]) -> ToolChoice:
+    name = choice.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest("'tool_choice.name' must be a string.", param="tool_choice.name")
+    return ToolChoice(NamedFunction(result.name_of(name)))
+
+
+def _allow_only(result: ToolSet, choice: dict[str, Any]) -> None:
+    """Offer only the tools that the choice lists."""
+    names = set(_allowed_names(choice))
+    result.offered = [
+        tool for tool in result.offered if result.kinds[tool.function.name].name in names
+    ]
+    mode = choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise InvalidRequest(
+            "'tool_choice.mode' must be 'auto' or 'required'.", param="tool_choice.mode"
+        )
+    result.choice = mode
+
+
+def _allowed_names(choice: dict[str, Any]) -> Iterator[str]:
+    tools = choice.get("tools")
+    if not isinstance(tools, list):
+        raise InvalidRequest("'tool_choice.tools' must be a list.", param="tool_choice.tools")
+    for entry in tools:
+        if isinstance(entry, dict):
+            yield str(entry.get("name") or entry.get("type"))
+
+
+# ------------------------------------------------------------------------ items
+# A template expects a model's turn as one message, so consecutive reasoning, text and calls are joined.
+
+_OPAQUE_PREFIX = "localspec."  # of reasoning that clients store and send back unread
+_TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+Resolve = Callable[[str], ChatMessage]
+
+
+def encode_reasoning(thoughts: str) -> str:
+    """Encode reasoning for clients that must not store it in readable form."""
+    return _OPAQUE_PREFIX + base64.b64encode(thoughts.encode()).decode()
+
+
+def decode_reasoning(text: str | None) -> str:
+    """Decode reasoning that `encode_reasoning` encoded; "" if another server made it."""
+    if not text or not text.startswith(_OPAQUE_PREFIX):
+        return ""
+    try:
+        return base64.b64decode(text.removeprefix(_OPAQUE_PREFIX), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+@dataclass(slots=True)
+class MessageBuilder:
+    """The messages so far, and sentences about items that were left out.
+
+    `resolve` returns the stored message that an item reference means.
+    """
+
+    tools: ToolSet
+    resolve: Resolve
+    messages: list[ChatMessage] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    _call_ids: dict[str, str] = field(default_factory=dict)  # by the id of the call's item
+
+    def add(self, items: Sequence[InputItem]) -> None:
+        """Add the messages of some items.
+
+        Raises:
+            InvalidRequest: an item lacks a required field, or is not text.
+        """
+        for index, item in enumerate(items):
+            self._add_item(item, f"input[{index}]")
+
+    def _add_item(self, item: InputItem, path: str) -> None:
+        match item.type or "message":
+            case "message" | None:
+                self._add_message(item, path)
+            case "reasoning":
+                self._add_reasoning(item, path)
+            case "function_call":
+                self._add_call_item(item, path, _arguments(item.arguments))
+            case "custom_tool_call":
+                self._add_call_item(item, path, custom_arguments(item.input))
+            case (
+                "function_call_output"
+                | "custom_tool_call_output"
+                | "shell_call_output"
+                | "local_shell_call_output"
+                | "apply_patch_call_output"
+                | "computer_call_output"
+            ):
+                self._add_result(item, path)
+            case "tool_search_output" if item.call_id:
+                names = [str(tool.get("name") or tool.get("type")) for tool in item.tools or []]
+                text = f"Loaded: {', '.join(names)}" if names else "No tool was found."
+                self.messages.append(ChatMessage("tool", text, tool_call_id=item.call_id))
+            case "additional_tools" | "tool_search_output":
+                pass  # their tools are offered
+            case "tool_search_call" if not item.call_id:
+                pass  # OpenAI has run it
+            case "item_reference":
+                self._add_referenced(_require(item.id, f"{path}.id"))
+            case _ if call := find_call(item):
+                self._add_client_call(item, path, *call)
+            case other:
+                self.ignored.append(f"'{path}': an item of type '{other[:80]}' is not read here.")
+
+    def _add_client_call(self, item: InputItem, path: str, kind: str, tool: ClientTool) -> None:
+        call_id = _require(item.call_id, f"{path}.call_id")
+        try:
+            arguments = tool.read_arguments(item)
+        except (TypeError, ValueError):
+            path += f".{tool.member}"
+            raise InvalidRequest(f"'{path}' must be an object.", param=path) from None
+        if item.id:
+            self._call_ids[item.id] = call_id
+        self._add_call(call_id, kind, msgspec.json.encode(arguments).decode())
+
+    def _add_result(self, item: InputItem, path: str) -> None:
+        """Add the result of a call. One of a local shell has the call's id, or its item's, as `id`."""
+        call_id = item.call_id
+        if not call_id and item.type == "local_shell_call_output" and item.id:
+            call_id = self._call_ids.get(item.id, item.id)
+        call_id = _require(call_id, f"{path}.call_id")
+        output = item.output
+        if item.type == "shell_call_output" and isinstance(output, list):
+            output = describe_shell_output(output)
+        elif item.type == "apply_patch_call_output":
+            output = output or item.status or ""
+        elif isinstance(output, dict) and output.get("type") == "computer_screenshot":
+            output = [{**output, "type": "input_image"}]
+        content = _output(output, f"{path}.output")
+        self.messages.append(ChatMessage("tool", content, tool_call_id=call_id))
+
+    def _add_message(self, item: InputItem, path: str) -> None:
+        role = _require(item.role, f"{path}.role")
+        if isinstance(item.content, dict):
+            path += ".content"
+            raise InvalidRequest(f"'{path}' must be a string or a list of parts.", param=path)
+        if role != "assistant":
+            content = _content(item.content or "", f"{path}.content")
+            self.messages.append(ChatMessage("developer" if role == "system" else role, content))
+            return
+        turn = self._turn(lambda last: not last.content and not last.tool_calls)
+        turn.content = _text(item.content or "", f"{path}.content")
+
+    def _add_reasoning(self, item: InputItem, path: str) -> None:
+        parts = item.content if isinstance(item.content, list) else []
+        text = _text(parts, f"{path}.content") or decode_reasoning(item.encrypted_content)
+        text = text or _text(item.summary or [], f"{path}.summary")
+        if text:
+            turn = self._turn(lambda last: not last.content and not last.tool_calls)
+            turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, text]))
+
+    def _add_call_item(self, item: InputItem, path: str, arguments: str) -> None:
+        call_id, name = (
+            _require(item.call_id, f"{path}.call_id"),
+            _require(item.name, f"{path}.name"),
+        )
+        self._add_call(call_id, self.tools.name_of(name, item.namespace or ""), arguments)
+
+    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
+        turn = self._turn(lambda last: True)
+        function = {"name": name, "arguments": arguments}
+        tool_call = {"id": call_id, "type": "function", "function": function}
+        turn.tool_calls = [*(turn.tool_calls or []), tool_call]
+
+    def _add_referenced(self, reference: str) -> None:
+        """Add the stored message, or the part of an answer, that the id means."""
+        stored = self.resolve(reference)
+        if stored.role != "assistant":
+            self.messages.append(stored)
+            return
+        if stored.tool_calls:
+            for call in stored.tool_calls:
+                function = call["function"]
+                self._add_call(call["id"], function["name"], function["arguments"])
+            return
+        turn = self._turn(lambda last: not last.content and not last.tool_calls)
+        turn.reasoning_content = turn.reasoning_content or stored.reasoning_content
+        turn.content = stored.content
+
+    def _turn(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage:
+        """Return the model's current turn if it `fits`, else a new one."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last.role != "assistant" or not fits(last):
+            self.messages.append(last := ChatMessage("assistant"))
+        return last
+
+
+def _require(value: str | None, path: str) -> str:
+    if not value:
+        raise InvalidRequest(f"'{path}' is missing.", param=path)
+    return value
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value or {}).decode()
+
+
+def _content(content: str | list[Part], path: str) -> str | list[ContentPart]:
+    """Return the parts as those of a chat's message if not all of them are text, else their text.
+
+    Raises:
+        InvalidRequest: a part is neither text nor a picture or a file that can be read.
+    """
+    if isinstance(content, str) or not any(
+        part.type in ("input_image", "input_file") for part in content
+    ):
+        return _text(content, path)
+    return [_content_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+
+
+def _content_part(part: Part, path: str) -> ContentPart:
+    if part.type == "input_file":
+        file = {"filename": part.filename, "file_data": part.file_data}
+        read_file(file, path)
+        return ContentPart("file", file=file)
+    if part.type != "input_image":
+        return ContentPart("text", _part_text(part, path))
+    if part.image_url is None:
+        raise InvalidRequest(
+            f"'{path}' must have an 'image_url': there are no stored files here.",
+            param=f"{path}.image_url",
+        )
+    read_picture(part.image_url, f"{path}.image_url")
+    return ContentPart("image_url", image_url=part.image_url)
+
+
+def _text(content: str | list[Part], path: str) -> str:
+    """Return the text of the parts, one line per part as in a chat.
+
+    Raises:
+        InvalidRequest: a part is not text.
+    """
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: Part, path: str) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None or part.type not in (*_TEXT_TYPES, "refusal"):
+        raise InvalidRequest(
+            f"'{path}' is of type '{(part.type or '')[:80]}'; text is read here, in parts of type "
+            "'input_text' with a 'text', and pictures and files in a user's messages and results of calls.",
+            param=f"{path}.type",
+        )
+    return text
+
+
+def _output(value: Any, path: str) -> str | list[ContentPart]:
+    """Return a call's result; clients send text, parts of text and pictures, or any other JSON."""
+    if isinstance(value, list):
+        try:
+            value = msgspec.convert(value, list[Part])
+        except msgspec.ValidationError:
+            return msgspec.json.encode(value).decode()
+        return _content(value, path)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# ------------------------------------------------------------------------ requests
 
 _LOGPROBS_INCLUDE = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -98,7 +588,7 @@ def _ignored(request: ResponsesRequest) -> list[str]:
     for include in request.include or []:
         if include not in (_LOGPROBS_INCLUDE, ENCRYPTED_REASONING):
             sentences.append(f"'include': {include[:80]!r} is not produced here.")
-    if _summary(request):
+    if requested_summary(request):
         sentences.append("'reasoning.summary': the summary is the reasoning itself, uncut.")
     return sentences
 
@@ -164,14 +654,7 @@ def _format(request: ResponsesRequest) -> ResponseFormat | None:
     )
 
 
-def item_style(request: ResponsesRequest, tools: ToolSet, key: str) -> ItemStyle:
-    """Return how the items of the answer are written."""
-    return ItemStyle(
-        key, tools, bool(_summary(request)), ENCRYPTED_REASONING in (request.include or [])
-    )
-
-
-def _summary(request: ResponsesRequest) -> str | None:
+def requested_summary(request: ResponsesRequest) -> str | None:
     """Return the kind of summary that the request asks for; None if it asks for none."""
     options = request.reasoning or ReasoningOptions()
     summary = options.summary or options.generate_summary
@@ -201,7 +684,7 @@ def new_response(
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning={"effort": reasoning.effort, "summary": _summary(request)},
+        reasoning={"effort": reasoning.effort, "summary": requested_summary(request)},
         safety_identifier=request.safety_identifier,
         store=request.store is not False,
         temperature=request.temperature,

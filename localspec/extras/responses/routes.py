@@ -37,18 +37,17 @@ from localspec.daemon.http.requests import (
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.extras.responses import kept
+from localspec.extras.responses.answer import ResponsesShape, item_style
 from localspec.extras.responses.background import BackgroundRun, recording_key, resume
 from localspec.extras.responses.request import (
     ENCRYPTED_REASONING,
     ParsedInput,
     background_not_stored,
     chat_request,
-    item_style,
     new_response,
     parse_input,
     refuse_unsupported,
 )
-from localspec.extras.responses.shape import ResponsesShape
 from localspec.extras.responses.wire import (
     DeletedResponse,
     InputTokens,

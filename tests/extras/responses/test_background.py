@@ -21,11 +21,9 @@ from openai.types.responses import Response as Published
 from localspec.daemon.completion.answer import PendingAnswer
 from localspec.daemon.http.recordings import MAX_RECORDINGS
 from localspec.errors import Cancelled
-from localspec.extras.responses.items import ToolSet
+from localspec.extras.responses.answer import ItemStyle, ResponsesShape
 from localspec.extras.responses.kept import RunningResponses
-from localspec.extras.responses.output import ItemStyle
-from localspec.extras.responses.request import new_response
-from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.request import ToolSet, new_response
 from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol.frames import Generate, TextPrompt
 from tests.extras.responses.test_responses import BASE, EVENT
