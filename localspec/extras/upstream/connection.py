@@ -89,8 +89,7 @@ class CounterMeasurement:
 # Limit what a server sends before its response begins.
 #
 # An HTTP/1.1 server may first send any number of 1xx responses, each with headers of its own. The HTTP
-# client
-# drops them without counting, so this module counts the bytes that are read from the network.
+# client drops them without counting, so this module counts the bytes that are read from the network.
 
 
 MAX_HEADER_BYTES = 1 << 18
@@ -116,12 +115,11 @@ def count_header_bytes(transport: httpx2.AsyncHTTPTransport) -> None:
     """Make the connections of a transport count the bytes that are read from them."""
     import httpcore2
 
-    class CountingStream(httpcore2.AsyncNetworkStream):
-        def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
-            self._stream = stream
+    def count(stream: httpcore2.AsyncNetworkStream) -> httpcore2.AsyncNetworkStream:
+        read, start_tls = stream.read, stream.start_tls
 
-        async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-            data = await self._stream.read(max_bytes, timeout)
+        async def counted_read(max_bytes: int, timeout: float | None = None) -> bytes:
+            data = await read(max_bytes, timeout)
             remaining = _bytes_left.get()
             if remaining:
                 remaining[0] -= len(data)
@@ -129,23 +127,17 @@ def count_header_bytes(transport: httpx2.AsyncHTTPTransport) -> None:
                     raise TooManyHeaders
             return data
 
-        async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-            await self._stream.write(buffer, timeout)
+        async def counted_tls(*arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
+            return count(await start_tls(*arguments, **options))
 
-        async def aclose(self) -> None:
-            await self._stream.aclose()
-
-        async def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.AsyncNetworkStream:
-            return CountingStream(await self._stream.start_tls(*arguments, **options))
-
-        def get_extra_info(self, info: str) -> Any:
-            return self._stream.get_extra_info(info)
+        stream.read, stream.start_tls = counted_read, counted_tls  # type: ignore[method-assign]
+        return stream
 
     class Backend(httpcore2.AnyIOBackend):
         async def connect_tcp(
             self, *arguments: Any, **options: Any
         ) -> httpcore2.AsyncNetworkStream:
-            return CountingStream(await super().connect_tcp(*arguments, **options))
+            return count(await super().connect_tcp(*arguments, **options))
 
     pool = transport._pool
     assert isinstance(pool, httpcore2.AsyncConnectionPool)
