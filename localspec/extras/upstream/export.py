@@ -1,4 +1,4 @@
-"""An exported pair as a shell script."""
+"""Export a pair to another engine: its command there, as a shell script or a compose file."""
 
 from __future__ import annotations
 
@@ -241,8 +241,11 @@ class EngineCommand:
     # Commands on each of the other machines, each with its purpose.
     rest: list[tuple[str, list[str]]] = field(default_factory=list)
 
-    def add(self, *arguments: str) -> None:
-        self.command += arguments
+    def add(self, options: Mapping[str, object]) -> None:
+        """Add options with their values; True has none, and an option that is False, 0 or "" is left out."""
+        for option, value in options.items():
+            if value:
+                self.command += [option] if value is True else [option, str(value)]
 
 
 # Repositories whose licence has to be accepted on the hub before a download.
@@ -265,55 +268,56 @@ def vllm(pair: ExportedPair, place: Deployment) -> EngineCommand:
     """Return vLLM's command, for one machine or several (with Ray)."""
     program = ["vllm", "serve", _target_weights(pair, "vLLM")]
     served = EngineCommand("vLLM", "vllm", "vllm", place.port or 8000, 2, program, pair.engine_name)
-    served.add("--served-model-name", pair.engine_name)
-    served.add("--host", place.listen, "--port", str(served.port))
-    if place.gpus > 1:
-        served.add("--tensor-parallel-size", str(place.gpus))
-    if place.nodes > 1:
-        served.add("--pipeline-parallel-size", str(place.nodes))
-        served.add("--distributed-executor-backend", "ray")
-        ray = ["ray", "start"]
-        served.first = [("on the first machine", [*ray, "--head", "--port=6379"])]
-        served.rest = [
-            ("on each of the others", [*ray, f"--address={_format_address(place.host, 6379)}"])
-        ]
+    is_shared = place.nodes > 1
+    if is_shared:
+        served.first = [("on the first machine", ["ray", "start", "--head", "--port=6379"])]
+        join = ["ray", "start", f"--address={_format_address(place.host, 6379)}"]
+        served.rest = [("on each of the others", join)]
         served.notes.append("Drafts over several pipeline stages were not tried by us.")
-    if place.context:
-        served.add("--max-model-len", str(place.context))
-    if speculation := _vllm_speculation(pair, served):
-        served.add("--speculative-config", json.dumps(speculation, separators=(",", ":")))
-        served.add("--per-request-spec-decode-metrics", "summary")
+    speculation = _vllm_speculation(pair, served)
     tool_parser, reasoning_parser = _find_parsers(pair, 0)
-    if tool_parser:
-        served.add("--enable-auto-tool-choice", "--tool-call-parser", tool_parser)
-    if reasoning_parser:
-        served.add("--reasoning-parser", reasoning_parser)
+    served.add(
+        {
+            "--served-model-name": pair.engine_name,
+            "--host": place.listen,
+            "--port": served.port,
+            "--tensor-parallel-size": place.gpus > 1 and str(place.gpus),
+            "--pipeline-parallel-size": is_shared and str(place.nodes),
+            "--distributed-executor-backend": is_shared and "ray",
+            "--max-model-len": place.context,
+            "--speculative-config": speculation and json.dumps(speculation, separators=(",", ":")),
+            "--per-request-spec-decode-metrics": speculation and "summary",
+            "--enable-auto-tool-choice": bool(tool_parser),
+            "--tool-call-parser": tool_parser,
+            "--reasoning-parser": reasoning_parser,
+        }
+    )
     return _with_notes(served, pair)
 
 
 _LAYER_READERS = ("eagle3", "dflash", "dspark")  # sidecars that read layers of their target
+# vLLM's method of each kind of draft.
+_VLLM_METHODS = {"model": "draft_model", "mtp-sidecar": "mtp", "mtp-embedded": "mtp"}
+_VLLM_METHODS |= {kind: kind for kind in _LAYER_READERS}
 
 
 def _vllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, object]:
-    depth = pair.depth
-    if not depth:
+    if not pair.depth:
         return {}
-    depth_config: dict[str, object] = {"num_speculative_tokens": depth}
-    if pair.draft_kind == "model":
-        config = {"method": "draft_model", "model": _draft_weights(pair, "vLLM"), **depth_config}
-        if rows := _compare_vocabularies(pair):
-            config["use_heterogeneous_vocab"] = True
-            served.notes.append(
-                f"The vocabularies have different sizes ({rows}): vLLM proposes the tokens both have."
-            )
-        return config
-    if pair.draft_kind == "mtp-sidecar":
-        return {"method": "mtp", "model": _draft_weights(pair, "vLLM"), **depth_config}
-    if pair.draft_kind == "mtp-embedded":
-        return {"method": "mtp", **depth_config}
-    if pair.draft_kind in _LAYER_READERS:
-        return {"method": pair.draft_kind, "model": _draft_weights(pair, "vLLM"), **depth_config}
-    return {"method": "ngram", **depth_config, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    depth = {"num_speculative_tokens": pair.depth}
+    method = _VLLM_METHODS.get(pair.draft_kind)
+    if method is None:
+        return {"method": "ngram", **depth, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    config: dict[str, object] = {"method": method}
+    if pair.draft_kind != "mtp-embedded":
+        config["model"] = _draft_weights(pair, "vLLM")
+    config |= depth
+    if rows := _compare_vocabularies(pair):
+        config["use_heterogeneous_vocab"] = True
+        served.notes.append(
+            f"The vocabularies have different sizes ({rows}): vLLM proposes the tokens both have."
+        )
+    return config
 
 
 def sglang(pair: ExportedPair, place: Deployment) -> EngineCommand:
@@ -322,36 +326,35 @@ def sglang(pair: ExportedPair, place: Deployment) -> EngineCommand:
     served = EngineCommand(
         "SGLang", "sglang", "sglang", place.port or 30000, 3, program, pair.engine_name
     )
+    gpus, is_shared = place.gpus * place.nodes, place.nodes > 1
+    target, tool_parser, reasoning_parser = _target_weights(pair, "SGLang"), *_find_parsers(pair, 1)
     served.add(
-        "--model-path", _target_weights(pair, "SGLang"), "--served-model-name", pair.engine_name
+        {
+            "--model-path": target,
+            "--served-model-name": pair.engine_name,
+            "--host": place.listen,
+            "--port": served.port,
+            "--tp-size": gpus > 1 and str(gpus),
+            "--context-length": place.context,
+            **_sglang_speculation(pair, served),
+            "--tool-call-parser": tool_parser,
+            "--reasoning-parser": reasoning_parser,
+            "--nnodes": is_shared and str(place.nodes),
+            "--dist-init-addr": is_shared and _format_address(place.host, 5000),
+        }
     )
-    served.add("--host", place.listen, "--port", str(served.port))
-    if place.gpus * place.nodes > 1:
-        served.add("--tp-size", str(place.gpus * place.nodes))
-    if place.context:
-        served.add("--context-length", str(place.context))
-    _sglang_speculation(pair, served)
-    tool_parser, reasoning_parser = _find_parsers(pair, 1)
-    if tool_parser:
-        served.add("--tool-call-parser", tool_parser)
-    if reasoning_parser:
-        served.add("--reasoning-parser", reasoning_parser)
-    if place.nodes > 1:
-        served.add(
-            "--nnodes", str(place.nodes), "--dist-init-addr", _format_address(place.host, 5000)
-        )
+    if is_shared:
         served.rest = [
             (f"on machine {number + 1}", [*served.command, "--node-rank", str(number)])
             for number in range(1, place.nodes)
         ]
-        served.add("--node-rank", "0")
+        served.add({"--node-rank": "0"})
     return _with_notes(served, pair)
 
 
-def _sglang_speculation(pair: ExportedPair, served: EngineCommand) -> None:
-    depth = pair.depth
-    if not depth:
-        return
+def _sglang_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, object]:
+    if not pair.depth:
+        return {}
     rows = _compare_vocabularies(pair)
     if rows:
         served.notes.append(
@@ -359,13 +362,15 @@ def _sglang_speculation(pair: ExportedPair, served: EngineCommand) -> None:
             "it drafts from the text itself (NGRAM) instead."
         )
     if rows or pair.draft_kind == "ngram":
-        served.add("--speculative-algorithm", "NGRAM")
-        return
-    served.add("--speculative-algorithm", "STANDALONE" if pair.draft_kind == "model" else "NEXTN")
-    if pair.draft_kind != "mtp-embedded":
-        served.add("--speculative-draft-model-path", _draft_weights(pair, "SGLang"))
-    served.add("--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1")
-    served.add("--speculative-num-draft-tokens", str(depth + 1))
+        return {"--speculative-algorithm": "NGRAM"}
+    has_file = pair.draft_kind != "mtp-embedded"
+    return {
+        "--speculative-algorithm": "STANDALONE" if pair.draft_kind == "model" else "NEXTN",
+        "--speculative-draft-model-path": has_file and _draft_weights(pair, "SGLang"),
+        "--speculative-num-steps": pair.depth,
+        "--speculative-eagle-topk": "1",
+        "--speculative-num-draft-tokens": pair.depth + 1,
+    }
 
 
 def trtllm(pair: ExportedPair, place: Deployment) -> EngineCommand:
@@ -375,58 +380,51 @@ def trtllm(pair: ExportedPair, place: Deployment) -> EngineCommand:
     )
     program = ["trtllm-serve", _target_weights(pair, "TensorRT-LLM")]
     served = EngineCommand("TensorRT-LLM", "tensorrt-llm", "trtllm", place.port or 8000, 1, program)
-    served.add("--host", place.listen, "--port", str(served.port))
-    if place.gpus > 1:
-        served.add("--tp_size", str(place.gpus))
-    if place.context:
-        served.add("--max_seq_len", str(place.context))
     if speculation := _trtllm_speculation(pair, served):
-        lines = [
-            "speculative_config:",
-            *(f"  {key}: {literals.yaml(speculation[key])}" for key in speculation),
-        ]
+        lines = [f"  {key}: {literals.yaml(value)}" for key, value in speculation.items()]
         if speculation["decoding_type"] != "MTP":
             lines.append("disable_overlap_scheduler: true")
-        served.files["trtllm.yaml"] = "\n".join(lines) + "\n"
-        served.add("--config", "trtllm.yaml")
+        served.files["trtllm.yaml"] = "\n".join(["speculative_config:", *lines]) + "\n"
+    served.add(
+        {
+            "--host": place.listen,
+            "--port": served.port,
+            "--tp_size": place.gpus > 1 and str(place.gpus),
+            "--max_seq_len": place.context,
+            "--config": speculation and "trtllm.yaml",
+        }
+    )
     return _with_notes(served, pair)
 
 
+_TRTLLM_WITHOUT = {
+    "mtp-embedded": "TensorRT-LLM documents heads (MTP) for DeepSeek's models alone: ",
+    "mtp-sidecar": "TensorRT-LLM knows no heads in a file of their own: ",
+}
+
+
 def _trtllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, object]:
-    depth = pair.depth
+    depth, kind = pair.depth, pair.draft_kind
     if not depth:
         return {}
-    if pair.draft_kind == "model":
+    if kind == "model":
         if rows := _compare_vocabularies(pair):
             served.notes.append(
                 f"The vocabularies have different sizes ({rows}); we do not know whether it takes that."
             )
         served.notes.append("Older releases spell the decoding_type DraftTarget.")
         draft = _draft_weights(pair, "TensorRT-LLM")
-        return {
-            "decoding_type": "Draft_Target",
-            "max_draft_len": depth,
-            "speculative_model": draft,
-        }
-    if pair.draft_kind == "mtp-embedded" and pair.target.original.startswith("deepseek-ai/"):
+        method: dict[str, object] = {"decoding_type": "Draft_Target", "max_draft_len": depth}
+        return {**method, "speculative_model": draft}
+    if kind == "mtp-embedded" and pair.target.original.startswith("deepseek-ai/"):
         return {"decoding_type": "MTP", "num_nextn_predict_layers": depth}
-    if pair.draft_kind == "mtp-embedded":
-        served.notes.append(
-            "TensorRT-LLM documents heads (MTP) for DeepSeek's models alone: "
-            "it drafts from the text itself (NGram) instead."
-        )
-    elif pair.draft_kind == "mtp-sidecar":
-        served.notes.append(
-            "TensorRT-LLM knows no heads in a file of their own: "
-            "it drafts from the text itself (NGram) instead."
-        )
+    if reason := _TRTLLM_WITHOUT.get(kind):
+        served.notes.append(f"{reason}it drafts from the text itself (NGram) instead.")
     return {"decoding_type": "NGram", "max_draft_len": depth, "max_matching_ngram_size": 4}
 
 
-_LLAMA_SERVER_TYPES = {
-    "model": "draft-simple",
-    **{kind: f"draft-{kind}" for kind in _LAYER_READERS},
-}
+_LLAMA_SERVER_TYPES = {"model": "draft-simple", "ngram": "ngram-simple"}
+_LLAMA_SERVER_TYPES |= {kind: f"draft-{kind}" for kind in _LAYER_READERS}
 
 
 def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
@@ -434,33 +432,29 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
     _require_one_machine(
         place, "llama-server", "it reaches other machines by `--rpc` and rpc-server there"
     )
-    served = EngineCommand(
-        "llama-server", "llama-server", "llama-server", place.port or 8080, 1, []
+    name, target, draft, depth = "llama-server", pair.target, pair.draft, pair.depth
+    served = EngineCommand(name, name, name, place.port or 8080, 1, [name], pair.served_name)
+    has_draft = depth and pair.draft_kind != "ngram"
+    served.add(
+        {
+            "--hf-repo": target.repo,
+            "--hf-file": target.repo and target.file,
+            "--model": not target.repo and target.path,
+            "--mmproj": pair.projector,
+            "--alias": pair.served_name,
+            "--host": place.listen,
+            "--port": served.port,
+            "--ctx-size": place.context,
+            "--spec-type": depth and _LLAMA_SERVER_TYPES.get(pair.draft_kind, "draft-mtp"),
+            "--spec-draft-n-max": has_draft and str(depth),
+            "--spec-draft-hf": has_draft and draft and draft.repo and draft.quantized,
+            "--spec-draft-model": has_draft and draft and not draft.repo and draft.path,
+        }
     )
-    served.command, served.model = ["llama-server"], pair.served_name
-    if pair.target.repo:
-        served.add("--hf-repo", pair.target.repo, "--hf-file", pair.target.file)
-    else:
-        served.add("--model", pair.target.path)
-    if pair.projector:
-        served.add("--mmproj", pair.projector)
-    served.add("--alias", pair.served_name, "--host", place.listen, "--port", str(served.port))
-    if place.context:
-        served.add("--ctx-size", str(place.context))
-    depth = pair.depth
-    if depth and pair.draft_kind == "ngram":
-        served.add("--spec-type", "ngram-simple")
-    elif depth:
-        served.add("--spec-type", _LLAMA_SERVER_TYPES.get(pair.draft_kind, "draft-mtp"))
-        served.add("--spec-draft-n-max", str(depth))
-        if pair.draft and pair.draft.repo:
-            served.add("--spec-draft-hf", pair.draft.quantized)
-        elif pair.draft:
-            served.add("--spec-draft-model", pair.draft.path)
-    is_downloaded = pair.target.repo and (pair.draft is None or pair.draft.repo)
+    served.notes.append(pair.depth_note)
+    is_downloaded = target.repo and (draft is None or draft.repo)
     if pair.projector or not is_downloaded:
         served.notes.append("Copy the files to where it runs, and name them as they lie there.")
-    served.notes.insert(0, pair.depth_note)
     return served
 
 
