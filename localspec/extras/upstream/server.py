@@ -247,9 +247,7 @@ class UpstreamServer:
         """Set the limit of a text to the rest of vLLM's context. Without a limit vLLM writes 16 tokens."""
         known, prompt = await self.discover(weights=True), sent.body["prompt"]
         if isinstance(prompt, str):
-            body = {"prompt": prompt, "model": known.model}
-            response = await self.connection.post("/tokenize", body, _ASK_TIMEOUT_S)
-            prompt = _parse_tokens(self.connection, response)["tokens"]
+            prompt = (await self._tokenize(known, prompt=prompt))["tokens"]
         if known.context > len(prompt):
             sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
 
@@ -302,14 +300,17 @@ class UpstreamServer:
             UpstreamError: The server failed.
         """
         known = await self.discover()
-        dialect, ask = known.dialect, self.connection.post
+        dialect, is_vllm = known.dialect, known.dialect.kind == "vllm"
         match request:
             case frames.Tokenize() if dialect.has_native_api:
-                body = {"content": request.text, "add_special": request.add_special}
-                body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
-                body["model"] = known.model  # another localspec may have several models
-                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
-            case frames.Tokenize() if dialect.kind == "vllm":
+                return await self._tokenize(
+                    known,
+                    content=request.text,
+                    add_special=request.add_special,
+                    parse_special=request.parse_special,
+                    with_pieces=request.pieces,
+                )
+            case frames.Tokenize() if is_vllm:
                 if not request.parse_special:
                     raise unsupported_field(
                         "parse_special", dialect, "it always parses special tokens"
@@ -318,38 +319,35 @@ class UpstreamServer:
                     raise unsupported_field(
                         "with_pieces", dialect, "its texts are not those of the prompt"
                     )
-                body = {"prompt": request.text, "add_special_tokens": request.add_special}
-                body["model"] = known.model
-                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
-            case frames.Detokenize() if dialect.has_native_api or dialect.kind == "vllm":
-                body = {"tokens": request.tokens, "model": known.model}
-                response = await ask("/detokenize", body, _ASK_TIMEOUT_S)
+                special = request.add_special
+                return await self._tokenize(known, prompt=request.text, add_special_tokens=special)
+            case frames.Detokenize() if dialect.has_native_api or is_vllm:
                 key = "content" if dialect.has_native_api else "prompt"
-                return {"content": self._get_text(response, key)}
+                body: dict[str, Any] = {"tokens": request.tokens, "model": known.model}
+                return {"content": await self._ask_for_text("/detokenize", body, key)}
             case frames.ApplyTemplate() if dialect.has_native_api:
-                return {"prompt": await self._apply_template(request.prompt, known)}
-            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.has_native_api:
-                text = await self._apply_template(prompt, known)
-                body = {"content": text, "add_special": True, "parse_special": True}
-                body["model"] = known.model
-                tokens = _parse_tokens(
-                    self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S)
-                )
-                return {"tokens": len(tokens["tokens"])}
-            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.kind == "vllm":
-                response = await ask("/tokenize", _template_body(prompt, known), _ASK_TIMEOUT_S)
-                return {"tokens": len(_parse_tokens(self.connection, response)["tokens"])}
+                body = _template_body(request.prompt, known)
+                return {"prompt": await self._ask_for_text("/apply-template", body, "prompt")}
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if (
+                dialect.has_native_api or is_vllm
+            ):
+                body = _template_body(prompt, known)
+                if dialect.has_native_api:
+                    text = await self._ask_for_text("/apply-template", body, "prompt")
+                    body = {"content": text, "add_special": True, "parse_special": True}
+                return {"tokens": len((await self._tokenize(known, **body))["tokens"])}
         raise unsupported_field(
             _ERROR_FIELDS.get(type(request), "model"), dialect, "it has no endpoint for it"
         )
 
-    async def _apply_template(self, prompt: frames.ChatPrompt, known: ServerInfo) -> str:
-        body = _template_body(prompt, known)
-        return self._get_text(
-            await self.connection.post("/apply-template", body, _ASK_TIMEOUT_S), "prompt"
-        )
+    async def _tokenize(self, known: ServerInfo, **body: Any) -> dict[str, Any]:
+        """Return the tokens of a text. Another localspec may have several models, so one is named."""
+        body["model"] = known.model
+        response = await self.connection.post("/tokenize", body, _ASK_TIMEOUT_S)
+        return _parse_tokens(self.connection, response)
 
-    def _get_text(self, response: Any, key: str) -> str:
+    async def _ask_for_text(self, path: str, body: dict[str, Any], key: str) -> str:
+        response = await self.connection.post(path, body, _ASK_TIMEOUT_S)
         value = response.get(key) if isinstance(response, dict) else None
         if not isinstance(value, str):
             raise self.connection.invalid_response(f"there is no '{key}'")
@@ -413,8 +411,7 @@ def _parse_tokens(connection: UpstreamConnection, response: Any) -> dict[str, An
 # ------------------------------------------------------------------------ upstreams
 # The servers by pair, and the fallback when one does not answer.
 #
-# A server with a fallback that did not answer is tried again in the background as long as clients ask for
-# its
+# A server with a fallback that did not answer is tried again in the background as long as clients ask for its
 # pair. Until it answers, their requests go to the fallback at once. Other servers are contacted only for a
 # request.
 
