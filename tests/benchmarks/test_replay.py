@@ -23,8 +23,6 @@ from benchmarks.traces.copying import compare_copying, make_copying, shortest_ms
 from benchmarks.traces.replay import (
     Costs,
     Replay,
-    clairvoyant_ms,
-    fixed_ms,
     markdown,
     regret,
     runs_of_hits,
@@ -33,6 +31,8 @@ from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.llama import Batch
 from localspec.engine.speculation.acceptance import Calibration, find_bucket
 from localspec.engine.speculation.cost import NO_CHANGE, ChangeCost, CostProfile, CostTable
+from localspec.engine.speculation.depth import MAX_DEPTH
+from localspec.extras.bench.theory import replay_fixed_ms, replay_optimal_ms
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
 LINEAR = {
@@ -60,17 +60,17 @@ def test_runs_of_hits() -> None:
 
 
 def test_plain_decoding_is_one_pass_per_token() -> None:
-    assert fixed_ms([True] * 5, COSTS, 0) == pytest.approx(500)
+    assert replay_fixed_ms([True] * 5, 0, COSTS) == pytest.approx(500)
 
 
 def test_a_fixed_depth_writes_the_accepted_drafts_and_one_token_more() -> None:
     # two drafts: 10 + 10, and a pass of width 3: 120
-    assert fixed_ms([True, True, True], COSTS, 2) == pytest.approx(140)
-    assert fixed_ms([False, False, False], COSTS, 2) == pytest.approx(140 + (10 + 110) + 100)
+    assert replay_fixed_ms([True, True, True], 2, COSTS) == pytest.approx(140)
+    assert replay_fixed_ms([False, False, False], 2, COSTS) == pytest.approx(140 + (10 + 110) + 100)
 
 
 def test_a_fixed_depth_does_not_draft_beyond_the_end() -> None:
-    assert fixed_ms([True], COSTS, 8) == pytest.approx(100)
+    assert replay_fixed_ms([True], 8, COSTS) == pytest.approx(100)
 
 
 def brute_force_ms(hits: list[bool], at: int = 0) -> float:
@@ -78,14 +78,16 @@ def brute_force_ms(hits: list[bool], at: int = 0) -> float:
         return 0.0
     runs = runs_of_hits(hits)
     return min(
-        COSTS.round_ms(k, k) + brute_force_ms(hits, at + min(runs[at], k) + 1)
+        COSTS.round_cost(k) + brute_force_ms(hits, at + min(runs[at], k) + 1)
         for k in range(len(hits) - at)
     )
 
 
 def test_the_clairvoyant_path_is_the_shortest_of_all() -> None:
     for hits in itertools.product([False, True], repeat=6):
-        assert clairvoyant_ms(list(hits), COSTS) == pytest.approx(brute_force_ms(list(hits)))
+        assert replay_optimal_ms(list(hits), MAX_DEPTH, COSTS) == pytest.approx(
+            brute_force_ms(list(hits))
+        )
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.7, 0.95])
@@ -99,7 +101,7 @@ def test_a_fixed_policy_costs_what_is_computed(depth: int) -> None:
     hits = random_hits(0.6, 200)
     replay = Replay(make_trace(hits), cost_profile(LINEAR), Calibration(), depth)
     spent = replay.run()
-    fixed = fixed_ms(hits, COSTS, depth)
+    fixed = replay_fixed_ms(hits, depth, COSTS)
     assert fixed * (1 - 1e-6) <= spent <= fixed * 1.02
     if depth == 0:
         assert set(replay.depths) == {0}

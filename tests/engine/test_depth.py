@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.traces.replay import Replay, fixed_ms
+from benchmarks.traces.replay import Replay
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import (
     GRID,
@@ -37,6 +37,7 @@ from localspec.engine.speculation.depth import (
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.step import Drafting
+from localspec.extras.bench.theory import replay_fixed_ms
 from tests.support.replay import (
     COSTS,
     DRAFT_MS,
@@ -566,7 +567,7 @@ def test_replayed_costs_are_the_measured_ones() -> None:
     """The two extremes of a replay can be computed by hand."""
     everything = steady(1.0, 400)
     assert plain_ms(everything) == pytest.approx(400 * (TARGET_MS[1] + OVERHEAD_MS))
-    always = fixed_ms(everything.hits, COSTS, 3)
+    always = replay_fixed_ms(everything.hits, 3, COSTS)
     assert always == pytest.approx(100 * (TARGET_MS[4] + 3 * STEP_MS + OVERHEAD_MS))
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.device import bursts
-from benchmarks.traces.replay import Costs, Replay, fixed_ms
+from benchmarks.traces.replay import Costs, Replay
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.extras.bench.theory import replay_fixed_ms
 
 # Milliseconds by width: a 1 B target with repacked kernels and its draft, two threads.
 TARGET_MS = {1: 78.0, 2: 95, 3: 117, 4: 87, 5: 135, 8: 161, 9: 199, 12: 218, 16: 248}
@@ -66,9 +67,9 @@ def together(
 
 
 def plain_ms(trace: Trace) -> float:
-    return fixed_ms(trace.hits, COSTS, 0)
+    return replay_fixed_ms(trace.hits, 0, COSTS)
 
 
 def best_fixed_ms(trace: Trace) -> float:
     """Return the cost of the best fixed depth, 0 included."""
-    return min(fixed_ms(trace.hits, COSTS, depth) for depth in range(9))
+    return min(replay_fixed_ms(trace.hits, depth, COSTS) for depth in range(9))

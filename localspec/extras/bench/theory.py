@@ -9,6 +9,7 @@ measured one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from localspec.extras.bench.report import Acceptance, Costs, Round, Theory
 
@@ -26,6 +27,13 @@ def expected_tokens(alpha: float, depth: float) -> float:
         return depth + 1
     survives: float = alpha ** (depth + 1)
     return (1 - survives) / (1 - alpha)
+
+
+class RoundPrices(Protocol):
+    """What a replay needs to know about costs."""
+
+    def round_cost(self, depth: int) -> float:
+        """Return the milliseconds of a round that drafts this many tokens."""
 
 
 class RoundCosts:
@@ -136,7 +144,7 @@ def draft_hits(rounds: Sequence[Round]) -> list[bool]:
     return results
 
 
-def replay_fixed_ms(hits_by_token: Sequence[bool], depth: int, prices: RoundCosts) -> float:
+def replay_fixed_ms(hits_by_token: Sequence[bool], depth: int, prices: RoundPrices) -> float:
     """Return the milliseconds of all tokens if every round drafted `depth` tokens.
 
     The last rounds draft no more than the remaining tokens.
@@ -149,7 +157,7 @@ def replay_fixed_ms(hits_by_token: Sequence[bool], depth: int, prices: RoundCost
     return ms
 
 
-def replay_optimal_ms(hits_by_token: Sequence[bool], deepest: int, prices: RoundCosts) -> float:
+def replay_optimal_ms(hits_by_token: Sequence[bool], deepest: int, prices: RoundPrices) -> float:
     """Return the minimum milliseconds with perfect knowledge of what will be accepted.
 
     More tokens than that are drafted only if a wider pass was measured to be cheaper.

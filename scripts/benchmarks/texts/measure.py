@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from benchmarks.measuring.workloads import Text
 from benchmarks.servers.llama_server import Running, Server
 from benchmarks.texts.answers import Asker
 from benchmarks.texts.tasks import Task
+from localspec.extras.bench.statistics import geometric_mean
 from localspec.machine.host import OtherProcesses
 from localspec.protocol.frames import EngineSettings, Failed, SpeculationSettings
 
@@ -141,11 +141,6 @@ def _servers(plan: Plan) -> dict[str, Server]:
 # ------------------------------------------------------------------------------------- what came out
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    """Of positive numbers."""
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
 def markdown(runs: Sequence[Timed]) -> str:
     """Medians over the repetitions, by task and by kind of task."""
     ways = [*OURS, *(f"llama-server {kind}" for kind in KINDS)]
@@ -170,7 +165,7 @@ def markdown(runs: Sequence[Timed]) -> str:
         text += f"| {task.name} | {' | '.join(row)} | {accepted} of {drafted} |\n"
     for kind in dict.fromkeys(task.kind for task in tasks):
         means = [
-            geometric_mean(speeds[task, setting] for task in tasks if task.kind == kind)
+            geometric_mean([speeds[task, setting] for task in tasks if task.kind == kind])
             for setting in settings
         ]
         text += f"| **{kind}** | {' | '.join(f'**{mean:.1f}**' for mean in means)} | |\n"

@@ -25,6 +25,7 @@ from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration, Floats
 from localspec.engine.speculation.cost import CostProfile
 from localspec.engine.speculation.depth import MAX_DEPTH
+from localspec.extras.bench.theory import replay_fixed_ms, replay_optimal_ms
 from localspec.protocol.frames import (
     Done,
     Failed,
@@ -55,9 +56,9 @@ class Costs:
             profile.overhead_ms,
         )
 
-    def round_ms(self, drafted: int, verified: int) -> float:
-        """Return a round that drafts so many tokens and verifies so many of them."""
-        return drafted * self.step_ms + float(self.pass_ms[verified + 1]) + self.overhead_ms
+    def round_cost(self, depth: int) -> float:
+        """Return a round that drafts so many tokens and verifies them."""
+        return depth * self.step_ms + float(self.pass_ms[depth + 1]) + self.overhead_ms
 
 
 def runs_of_hits(hits: Sequence[bool]) -> list[int]:
@@ -66,30 +67,6 @@ def runs_of_hits(hits: Sequence[bool]) -> list[int]:
     for at in range(len(hits) - 1, -1, -1):
         runs[at] = runs[at + 1] + 1 if hits[at] else 0
     return runs[:-1]
-
-
-def fixed_ms(hits: Sequence[bool], costs: Costs, depth: int) -> float:
-    """Milliseconds of the whole text with `depth` drafts in every round; 0 is plain decoding."""
-    runs = runs_of_hits(hits)
-    at, spent = 0, 0.0
-    while at < len(hits):
-        count = min(depth, len(hits) - at - 1)
-        spent += costs.round_ms(count, count)
-        at += min(runs[at], count) + 1
-    return spent
-
-
-def clairvoyant_ms(hits: Sequence[bool], costs: Costs) -> float:
-    """Return the shortest way through the text for one who knows which guesses are right.
-
-    Dynamic programming from the end: best[p] = min over K of round(K) + best[p + 1 + accepted(p, K)].
-    """
-    runs = runs_of_hits(hits)
-    best = [0.0] * (len(hits) + 1)
-    for at in range(len(hits) - 1, -1, -1):
-        most = min(runs[at], MAX_DEPTH, len(hits) - at - 1)  # a wrong draft gains nothing
-        best[at] = min(costs.round_ms(k, k) + best[at + k + 1] for k in range(most + 1))
-    return best[0]
 
 
 class Replay(Driven):
@@ -218,9 +195,9 @@ def regret(trace: Trace, profile: CostProfile, depths: Sequence[int], passes: in
     replays = [Replay(trace, profile, calibration) for _ in range(max(passes, 1))]
     times = [replay.run() for replay in replays]
     return Regret(
-        fixed_ms(hits, costs, 0),
-        {depth: fixed_ms(hits, costs, depth) for depth in depths},
-        clairvoyant_ms(hits, costs),
+        replay_fixed_ms(hits, 0, costs),
+        {depth: replay_fixed_ms(hits, depth, costs) for depth in depths},
+        replay_optimal_ms(hits, MAX_DEPTH, costs),
         times[0],
         times[-1],
         replays[-1].depths,
