@@ -1,4 +1,7 @@
-"""Translate llama-server's /completion and /infill into frames, and frames into its answers."""
+"""Translate llama-server's /completion and /infill into frames, and frames into its answers.
+
+Beside that: end an editor's older /infill when its newer one arrives.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,6 @@ from localspec.protocol.requests import (
     NativeRequest,
     sampling_parameters,
 )
-
-# ------------------------------------------------------------------------ takeover
-# End an editor's older completion when its newer one arrives.
-#
-# That happens at once only if both certainly come from the same editor. A program sends the same name and
-# slot from every window, and two windows may show the same file, so those prove nothing. Without better
-# evidence the older completion first gets the time in which an editor would still show it.
-
 
 # Editors show no completion that took longer, so an unwanted one costs at most this much time.
 UNSURE_TIMEOUT_S = 3.0
@@ -80,7 +75,12 @@ class _Typing(NamedTuple):
 
 
 class Editors:
-    """The newest completion that each editor is waiting for."""
+    """The newest completion that each editor is waiting for.
+
+    An older one ends at once only if both certainly come from the same editor. A program sends the same name
+    and slot from every window, and two windows may show the same file, so those prove nothing. Without better
+    evidence the older completion first gets the time in which an editor would still show it.
+    """
 
     def __init__(self) -> None:
         self._arrivals = itertools.count()
@@ -124,9 +124,6 @@ class Editors:
             asyncio.get_running_loop().time() + (0.0 if sure else UNSURE_TIMEOUT_S)
         )
         self._newest[entry.place.editor] = newer
-
-
-# ------------------------------------------------------------------------ llama server
 
 
 # Older names of samplers, and the letters of llama-server's --sampling-seq.

@@ -1,4 +1,8 @@
-"""Handle POST /v1/chat/completions and /v1/completions."""
+"""Handle completions and the tokens they consist of.
+
+POST /v1/chat/completions with its /control, /v1/completions, and llama-server's /completion, /infill,
+/tokenize, /detokenize and /apply-template.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +76,6 @@ from localspec.protocol.requests import (
     TemplateRequest,
     TokenizeRequest,
 )
-
-# ------------------------------------------------------------------------ tokens
-# Handle POST /tokenize, /detokenize, /apply-template and the counting of a chat's tokens.
-#
-# All of them have llama-server's format. A request without a `model` uses the configured pair's vocabulary
-# and template.
-
 
 MEDIA_MARK = "<__media__>"  # what stands for a picture in a prompt's text, as in llama-server
 
@@ -167,10 +164,6 @@ async def prompt_tokens(request: Request, body: ChatRequest) -> int:
     return count
 
 
-# ------------------------------------------------------------------------ native
-# Handle POST /infill and /completion in llama-server's format.
-
-
 async def native_completion(request: Request) -> Response:
     """Handle POST /completion."""
     body = await read_body(request, NativeCompletionRequest)
@@ -229,9 +222,6 @@ async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> Pai
         if strict:
             raise
         return await daemon.resolve_pair("", request.receive, role)
-
-
-# ------------------------------------------------------------------------ completions
 
 
 async def chat(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Reset what a pair has learned during a bench, unless it is to be kept.
+"""Run a complete bench and return its report, and then reset what the pair has learned.
 
 Every answer teaches a loaded pair the cost of its passes and the acceptance of its drafts, and a
 file saves both for the next load. The prompts of a bench are not its user's work, and some answers
@@ -101,10 +101,6 @@ def _read_stamps(folder: Path) -> dict[Path, tuple[int, int]]:
             status = file.stat()
             stamps[file] = (status.st_ino, status.st_mtime_ns)
     return stamps
-
-
-# ------------------------------------------------------------------------ measured
-# Run a complete bench and return its report.
 
 
 ShowMessage = Callable[[str], None]

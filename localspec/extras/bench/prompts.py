@@ -1,4 +1,4 @@
-"""The kinds of work of a bench: those of the package, of a file, or of the history."""
+"""The kinds of work of a bench: those of the package, a file, the history, or an installed package."""
 
 from __future__ import annotations
 
@@ -149,18 +149,12 @@ def _classify(prompts: Sequence[Prompt]) -> Literal["code", "text"]:
     return "code" if 2 * code > len(prompts) else "text"
 
 
-# ------------------------------------------------------------------------ installed
-# Well-known prompts, read from the installed packages that contain them; we ship none of them.
-#
-# Only the packages' data is read. Their code is not run.
-
-
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A package with prompts."""
+    """A package with well-known prompts, of which we ship none. Its code is not run."""
 
     # Its name for pip.
     package: str

@@ -1,4 +1,4 @@
-"""Turn answers into the figures of each kind of work."""
+"""Turn answers into the figures of each kind of work, and judge whether speculation pays for it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ from localspec.extras.bench.report import (
 )
 from localspec.extras.bench.running import PROBES, BenchAnswers
 from localspec.extras.bench.statistics import PairedAnswers
-
-# ------------------------------------------------------------------------ verdict
-# Judge whether speculation pays: a verdict for each kind of work, and a sentence for people.
-
 
 MIN_GAIN_RATIO, MAX_LOSS_RATIO = 1.03, 0.97  # an interval outside of these is more than noise
 _IMPOSSIBLE_FACTOR = 1.25  # of the tokens per pass; a speed-up above that has another cause
@@ -157,9 +153,6 @@ def join_names(names: Sequence[str]) -> str:
 
 def _lower_first(text: str) -> str:
     return text[0].lower() + text[1:]
-
-
-# ------------------------------------------------------------------------ summary
 
 
 NO_TIME_NOTE = "There was no time for it."

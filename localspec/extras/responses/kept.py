@@ -1,4 +1,4 @@
-"""Read stored responses: their items, the items of their input, and the ids of items."""
+"""Read stored responses, with their items and the ids of items, and list those under way."""
 
 from __future__ import annotations
 
@@ -106,12 +106,8 @@ class ItemReference:
         return ChatMessage(**part)
 
 
-# ------------------------------------------------------------------------ running
-# List the responses under way, which can be read and cancelled by their ids.
-
-
 class RunningResponses:
-    """The responses under way in one daemon."""
+    """The responses under way in one daemon, which can be read and cancelled by their ids."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, tuple[ResponsesShape, asyncio.Timeout, asyncio.Event]] = {}

@@ -38,16 +38,15 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# ------------------------------------------------------------------------ counting
-# Measure the drafts of one answer by the difference of the server's own counters.
-
-
 _REQUEST_TIMEOUT_S = 1.0
 _RETRY_DELAY_S = 0.1  # an engine may count its last pass just after it has sent the text
 
 
 class CounterMeasurement:
-    """The measurement of one answer. The first reading runs beside the request and does not delay it."""
+    """The drafts of one answer, by the difference of the server's own counters.
+
+    The first reading runs beside the request and does not delay it.
+    """
 
     def __init__(
         self,
@@ -85,13 +84,8 @@ class CounterMeasurement:
         return None
 
 
-# ------------------------------------------------------------------------ headers
-# Limit what a server sends before its response begins.
-#
 # An HTTP/1.1 server may first send any number of 1xx responses, each with headers of its own. The HTTP
 # client drops them without counting, so this module counts the bytes that are read from the network.
-
-
 MAX_HEADER_BYTES = 1 << 18
 
 _bytes_left: ContextVar[list[int] | None] = ContextVar("header_bytes_left", default=None)
@@ -142,9 +136,6 @@ def count_header_bytes(transport: httpx2.AsyncHTTPTransport) -> None:
     pool = transport._pool
     assert isinstance(pool, httpcore2.AsyncConnectionPool)
     pool._network_backend = Backend()
-
-
-# ------------------------------------------------------------------------ connection
 
 
 MAX_LINE_BYTES = 4 << 20  # bytes of one event; a usual one has a few characters of text

@@ -49,10 +49,6 @@ def wrap_command(command: Sequence[str], program: int) -> str:
     return " \\\n  ".join(quoted)
 
 
-# ------------------------------------------------------------------------ compose
-# An exported pair as a compose file. Its strings are JSON, which is also valid YAML.
-
-
 IMAGES = {
     "vllm": "vllm/vllm-openai:latest",
     "sglang": "lmsysorg/sglang:latest",
@@ -67,7 +63,7 @@ _PLAIN_KEY = re.compile(r"(?!(?:on|off|yes|no|true|false|null)$)[a-z][a-z_]+")
 
 
 def render_compose(pair: ExportedPair, place: Deployment, engine: str) -> str:
-    """Return the compose file.
+    """Return the compose file, whose strings are JSON, which is also valid YAML.
 
     Raises:
         UsageError: the place has several machines, or the engine cannot serve the pair.
@@ -154,10 +150,6 @@ def _yaml(value: dict[str, Any], indent: str = "") -> Iterator[str]:
 def _scalar(value: Any) -> str:
     """Return a value as JSON, with dollar signs escaped, which compose would expand."""
     return literals.yaml(value).replace("$", "$$")
-
-
-# ------------------------------------------------------------------------ connect
-# The command with which this localspec connects to an exported engine.
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

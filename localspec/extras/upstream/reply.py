@@ -1,4 +1,4 @@
-"""Convert the chunks that a server sends to the events of an engine.
+"""Parse the events of a stream, and convert the chunks that a server sends to the events of an engine.
 
 Nothing is trusted: a value of a wrong type or size ends the answer with an error.
 """
@@ -18,10 +18,6 @@ from localspec.extras.upstream.connection import MAX_LINE_BYTES, ResponseLines, 
 from localspec.extras.upstream.dialects import DraftCounts, ServerDialect, parse_count
 from localspec.extras.upstream.request import UpstreamRequest
 from localspec.protocol import frames
-
-# ------------------------------------------------------------------------ events
-# Parse a stream of server-sent events to objects. Any invalid event ends the request.
-
 
 _DONE = b"[DONE]"
 
@@ -65,9 +61,6 @@ def _decode_event(connection: UpstreamConnection, event: bytes) -> dict[str, Any
     if not isinstance(decoded, dict):
         raise connection.invalid_response("an event of the stream is not an object")
     return decoded
-
-
-# ------------------------------------------------------------------------ reply
 
 
 # The finish reasons of OpenAI and of other servers, in lower case, by ours.

@@ -1,4 +1,4 @@
-"""One server: what is known about it, which the first request finds out, and the course of a request."""
+"""The servers of pairs: what is known about each, the course of a request, and the fallback without it."""
 
 from __future__ import annotations
 
@@ -408,14 +408,6 @@ def _parse_tokens(connection: UpstreamConnection, response: Any) -> dict[str, An
     return {"tokens": tokens, "pieces": pieces}
 
 
-# ------------------------------------------------------------------------ upstreams
-# The servers by pair, and the fallback when one does not answer.
-#
-# A server with a fallback that did not answer is tried again in the background as long as clients ask for its
-# pair. Until it answers, their requests go to the fallback at once. Other servers are contacted only for a
-# request.
-
-
 # If the pair has a fallback and no event arrives within the first time, the server must respond to a small
 # request within the second. Otherwise the fallback answers.
 _FIRST_EVENT_S = 0.1
@@ -426,7 +418,12 @@ _GIVE_UP_AFTER_S = 600.0  # without a request for the pair, the tries end
 
 
 class Upstreams:
-    """The servers that were used since the daemon started."""
+    """The servers that were used since the daemon started.
+
+    A server with a fallback that did not answer is tried again in the background as long as clients ask for
+    its pair. Until it answers, their requests go to the fallback at once. Other servers are contacted only
+    for a request.
+    """
 
     def __init__(self, resolve: Callable[[str], frames.PairFiles]) -> None:
         """Create the table of servers. `resolve` returns the files of a pair by its name, and blocks."""
