@@ -515,8 +515,9 @@ class AnswerParser:
     def _begin_call(self, marker: str) -> None:
         names: Collection[str] | None = self._tools if self._form.bare and not marker else None
         self._reader = reader_for(self._form, self._tools, names)
-        # The reader of a discovered notation consumes the closing marker itself.
-        closing = "" if self._form.kind == "found" else self._form.close
+        # The reader of literals consumes the closing marker itself.
+        has_literals = self._form.kind in ("hermes", "named", "found")
+        closing = "" if has_literals else self._form.close
         self._state, self._opening, self._closing = "call", marker, closing
 
     def _read_call(self, pieces: list[Piece]) -> None:

@@ -328,7 +328,7 @@ def _convert_custom_choice(request: ChatRequest, choice: ToolChoice) -> None:
 def control_tokens(form: CallFormat) -> list[str]:
     """Return the control tokens of a format, whose text the answer has to contain."""
     tokens = [*form.opens, form.close, form.middle, form.identity, form.elements, form.quote]
-    if form.kind == "found" or form.thoughts:
+    if form.kind == "found" or form.thoughts or form.parameter:
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
         literals += *form.thoughts, form.head
         tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]

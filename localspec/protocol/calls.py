@@ -21,16 +21,15 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     The kinds are:
 
     - hermes: `{"name": …, "arguments": …}` between markers.
-    - tags: `<function=…>` between markers, with a `<parameter=…>` for each argument.
     - json: such objects as hermes has, or an array of them.
     - mistral: always an array of such objects.
-    - named: the name, then `middle`, then the arguments as JSON.
+    - named: by literals before and behind the name and the arguments, with a marker for each call.
     - gemma: `call:name{key:value}`.
     - python: `[name(key=value), …]`, with values in Python's notation or in JSON.
-    - found: by literals, mostly as a chat template was observed to write them.
+    - found: by literals, with one marker for all calls, mostly as a chat template was observed to write them.
     """
 
-    kind: Literal["hermes", "tags", "json", "mistral", "named", "gemma", "python", "found"]
+    kind: Literal["hermes", "json", "mistral", "named", "gemma", "python", "found"]
     # Markers that begin a call, the usual one first.
     opens: tuple[str, ...] = ()
     # Marker that ends a call.
@@ -54,7 +53,7 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     # What stands before a key, before a text, before any other value, and behind a value. If it
     # is empty, the arguments are JSON.
     parameter: tuple[str, ...] = ()
-    # Of a "found" format: each argument is an element that its key names, nested as deep as the
+    # Each argument is an element that its key names, nested as deep as the
     # value is, with the items of a list in <item>. This text stands before every tag.
     elements: str = ""
     # What stands for a call's name before text, of a model whose prompt ends with the marker.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from localspec.chat.families.command_r import COMMAND_R
 from localspec.chat.families.functionary import FUNCTIONARY_3_2
 from localspec.chat.families.gemma import GEMMA
 from localspec.chat.families.gpt_oss import HARMONY
@@ -360,6 +361,34 @@ def test_thoughts_are_separated_from_the_text(
     parser = AnswerParser()
     parser.begin(tail)
     assert parse_answer(parser, answer, size)[:2] == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (
+            COMMAND_R,
+            'Action:\n```json\n[\n  {"tool_name":  "weather",\n\n"parameters": {"city": "P", "days": 2}}]```',
+        ),
+        (
+            TAGS,
+            "<tool_call><function=weather><parameter=city>P</parameter>\n\n"
+            "<parameter=days>2</parameter></function></tool_call>",
+        ),
+        (
+            TAGS,
+            "<tool_call>\n<function=weather>\n<parameter=city>\nP\n</parameter>\nso\n"
+            "<parameter=\n<parameter=days>\n2\n</parameter>\n</function>\n",
+        ),
+        (MISTRAL_ARGS, '[TOOL_CALLS] weather[ARGS] {"city": "P", "days": 2}'),
+    ],
+)
+def test_blanks_and_text_between_the_parts_of_a_call_do_not_matter(
+    form: CallFormat, text: str, size: int
+) -> None:
+    content, _, calls = parse_answer(AnswerParser(form, TOOLS), text, size)
+    assert (content, calls) == ("", [("weather", {"city": "P", "days": 2})])
 
 
 @pytest.mark.parametrize("size", SIZES)

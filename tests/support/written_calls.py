@@ -19,7 +19,7 @@ from tests.support.random_calls import PIECES, Schema
 _QUESTION = "zqquestion"
 _ENVIRONMENT = environment()
 # What ends a text in notations that do not escape it. Templates of LFM2 escape nothing.
-_END_OF_TEXT = {"tags": ["</parameter>"], "gemma": ['<|"|>'], "python": ["'", "\\"]}
+_END_OF_TEXT = {"gemma": ['<|"|>'], "python": ["'", "\\"]}
 Calls = list[tuple[str, Any]]
 
 

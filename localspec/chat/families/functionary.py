@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localspec.chat.families.mistral import read_named
 from localspec.chat.notations.family import Family
+from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
@@ -12,6 +12,6 @@ FAMILY = Family(
     "Functionary 3.1",
     FUNCTIONARY,
     r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>",
-    read_named,
+    read_literals,
 )
-FAMILY_3_2 = Family("Functionary 3.2", FUNCTIONARY_3_2, r">>>all\\n", read_named)
+FAMILY_3_2 = Family("Functionary 3.2", FUNCTIONARY_3_2, r">>>all\\n", read_literals)

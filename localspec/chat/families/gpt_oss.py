@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localspec.chat.families.mistral import read_named
 from localspec.chat.notations.family import Family
+from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 HARMONY = CallFormat(
@@ -16,4 +16,4 @@ HARMONY = CallFormat(
     middle="\2<|channel|>commentary\2 \2<|constrain|>\2json<|message|>",
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 )
-FAMILY = Family("gpt-oss", HARMONY, r"<\|channel\|>", read_named)
+FAMILY = Family("gpt-oss", HARMONY, r"<\|channel\|>", read_literals)

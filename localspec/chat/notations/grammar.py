@@ -117,8 +117,8 @@ class CallGrammar:
             elif format.recipient:  # the prompt has the first marker
                 calls = f"{first} ({calls})*" if self._tools.parallel else first
             elif self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
-                more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
-                calls = f"{calls} {more}"
+                line_end = lark_string("\n") if format.lead.startswith("\n") else ""
+                calls = f"{calls} ({line_end} {calls})*"
         if answer:
             self._rules["answer"] = answer
             calls = f"(({calls}) | answer)"
@@ -158,12 +158,10 @@ class CallGrammar:
             case "hermes":
                 call = self.write_call(self._write_object)
                 return f"{self._write_lead()} {call} {self._write_lead()} {close}"
-            case "tags":
-                return f"{self.write_call(self._write_tagged)} {close}"
             case "named":
-                return f"{self.write_call(self._write_named)} {close}"
+                return self.write_call(self._write_enclosed)
             case _:
-                call = self.write_call(self._write_detected)
+                call = self.write_call(self._write_named)
                 more = f"({self._write_literal(format.again)} {call})*" if format.again else ""
                 more = more if self._tools.parallel else ""
                 return f"{self._write_literal(format.lead)} {call} {more} {self._write_literal(format.close)}"
@@ -217,19 +215,11 @@ class CallGrammar:
         schema: dict[str, Any] = self._tools.schemas[name]
         return schema
 
-    def _write_named(self, index: int, name: str) -> str:
-        identity = ""
-        if self._format.identity and not self._compact:
-            identity = f"({self._spelled(self._format.identity)} {_ID})?"
-        middle = self._write_options(self._format.middle)
-        arguments = self._write_json_arguments(index, name)
-        return f"{lark_string(name)} {identity} {middle} {arguments}"
-
     def _write_options(self, text: str) -> str:
         """Return the expression of a literal with optional parts."""
         parts = text.split(OPTION_PLACEHOLDER)
         return " ".join(
-            f"({self._spelled(part)})?" if at % 2 else self._spelled(part)
+            f"({self._write_literal(part)})?" if at % 2 else self._write_literal(part)
             for at, part in enumerate(parts)
         )
 
@@ -237,9 +227,34 @@ class CallGrammar:
         parts = [self._spelled(part) for part in text.split(CALL_ID_PLACEHOLDER)]
         return f" {_ANY_ID} ".join(parts)
 
-    def _write_detected(self, index: int, name: str) -> str:
+    def _write_enclosed(self, index: int, name: str) -> str:
+        """Return the expression of a call with what opens and closes it, behind its marker."""
         format = self._format
-        head = f"{lark_string(name)} {self._write_literal(format.middle)}"
+        try:
+            call = self._write_arguments(index, name)
+        except SCHEMA_ERRORS:
+            blank = self._write_blanks("\n")
+            close = self._spelled(format.close.split()[-1])
+            return f"{blank} {self._write_object(index, name)} {blank} {close}"
+        return f"{self._write_blanks(format.lead)} {call} {self._write_blanks(format.close)}"
+
+    def _write_blanks(self, text: str) -> str:
+        """Return the expression of a literal whose line ends a model may leave out, unless it is compact."""
+        line_end = '"\\n"' if self._compact else "/\\n{0,2}/"
+        return f" {line_end} ".join(self._spelled(part) for part in text.split("\n"))
+
+    def _write_named(self, index: int, name: str) -> str:
+        try:
+            return self._write_arguments(index, name)
+        except SCHEMA_ERRORS:
+            return self._write_object(index, name)
+
+    def _write_arguments(self, index: int, name: str) -> str:
+        """Return the expression of a name and its arguments. Raises one of SCHEMA_ERRORS."""
+        format, identity = self._format, ""
+        if format.identity and not self._compact:
+            identity = f"({self._spelled(format.identity)} {_ID})?"
+        head = f"{lark_string(name)} {identity} {self._write_options(format.middle)}"
         if not format.parameter and not format.elements:
             return f"{head} {self._write_json_arguments(index, name)}"
         place = self._schema(name), f"tag_{index}", self._json_rule, self._json_blanks
@@ -248,26 +263,9 @@ class CallGrammar:
             values = ElementValues(*place, format.elements, self._spelled)
         else:
             values = TagValues(*place, format.parameter, self._spelled)
-        try:
-            parameters = values.arguments()
-        except SCHEMA_ERRORS:
-            return self._write_object(index, name)
+        parameters = values.arguments()
         self._rules.update(values.rules)
         return f"{head} {parameters}"
-
-    def _write_tagged(self, index: int, name: str) -> str:
-        blank = '"\\n"' if self._compact else "/\\n{0,2}/"
-        try:
-            values = TagValues(
-                self._schema(name), f"tag_{index}", self._json_rule, self._json_blanks
-            )
-            parameters = values.arguments()
-        except SCHEMA_ERRORS:
-            return f"{blank} {self._write_object(index, name)} {blank}"
-        self._rules.update(values.rules)
-        return (
-            f'{blank} {lark_string(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
-        )
 
 
 # The first key of a call may be its type, which Llama models sometimes write.

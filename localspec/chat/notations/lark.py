@@ -235,8 +235,6 @@ class Values:
 
 # ------------------------------------------------------------------------ one pair of tags per parameter
 
-# Qwen Coder's literals before a key, before a string value, before any other value, and after the value.
-TAGS = "<parameter=", ">\n", ">\n", "\n</parameter>\n"
 # A string must not match these where other types are possible, because a parser reads them as such.
 _SCALARS_AS_TEXT = {
     "number": r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?",
@@ -368,7 +366,7 @@ class TagValues(TextValues):
         prefix: str,
         json_rule: JsonRule,
         blanks: str,
-        parameter: Sequence[str] = TAGS,
+        parameter: Sequence[str],
         spelled: Callable[[str], str] = lark_string,
     ) -> None:
         super().__init__(schema, prefix, json_rule, blanks, spelled)

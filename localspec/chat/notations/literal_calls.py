@@ -30,6 +30,8 @@ from localspec.protocol.calls import (
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
 _PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
+# A call, or an array of calls, of which only the bracket may have come.
+_JSON_START = re.compile(r"\{|\[\s*(?:\{|\Z)")
 _MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
 CDATA_MARKERS = "<![CDATA[", "]]>"
 _INCOMPLETE, _MISMATCH = -1, -2  # returned instead of the end of a literal
@@ -40,7 +42,8 @@ def match_literal(literal: str, text: str, at: int) -> int:
 
     Returns _INCOMPLETE if the text ends within the literal, and _MISMATCH if it differs.
     """
-    for part in filter(None, _PARTS.split(literal)):
+    parts = [*filter(None, _PARTS.split(literal))]
+    for number, part in enumerate(parts):
         actual = text[at : at + max(len(part), 1)]
         if part == CALL_ID_PLACEHOLDER:
             match = _CALL_ID.match(text, at)
@@ -50,6 +53,8 @@ def match_literal(literal: str, text: str, at: int) -> int:
             at = match.end()
         elif actual == part:
             at += len(part)
+            if part.isspace() and number + 1 < len(parts):
+                at += len(text[at:]) - len(text[at:].lstrip())
         elif part.startswith(actual) and at + len(actual) == len(text):
             return _INCOMPLETE
         elif part.isspace():
@@ -59,10 +64,17 @@ def match_literal(literal: str, text: str, at: int) -> int:
     return at
 
 
+def _line_end_optional(literal: str) -> str:
+    """Return an expression of a literal, which some models write without the line end behind it."""
+    text = literal.removesuffix("\n")
+    return re.escape(text) + ("\n?" if text != literal else "")
+
+
 class LiteralCalls(CallReader):
     """Reads all calls that follow one marker, and what closes them.
 
-    If the notation's arguments are not JSON, the whole call may still come as a JSON object.
+    A call may also come as a JSON object, or several as an array, where the notation has a marker for each
+    call, or arguments that are not JSON.
     """
 
     def __init__(self, form: CallFormat, tools: dict[str, Any]) -> None:
@@ -77,8 +89,18 @@ class LiteralCalls(CallReader):
         self._written = 0  # number of parameters read so far
         self._calls = 0
         self._has_tags = bool(form.parameter or form.elements)
-        separators = (re.escape(literal) for literal in form.parameter[1:3])
+        self._is_object = False  # the call that is being read is a JSON object with its name
+        separators = (_line_end_optional(literal) for literal in form.parameter[1:3])
         self._separator = re.compile("|".join(separators).replace(TYPE_PLACEHOLDER, r"\w+"))
+        # Line ends between tags may be missing.
+        self._middle = (form.middle.rstrip() if self._has_tags else "") or form.middle
+        self._closers = [form.close]
+        self._next_tag: re.Pattern[str] | None = None
+        if form.kind == "named" and (words := form.close.split()):
+            # The last word closes a call in JSON, and the first one a call whose last marker is missing.
+            self._closers += [words[-1], words[0]]
+            if form.parameter:
+                self._next_tag = re.compile(f"{re.escape(form.parameter[0])}|{re.escape(words[0])}")
 
     def feed(self, text: str) -> ReadResult:
         self.raw += text
@@ -118,32 +140,59 @@ class LiteralCalls(CallReader):
                     can_continue = self._read_end(final=final)
 
     def _read_name(self, pieces: list[CallPiece]) -> bool:
-        end = start = match_literal(self._before, self.raw, self._at)
-        name = ""
+        start = match_literal(self._before, self.raw, self._at)
+        end, name, call_id = start, "", ""
+        if (json_start := self._find_json(start)) is not None:
+            if json_start >= 0:
+                self._at, self._state = json_start, "json"
+                self._json, self._is_object = JsonCalls(), True
+            return json_start >= 0
         if start >= 0:
-            if self._has_tags and self.raw.startswith("{", start):
-                self._at, self._state, self._json = start, "json", JsonCalls()
-                return True
-            match = _NAME.match(self.raw, start)
+            match = _NAME.match(self.raw, self._skip_blanks(start))
             assert match is not None  # the expression also matches an empty text
-            name = match[0]
-            if match.end() == len(self.raw):  # the name may not be complete
+            name, end = match[0], match.end()
+            if end == len(self.raw):  # the name may not be complete
                 end = _INCOMPLETE
+            elif name:
+                end, call_id = self._read_middle(end)
             else:
-                end = match_literal(self._form.middle, self.raw, match.end()) if name else _MISMATCH
+                end = _MISMATCH
         if end == _MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
             self.is_broken, self.is_finished = not self._calls, bool(self._calls)
         if end < 0:
             return False
         call = new_call(name)
+        call.id = call_id or call.id
         self._calls += 1
         self._at, self._schema, self._written = end, self._tools.get(name, {}), 0
         if self._has_tags:
             self._state = "parameters"
             pieces.append(call)
         else:
-            self._state, self._json = "json", JsonCalls(call=call)
+            self._state, self._json, self._is_object = "json", JsonCalls(call=call), False
         return True
+
+    def _find_json(self, start: int) -> int | None:
+        """Return where a call in JSON begins, _INCOMPLETE if one may, and None if none does.
+
+        start: the end of the literal before a name.
+        """
+        is_allowed = self._form.kind == "named" or (self._has_tags and start >= 0)
+        if start == _INCOMPLETE or not is_allowed:
+            return None
+        at = self._skip_blanks(max(start, self._at))
+        match = _JSON_START.match(self.raw, at)
+        if match is None:
+            return None
+        return at if match[0].endswith("{") else _INCOMPLETE
+
+    def _read_middle(self, at: int) -> tuple[int, str]:
+        """Return where the literal behind a name ends, and the call's id, if one stands before it."""
+        identity, middle = self._form.identity, self._middle
+        if identity and (start := match_literal(identity, self.raw, at)) != _MISMATCH:
+            end = self.raw.find(middle, start) if start >= 0 else _INCOMPLETE
+            return (end + len(middle), self.raw[start:end].strip()) if end >= 0 else (end, "")
+        return match_literal(middle, self.raw, at), ""
 
     def _read_arguments(self, pieces: list[CallPiece]) -> bool:
         call_pieces, remaining = self._json.feed(self.raw[self._at :])
@@ -153,7 +202,7 @@ class LiteralCalls(CallReader):
             self.is_broken, self.is_finished = not self._calls, bool(self._calls)
         elif self._json.is_finished:
             self._state = "behind"
-            self._calls += self._has_tags
+            self._calls += self._is_object
         return self._json.is_finished
 
     def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
@@ -161,23 +210,37 @@ class LiteralCalls(CallReader):
         opening, text_separator, value_separator, _ = self._form.parameter
         start = match_literal(opening, self.raw, self._skip_blanks())
         if start == _MISMATCH:
-            self._end_parameters(pieces)
-            return True
+            return self._end_or_skip(pieces, opening, final=final)
         if start == _INCOMPLETE:
             return False
         separator = self._separator.search(self.raw, start)
-        if separator is None:
+        if separator is None or (separator.end() == len(self.raw) and not final):
             return False
         key = self.raw[start : separator.start()]
+        if self._next_tag is not None and (not key or "\n" in key):  # a tag that is not closed
+            self._at = start
+            return self._end_or_skip(pieces, opening, final=final)
         properties = self._schema.get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
         types = schema_types(schema, self._schema)
         if text_separator != value_separator:  # the notation itself tells texts from other values
-            types = {"string"} if separator[0] == text_separator else {"object"}
+            is_text = separator[0].rstrip("\n") == text_separator.rstrip("\n")
+            types = {"string"} if is_text else {"object"}
         value = self._read_value(separator.end(), types, final=final)
         if value is None:
             return False
         self._add_entry(pieces, key, convert_value(value, types))
+        return True
+
+    def _end_or_skip(self, pieces: list[CallPiece], opening: str, *, final: bool) -> bool:
+        """End the parameters, or pass over text before the next one; return whether that was possible."""
+        tag = self._next_tag.search(self.raw, self._at) if self._next_tag is not None else None
+        if tag is not None:
+            self._at = tag.start()
+        elif self._next_tag is not None and not final:
+            return False
+        if tag is None or tag[0] != opening:
+            self._end_parameters(pieces)
         return True
 
     def _read_element(self, pieces: list[CallPiece]) -> bool:
@@ -239,12 +302,15 @@ class LiteralCalls(CallReader):
         try:
             _, size = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
         except (ValueError, RecursionError):
-            core_at = text.find(core)  # not JSON, or `core` is inside a string
-            is_outside_string = re.sub(r"\\.", "", text[:core_at]).count('"') % 2 == 0
-            return start + core_at if is_outside_string else -1
+            # It is not JSON, or `core` is inside a string.
+            ends = (end.start() for end in re.finditer(re.escape(core), text))
+            outside = (at for at in ends if re.sub(r"\\.", "", text[:at]).count('"') % 2 == 0)
+            return start + next(outside, -1 - start)
         end = start + blank_count + size
         end += len(self.raw[end:]) - len(self.raw[end:].lstrip())
-        return end if self.raw.startswith(core, end) else self.raw.find(core, start)
+        if core.startswith(self.raw[end : end + len(core)]):  # complete, or not yet
+            return end if self.raw.startswith(core, end) else -1
+        return self.raw.find(core, start)
 
     def _read_end(self, *, final: bool) -> bool:
         """Read what follows a call's arguments: another call, or the end."""
@@ -252,16 +318,17 @@ class LiteralCalls(CallReader):
         next_call = (
             match_literal(self._form.again, self.raw, position) if self._form.again else _MISMATCH
         )
-        close = match_literal(self._form.close, self.raw, position)
+        ends = [match_literal(closer, self.raw, position) for closer in self._closers]
         if next_call >= 0:
             self._state, self._before, self._at = "name", "", next_call
-        elif final or _INCOMPLETE not in (next_call, close):
+        elif final or _INCOMPLETE not in (next_call, *ends):
             self.is_finished = True
-            self._at = close if close >= 0 else self._at
+            self._at = next((end for end in ends if end >= 0), self._at)
         return next_call >= 0
 
-    def _skip_blanks(self) -> int:
-        return self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
+    def _skip_blanks(self, at: int | None = None) -> int:
+        rest = self.raw[self._at if at is None else at :]
+        return len(self.raw) - len(rest.lstrip())
 
 
 def read_literals(

@@ -407,8 +407,8 @@ def _calls_are_json(form: CallFormat) -> bool:
     """Return whether quotes in calls of this format are always those of JSON."""
     literals = "".join((*form.opens, form.lead, form.middle, form.again, form.close))
     is_tagged = bool(form.parameter or form.elements)
-    return form.kind in ("hermes", "json", "mistral", "named") or (
-        form.kind == "found" and not is_tagged and literals.count('"') % 2 == 0
+    return form.kind in ("hermes", "json", "mistral") or (
+        form.kind in ("named", "found") and not is_tagged and literals.count('"') % 2 == 0
     )
 
 
