@@ -26,8 +26,39 @@ settings.register_profile("suite", deadline=None, database=None, derandomize=not
 settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have each property draw `FACTOR` times as many examples as it says."""
+# The fast tier, `scripts/test quick`: all that computes in the test's own process, as its module's imports
+# show, and three modules with a scripted engine, a real one and hostile texts.
+PROBES = {
+    "tests.daemon.test_forms",
+    "tests.daemon.test_real_engine",
+    "tests.engine.test_containment",
+}
+# What a module takes from these starts processes or loads a model.
+STARTING = {
+    f"tests.support.{name}"
+    for name in (
+        *("callers", "daemons", "editors", "engines", "followers", "many", "programs", "proxies"),
+        *("rpc", "running", "shells", "terminal", "two_hosts", "upstreams", "users"),
+    )
+}
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Return whether a test belongs to the fast tier."""
+    module = item.module  # type: ignore[attr-defined]
+    if module.__name__ in PROBES:
+        return True
+    values = vars(module)
+    starts = STARTING & {getattr(value, "__module__", "") for value in values.values()}
+    return not (starts or "subprocess" in values or item.get_closest_marker("slow"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the fast tier, and have each property draw `FACTOR` times as many examples as it says."""
+    if "LOCALSPEC_TEST_QUICK" in os.environ:
+        quick = list(filter(is_quick, items))
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = quick
     for item in items if EXPLORES else []:
         if item.get_closest_marker("hypothesis"):
             function = item.obj  # type: ignore[attr-defined]
