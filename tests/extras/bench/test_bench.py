@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from localspec.extras.bench.asking import time_answer
 from localspec.extras.bench.report import Acceptance, Costs, Estimate, Round, Theory, Workload
 from localspec.extras.bench.statistics import PairedAnswers
 from localspec.machine.host import EnergyMeter
-from tests.support.daemons import Home, scripted_home, temporary_home
+from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
 from tests.support.patience import PATIENCE
 
 # ------------------------------------------------------------------ speed-ups and their intervals
@@ -718,10 +717,8 @@ def test_an_interrupt_prints_a_partial_report(tmp_path: Path) -> None:
     with scripted_home() as home:
         command = [sys.executable, "-m", "localspec", "bench", "--json", "--prompts", str(file)]
         run = subprocess.Popen(command, env=home.environment, stdout=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + PATIENCE
-        while not home.status()["running"] and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(1.0)  # the second prompt never ends
+        # Two answers are discarded, two are to the first prompt, and that to the second never ends.
+        wait_for(lambda: home.status()["counts"]["requests"] >= 5, "the second prompt")
         run.send_signal(signal.SIGINT)
         stdout, _ = run.communicate(timeout=PATIENCE)
     report = json.loads(stdout)
