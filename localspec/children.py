@@ -1,4 +1,8 @@
-"""The environment variables that localspec's own processes get, and their limits on memory and text.
+"""Child processes: how localspec starts, asks, limits and ends them, and which variables they get.
+
+A `Child` runs one of our modules. It has a socket in place of stdin, on which parent and child exchange
+messages, each preceded by its length in four bytes (as `frames` of the protocol are). It ends when the socket
+is closed, so none outlives its parent.
 
 The daemon has the environment of the shell or service that started it, with logins, keys and proxy
 passwords. A worker reads downloaded files, a template process runs downloaded templates, and a grammar
@@ -8,10 +12,22 @@ process compiles what a client sends. So each of them gets a list of named varia
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
-from collections.abc import Mapping
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Self, TypeVar
+
+from localspec.errors import Cancelled
 
 # Python needs these to find the same packages and to format text and times in the same way.
 _HELPER_VARIABLES = {
@@ -42,6 +58,12 @@ _ENGINE_PREFIXES = (
 )
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|LOGIN|COOKIE", re.IGNORECASE)
 MAX_TEXT_CHARS = 8 << 20  # of a rendered prompt, and so of what files put into one
+POLL_INTERVAL_S = 0.05  # A child ends at most this long after nobody waits for it any more.
+# Of all children: generating an answer has priority. With an even lower one, such as `lower_priority` gives,
+# their work would wait for the end of an answer that keeps all cores busy.
+NICENESS = 5
+_LENGTH = struct.Struct("<I")  # of a message
+_Result = TypeVar("_Result")
 HUGE_PAGES = "glibc.malloc.hugetlb=1"  # a value of GLIBC_TUNABLES
 
 
@@ -66,6 +88,208 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that a process needs to render a chat template or compile a grammar."""
     return {name: value for name, value in environ.items() if name in _HELPER_VARIABLES}
+
+
+@dataclass(slots=True)
+class Deadline:
+    """How long a parent waits for a child, and what else it watches meanwhile.
+
+    limit_s: seconds until TimeoutError. is_cancelled: returns whether the wait is to end with Cancelled.
+    long_s: seconds after which `on_long` is called once, so that long work gives way.
+    """
+
+    limit_s: float
+    is_cancelled: Callable[[], bool] = bool
+    long_s: float = math.inf
+    on_long: Callable[[], None] = lambda: None
+    _start: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        """Raise Cancelled or TimeoutError if the wait is over."""
+        if self.is_cancelled():
+            raise Cancelled("The request was cancelled.")
+        waited = time.monotonic() - self._start
+        if waited > self.limit_s:
+            raise TimeoutError
+        if waited > self.long_s:
+            self.long_s = math.inf
+            self.on_long()
+
+
+def send_message(connection: socket.socket, data: bytes, deadline: Deadline | None = None) -> None:
+    """Send one message. Raises OSError if the other side has closed the connection.
+
+    deadline: for a parent, whose connection has a timeout.
+    """
+    message, n_sent = memoryview(_LENGTH.pack(len(data)) + data), 0
+    while n_sent < len(message):
+        n_sent += _retry(partial(connection.send, message[n_sent:]), deadline)
+
+
+def receive_message(connection: socket.socket, deadline: Deadline | None = None) -> bytes:
+    """Receive one message. Raises EOFError if the other side has closed the connection."""
+    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
+    return receive_exactly(connection, length, deadline)
+
+
+def receive_exactly(
+    connection: socket.socket, n_bytes: int, deadline: Deadline | None = None
+) -> bytes:
+    """Receive so many bytes. Raises EOFError if the other side has closed the connection."""
+    data = bytearray()
+    while len(data) < n_bytes:
+        wanted = min(n_bytes - len(data), 1 << 20)
+        chunk = _retry(partial(connection.recv, wanted), deadline)
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+def _retry(operation: Callable[[], _Result], deadline: Deadline | None) -> _Result:
+    """Return the result of an operation on a socket, however often its timeout passes before the deadline."""
+    while True:
+        if deadline:
+            deadline.check()
+        with contextlib.suppress(TimeoutError):
+            return operation()
+
+
+class Child:
+    """A process that runs one of our modules and answers messages, one after the other.
+
+    After it failed to answer, it is ended; `start` starts another one.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str],
+        own_session: bool = False,
+        quiet: bool = True,
+    ) -> None:
+        """Describe the process, without starting it.
+
+        environment: all variables that it gets. own_session: it may give way to other sessions. quiet: what
+        it writes to stderr is dropped.
+        """
+        self._command = [sys.executable, "-P", "-m", module, *arguments]
+        self._environment = environment
+        self._own_session = own_session
+        self._stderr = subprocess.DEVNULL if quiet else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self.last_exit = 0  # the exit status of the last process, as `subprocess` reports it
+
+    def start(self) -> None:
+        """Start the process without waiting for it. Raises OSError if that is not possible."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                start_new_session=self._own_session,
+                env=self._environment,
+            )
+            on_failure.pop_all()
+        ours.settimeout(POLL_INTERVAL_S)
+        self._connection = ours
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def connection(self) -> socket.socket:
+        assert self._connection is not None
+        return self._connection
+
+    def send(self, data: bytes, deadline: Deadline) -> None:
+        """Send a message. Raises EOFError, TimeoutError or Cancelled after it has ended the process."""
+        with self._ended_on_failure():
+            send_message(self.connection, data, deadline)
+
+    def receive(self, deadline: Deadline) -> bytes:
+        """Return the next message. Raises EOFError, TimeoutError or Cancelled, as `send`."""
+        with self._ended_on_failure():
+            return receive_message(self.connection, deadline)
+
+    def ask(self, data: bytes, deadline: Deadline) -> bytes:
+        """Return the reply to a message. Raises EOFError, TimeoutError or Cancelled, as `send`."""
+        self.send(data, deadline)
+        return self.receive(deadline)
+
+    @contextlib.contextmanager
+    def _ended_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError:
+            self.close()
+            raise EOFError from None
+        except BaseException:
+            self.close()
+            raise
+
+    def kill(self) -> None:
+        """Kill the process, which a thread that waits for it notices."""
+        if (process := self._process) is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self.last_exit = self._process.wait()
+        self._connection = self._process = None
+
+
+# ------------------------------------------------------------------------ in the child
+
+
+def become_helper() -> socket.socket:
+    """Give way to answers, and return the connection to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the client.
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    return socket.socket(fileno=0)
+
+
+def limit_cpu_time(n_seconds: int | None) -> None:
+    """Have this process end once it has computed for so many more seconds. None: it has no limit."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    used = math.ceil(sum(os.times()[:2]))
+    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
+        limit = resource.RLIM_INFINITY if n_seconds is None else used + n_seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+
+
+def drop_core_dumps() -> None:
+    """Have the system write no memory of this process to the disk when a limit ends it."""
+    import resource
+
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def limit_memory(n_bytes: int) -> None:

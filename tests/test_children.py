@@ -1,10 +1,12 @@
-"""Child processes get from the daemon's environment what they need, and no secret."""
+"""Child processes answer, end when they should, and get from the environment no secret."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localspec import children
-from localspec.children import HUGE_PAGES, engine_environment, helper_environment
+from localspec.children import (
+    HUGE_PAGES,
+    Child,
+    Deadline,
+    engine_environment,
+    helper_environment,
+)
 from localspec.daemon.completion.converter import Converter
 from localspec.engine.prompt.template_process import TemplateProcess
+from localspec.errors import Cancelled
 from tests.support.daemons import RunningDaemon, temporary_home, wait_for
 from tests.support.documents import with_endless_conversions
+from tests.support.patience import PATIENCE
 
 SECRETS = {
     "HF_TOKEN": "zqhub",
@@ -172,3 +182,91 @@ def test_a_worker_and_its_children_run_without_secrets() -> None:
         assert not [text for text in environment.values() if "zq" in text]
     assert environments[0]["LOCALSPEC_HOME"] == home.environment["LOCALSPEC_HOME"]
     assert environments[0]["PATH"] == os.environ["PATH"]
+
+
+# A child that repeats messages, hangs, or ends, as it is asked.
+ECHO = """
+import signal
+from localspec.children import become_helper, limit_cpu_time, receive_message, send_message
+connection = become_helper()
+while True:
+    try:
+        message = receive_message(connection)
+    except EOFError:
+        break
+    if message == b"hang":
+        signal.pause()
+    if message == b"compute":
+        limit_cpu_time(1)
+        while True:
+            pass
+    if message == b"end":
+        break
+    send_message(connection, message)
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    (tmp_path / "echo_child.py").write_text(ECHO)
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    child = Child("echo_child", environment={**helper_environment(), "PYTHONPATH": paths})
+    child.start()
+    yield child
+    child.close()
+
+
+def ask(child: Child, message: bytes) -> bytes:
+    return child.ask(message, Deadline(PATIENCE))
+
+
+def test_a_child_answers_messages_of_any_length(child: Child) -> None:
+    for length in (0, 1, 1 << 16, 5_000_000):
+        message = bytes(length)
+        assert ask(child, message) == message
+    process = child._process
+    assert process is not None
+    child.connection.close()  # as when the parent is gone
+    assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("message", [b"hang", b"hang" + bytes(5_000_000), b"end", b"compute"])
+def test_a_child_that_does_not_answer_is_ended_and_can_be_started_again(
+    child: Child, message: bytes
+) -> None:
+    """It is stopped first where it must not read what is sent."""
+    if len(message) > 10:
+        os.kill(child.pid, signal.SIGSTOP)
+    hangs = message.startswith(b"hang")
+    with pytest.raises(TimeoutError if hangs else EOFError):
+        child.ask(message, Deadline(0.2 if hangs else PATIENCE))
+    assert not child.is_running
+    expected = {b"end": (0, -signal.SIGKILL), b"compute": (-signal.SIGXCPU,)}
+    assert child.last_exit in expected.get(message, (-signal.SIGKILL,))
+    child.start()
+    assert ask(child, b"again") == b"again"
+
+
+def test_a_child_is_ended_when_nobody_waits_for_it(child: Child) -> None:
+    """Before that it gives way, once."""
+    gave_way: list[int] = []
+    deadline = Deadline(
+        PATIENCE, lambda: bool(gave_way), long_s=0.0, on_long=lambda: gave_way.append(child.pid)
+    )
+    with pytest.raises(Cancelled):
+        child.ask(b"hang", deadline)
+    assert len(gave_way) == 1
+    assert not child.is_running
+
+
+def test_a_child_that_cannot_be_started_leaves_nothing_open(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.close()
+    before = len(list(Path("/dev/fd").iterdir()))
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "_command", ["/nonexistent/program"])
+        with pytest.raises(FileNotFoundError):
+            child.start()
+    assert len(list(Path("/dev/fd").iterdir())) == before
+    assert not child.is_running

@@ -54,7 +54,10 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "literals": (set(), "whatever writes a file for another program writes its texts so"),
     "installation": (set(), "daemon and client print it, and neither may depend on the other"),
     "relay": (set(), "a worker and a tunnel both have one, and neither knows the other"),
-    "children": (set(), "daemon and engine both start processes, and neither knows the other"),
+    "children": (
+        {"errors"},
+        "daemon and engine both start processes, and neither knows the other",
+    ),
     "priority": (set(), "long work gives way in the engine, and in what the daemon starts"),
     "attached_files": (
         set(),

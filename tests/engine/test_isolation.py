@@ -340,10 +340,17 @@ def test_a_grammar_without_end_is_refused_and_remembered(grammars: Grammars) -> 
     get_process(grammars).close()
     with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
         grammars._compile(endless, lambda: False)
-    assert get_process(grammars)._process is None  # it was not used again
+    assert not get_process(grammars)._child.is_running  # it was not used again
 
 
-@pytest.mark.parametrize("place", ["socket.socketpair", "subprocess.Popen"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "engine.sampling.grammars.process.socket.socketpair",
+        "children.socket.socketpair",
+        "children.subprocess.Popen",
+    ],
+)
 def test_failure_to_start_a_process_does_not_reject_the_grammar(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -352,7 +359,7 @@ def test_failure_to_start_a_process_does_not_reject_the_grammar(
 
     valid_job = make_job('root ::= "a"')
     with monkeypatch.context() as patched:
-        patched.setattr(f"localspec.engine.sampling.grammars.process.{place}", fail)
+        patched.setattr(f"localspec.{place}", fail)
         with pytest.raises(Unavailable, match="Too many open files"):
             grammars._compile(valid_job, lambda: False)
     assert grammars._compile(valid_job, lambda: False).whole is not None
@@ -406,7 +413,7 @@ def test_job_ends_when_no_request_waits_for_it(grammars: Grammars) -> None:
 
 def test_a_process_that_was_killed_is_started_again(grammars: Grammars) -> None:
     assert grammars._compile(make_job('root ::= "a"'), lambda: False).whole is not None
-    process = get_process(grammars)._process
+    process = get_process(grammars)._child._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -415,10 +422,10 @@ def test_a_process_that_was_killed_is_started_again(grammars: Grammars) -> None:
 
 def test_no_process_is_left_when_the_worker_is_gone(grammars: Grammars) -> None:
     grammars._compile(make_job('root ::= "a"'), lambda: False)
-    process, control = get_process(grammars)._process, get_process(grammars)._control
+    child = get_process(grammars)._child
+    process = child._process
     assert process is not None
-    assert control is not None
-    control.close()
+    child.connection.close()
     assert process.wait(PATIENCE) == 0
 
 

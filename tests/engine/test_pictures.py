@@ -348,8 +348,7 @@ def test_each_picture_of_a_request_can_be_cancelled(loaded: Seeing) -> None:
     for n_left in (2, 1):
         pictures = loaded.preparer.find_pictures(request)
         assert len(pictures.missing) == n_left
-        assert loaded.pictures._process is not None
-        loaded.pictures._process.send_signal(signal.SIGSTOP)  # so that it encodes nothing before
+        os.kill(loaded.pictures._child.pid, signal.SIGSTOP)  # so that it encodes nothing before
         with pytest.raises(Cancelled):
             loaded.preparer.encode_next(request, pictures, lambda: True)
         loaded.preparer.encode_next(request, pictures, never)

@@ -4,13 +4,12 @@ A file comes from anywhere, and the libraries that read it are C. So this proces
 and its CPU time, and its end fails one request at most.
 
 The arguments are "pictures" or "text" (what a model can read of a PDF document), the bytes of memory and the
-seconds of CPU time that the process may have. It reads the file from stdin, and writes a `Conversion` in
-msgpack to stdout.
+seconds of CPU time that the process may have. The parent sends the file, and
+gets a `Conversion` in msgpack.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
@@ -19,12 +18,18 @@ from typing import Any
 import msgspec
 
 from localspec.attached_files import is_pdf
-from localspec.children import MAX_TEXT_CHARS, limit_memory
+from localspec.children import (
+    MAX_TEXT_CHARS,
+    NICENESS,
+    become_helper,
+    drop_core_dumps,
+    limit_cpu_time,
+    limit_memory,
+    receive_message,
+    send_message,
+)
 from localspec.priority import lower_session_priority
 
-NICENESS = (
-    5  # Generating an answer has priority over reading a document; `converter` lowers it further.
-)
 MAX_PIXELS = 25_000_000  # of one picture; decoding takes up to 12 bytes for each
 MAX_PAGES = 100  # of one document
 MAX_PICTURE_BYTES = 64 << 20  # of all pages of one document
@@ -178,20 +183,15 @@ def _encode_png(image: Any) -> bytes:
 
 
 def main(kind: str, memory_limit_bytes: int, cpu_limit_s: int) -> None:
-    """Convert the file on stdin."""
-    import resource
-
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    """Convert the file that the parent sends."""
+    connection = become_helper()
     lower_session_priority(os.getpid(), NICENESS)
-    data = sys.stdin.buffer.read()
+    data = receive_message(connection)
     limit_memory(memory_limit_bytes)
-    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 1))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_cpu_time(cpu_limit_s)
+    drop_core_dumps()
     conversion = convert(data, with_pictures=kind == "pictures")
-    sys.stdout.buffer.write(msgspec.msgpack.encode(conversion))
+    send_message(connection, msgspec.msgpack.encode(conversion))
 
 
 if __name__ == "__main__":

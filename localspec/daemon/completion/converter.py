@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from functools import partial
-from subprocess import DEVNULL, PIPE
 
 import msgspec
 
 from localspec.attached_files import is_pdf
-from localspec.children import helper_environment
+from localspec.children import Child, Deadline, helper_environment
 from localspec.daemon.completion.conversion_child import Conversion
 from localspec.daemon.logs import SharedWork, ThreadPool
-from localspec.errors import Unavailable
+from localspec.errors import Cancelled, Unavailable
 from localspec.priority import lower_priority, lower_session_priority
 
 # At the same time. Several, so that a few long documents keep no short one waiting. Pictures, which take a
@@ -83,45 +80,38 @@ class Converter:
         """Return the encoded conversion that a process writes. It is killed as soon as `cancelled` is set."""
         if cancelled.is_set():
             raise _stopped()
-        command = [sys.executable, "-P", "-m", _CHILD, kind, *self._limits]
+        child = Child(
+            _CHILD, kind, *self._limits, environment=helper_environment(), own_session=True
+        )
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=DEVNULL,
-                start_new_session=True,
-                env=helper_environment(),
-            )
+            child.start()
         except OSError as error:
             raise _unavailable(
                 f"The process that converts files cannot be started ({error}); try again."
             ) from error
-        with process:
-            threading.Thread(target=_kill_late, args=(process, cancelled), daemon=True).start()
-            output, _ = process.communicate(data)
-        if cancelled.is_set():
-            raise _stopped()
-        if process.returncode == -signal.SIGKILL:  # not by a limit of its own
-            raise _unavailable("A process that converted a file was ended; try again.")
-        return msgspec.msgpack.encode(_EXCEEDED) if process.returncode else output
+
+        def give_way() -> (
+            None
+        ):  # Where the machine has no time left, a short one waits for no long one.
+            lower_priority(child.pid)
+            lower_session_priority(child.pid)
+
+        try:
+            return child.ask(data, Deadline(TIME_LIMIT_S, cancelled.is_set, LONG_S, give_way))
+        except Cancelled:
+            raise _stopped() from None
+        except (EOFError, OSError) as error:  # TimeoutError is an OSError
+            if isinstance(error, TimeoutError) or child.last_exit == -signal.SIGKILL:
+                raise _unavailable(
+                    "A process that converted a file was ended; try again."
+                ) from None
+            return msgspec.msgpack.encode(_EXCEEDED)
+        finally:
+            child.close()
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _kill_late(process: subprocess.Popen[bytes], cancelled: threading.Event) -> None:
-    """Kill a process that exceeds the time limit, or for whose result nobody waits any more.
-
-    One that takes long gives way to answers. Where the machine has no time left, a short one must not wait
-    for all others.
-    """
-    if not cancelled.wait(LONG_S):
-        lower_priority(process.pid)
-        lower_session_priority(process.pid)
-        cancelled.wait(TIME_LIMIT_S - LONG_S)
-    process.kill()
 
 
 def _stopped() -> Unavailable:

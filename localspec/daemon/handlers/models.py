@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -18,7 +16,7 @@ from starlette.responses import Response
 
 from localspec import extras
 from localspec.chat.tools import describe_format
-from localspec.children import helper_environment
+from localspec.children import Child, Deadline, helper_environment
 from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import EventStream, stream_reports
 from localspec.daemon.http.tcp import came_by_tcp
@@ -373,19 +371,12 @@ async def show_pair(request: Request) -> Response:
 
 def _learn_calls(template: str) -> CallFormat:
     """Return the notation of calls of a pair that is not loaded; blocks while a process learns it."""
-    command = [sys.executable, "-P", "-m", "localspec.engine.prompt.dialect"]
+    learner = Child("localspec.engine.prompt.dialect", environment=helper_environment())
     try:
-        learner = subprocess.run(
-            command,
-            input=template.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_LEARN_TIMEOUT_S,
-            check=True,
-            env=helper_environment(),
-        )
-        return msgspec.json.decode(learner.stdout, type=CallFormat)
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        with learner:
+            reply = learner.ask(template.encode(), Deadline(_LEARN_TIMEOUT_S))
+        return msgspec.json.decode(reply, type=CallFormat)
+    except (EOFError, OSError, msgspec.DecodeError):
         return UNKNOWN_FORMAT
 
 

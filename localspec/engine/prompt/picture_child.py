@@ -1,33 +1,24 @@
-"""Encode pictures in a process of its own: `python -m localspec.engine.prompt.picture_child FD`.
+"""Encode pictures in a process of its own: `python -m localspec.engine.prompt.picture_child`.
 
 A picture comes from anywhere, and llama.cpp's library, which decodes it, ends the process on what it does not
 expect. Then only this process ends, and no answer with it.
 
-FD is a Unix socket. The first frame on it says what to load, and each other one is a picture.
+The first frame of the parent says what to load, and each other one is a picture.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
-import resource
-import signal
-import socket
 import struct
-import sys
 import zlib
 
 import msgspec
 
 from localspec.attached_files import PNG_SIGNATURE, png_chunks, read_orientation
+from localspec.children import become_helper, limit_cpu_time
 from localspec.engine import llama
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import Frame, encode_frame, read_frame
 
-# Generating an answer has priority over encoding a picture. With an even lower one, such as `lower_priority`
-# gives, the picture would wait for the end of an answer that keeps all cores busy.
-NICENESS = 5
 # Decoding 25 million pixels takes about one. The formats allow files of some megabytes that take minutes.
 DECODING_LIMIT_S = 10
 _UNPACKED_BYTES = 1 << 20  # unpacked at once, to count them
@@ -96,15 +87,6 @@ def encode(projector: llama.Projector, picture: bytes, decoding_limit_s: int) ->
     )
 
 
-def limit_cpu_time(n_seconds: int | None) -> None:
-    """Have this process end once it has computed for so many more seconds. None: it has no limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    used = math.ceil(sum(os.times()[:2]))
-    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
-        limit = resource.RLIM_INFINITY if n_seconds is None else used + n_seconds
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
-
-
 def encode_reply(reply: EncodedPicture) -> bytes:
     """Return the frame of a reply, or of a refusal if it is too large for one."""
     try:
@@ -151,12 +133,9 @@ def has_surplus_data(picture: bytes) -> bool:
     return False
 
 
-def main(descriptor: int) -> None:
-    """Serve the socket `descriptor` until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the client.
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    connection = socket.socket(fileno=descriptor)
+def main() -> None:
+    """Serve the parent until it closes the connection."""
+    connection = become_helper()
     llama.initialise()
     if (body := read_frame(connection)) is None:
         return
@@ -180,4 +159,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import select
 import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from localspec.children import engine_environment
+from localspec.children import Child, Deadline, engine_environment
 from localspec.engine.llama import PictureRows, picture_tokens
 from localspec.engine.prompt.picture_child import (
     EncodedPicture,
@@ -30,14 +25,13 @@ from localspec.engine.prompt.picture_child import (
     PicturePart,
     ProjectorReady,
 )
-from localspec.errors import Cancelled, InvalidRequest, Unavailable
-from localspec.protocol.frames import Frame, encode_frame, read_frame
+from localspec.errors import InvalidRequest, Unavailable
+from localspec.protocol.frames import Frame
 
 # Bytes of rows that are kept: 14 pictures of 576 rows for a target of 4096 numbers.
 CACHE_BYTES = 128 << 20
 START_LIMIT_S = 120.0  # that a projector may take to load, from a slow disk
 ENCODE_LIMIT_S = 600.0  # that a picture may take, on a slow machine that is busy
-POLL_INTERVAL_S = 0.05  # The process ends at most this long after the client has disconnected.
 _CHILD = "localspec.engine.prompt.picture_child"
 _Reply = TypeVar("_Reply", bound=Frame)
 IsCancelled = Callable[[], bool]
@@ -109,9 +103,7 @@ class Pictures:
         self._key = hashlib.sha256(file.encode()).digest()
         self._lock = threading.Lock()
         self._cache: OrderedDict[bytes, Encoded] = OrderedDict()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
-        self._last_exit = 0
+        self._child = Child(_CHILD, environment=engine_environment(), quiet=False)
         self._start()
 
     def why_unusable(self) -> str:
@@ -120,7 +112,6 @@ class Pictures:
             try:
                 return self._await_ready()
             except (EOFError, OSError):  # TimeoutError is an OSError
-                self._stop()
                 return "the process that loads it has ended"
 
     def find(self, picture: bytes) -> Encoded | None:
@@ -149,7 +140,7 @@ class Pictures:
                 outcome = self._ask(Picture(picture), is_cancelled)
             except EOFError:
                 why, limit_s = "it ended the process that decodes it", self._job.decoding_limit_s
-                if self._last_exit == -signal.SIGXCPU:
+                if self._child.last_exit == -signal.SIGXCPU:
                     why = f"decoding it takes more than {limit_s} seconds of processor time"
                 raise InvalidRequest(
                     f"The picture cannot be read: {why}.", param="messages"
@@ -175,42 +166,23 @@ class Pictures:
 
     def close(self) -> None:
         """End the process."""
-        process = self._process
-        if process is not None:
-            process.kill()  # a thread that waits for it sees its end
+        self._child.kill()  # a thread that waits for it sees its end
         with self._lock:
-            self._stop()
+            self._child.close()
 
     def _identify(self, picture: bytes) -> bytes:
         return hashlib.sha256(self._key + picture).digest()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as on_failure:
-            on_failure.callback(ours.close)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=engine_environment(),
-            )
-            on_failure.pop_all()
-        self._connection, self._n_embd = ours, 0
-        ours.sendall(encode_frame(self._job))
-
-    def _stop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        if self._process is not None:
-            self._process.kill()
-            self._last_exit = self._process.wait()
-        self._connection = self._process = None
+        self._n_embd = 0
+        self._child.start()
+        self._child.send(msgspec.msgpack.encode(self._job), Deadline(START_LIMIT_S))
 
     def _await_ready(self) -> str:
         if self._n_embd:
             return ""
-        ready = self._receive(ProjectorReady, lambda: False, START_LIMIT_S)
+        reply = self._child.receive(Deadline(START_LIMIT_S))
+        ready = msgspec.msgpack.decode(reply, type=ProjectorReady)
         self._n_embd = 0 if ready.problem else ready.n_embd
         return ready.problem
 
@@ -222,33 +194,15 @@ class Pictures:
             TimeoutError: it takes too long.
             Cancelled: `is_cancelled` returned True.
         """
-        try:
-            if self._process is None or self._process.poll() is not None:
-                self._stop()
-                self._start()
-            if self._await_ready():
-                raise OSError("its projector cannot be loaded any more")
-            assert self._connection is not None
-            self._connection.sendall(encode_frame(picture))
-            return self._receive(EncodedPicture, is_cancelled, ENCODE_LIMIT_S)
-        except ConnectionError:
-            self._stop()
-            raise EOFError from None
-        except BaseException:
-            self._stop()
-            raise
-
-    def _receive(self, kind: type[_Reply], is_cancelled: IsCancelled, limit_s: float) -> _Reply:
-        assert self._connection is not None
-        deadline = time.monotonic() + limit_s
-        while not select.select([self._connection], [], [], POLL_INTERVAL_S)[0]:
-            if is_cancelled():
-                raise Cancelled("The request was cancelled.")
-            if time.monotonic() > deadline:
-                raise TimeoutError
-        if (body := read_frame(self._connection)) is None:
-            raise EOFError
-        return msgspec.msgpack.decode(body, type=kind)
+        if not self._child.is_running:
+            self._child.close()
+            self._start()
+        if self._await_ready():
+            self._child.close()
+            raise OSError("its projector cannot be loaded any more")
+        deadline = Deadline(ENCODE_LIMIT_S, is_cancelled)
+        reply = self._child.ask(msgspec.msgpack.encode(picture), deadline)
+        return msgspec.msgpack.decode(reply, type=EncodedPicture)
 
 
 def place_pictures(

@@ -1,22 +1,19 @@
 """Render chat templates in a process of its own: `python -m localspec.engine.prompt.template_child`.
 
 A template comes from a downloaded file. jinja2's sandbox keeps it from reaching Python, but not from looping
-or allocating memory. This process therefore has a memory limit, and its parent limits the time. It reads one
-JSON line per request on stdin ({"template", "variables"}) and replies with one JSON line ({"text"} or
+or allocating memory. This process therefore has a memory limit, and its parent limits the time. Each
+message to it is a request in JSON ({"template", "variables"}), to which it replies in JSON ({"text"} or
 {"error"}).
 
-A line {"spellings"} gives the vocabulary's special tokens. The reply to a later request with "special" then
-has the positions of the template's own special tokens in the text: "special" is a list of alternating starts
-and ends. With the value "forged", it is sent only if the caller's text spells a special token, with "always"
-in any case.
+A message {"spellings"} gives the vocabulary's special tokens. The reply to a later request with "special"
+then has the positions of the template's own special tokens in the text: "special" is a list of alternating
+starts and ends. With the value "forged", it is sent only if the caller's text spells a special token, with
+"always" in any case.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
@@ -27,7 +24,13 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localspec.children import MAX_TEXT_CHARS, limit_memory
+from localspec.children import (
+    MAX_TEXT_CHARS,
+    become_helper,
+    limit_memory,
+    receive_message,
+    send_message,
+)
 from localspec.engine.prompt.provenance import (
     Alphabet,
     ProvenanceEnvironment,
@@ -36,7 +39,6 @@ from localspec.engine.prompt.provenance import (
 )
 
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
-NICENESS = 5  # Generating an answer has priority over rendering a prompt.
 
 
 class TemplateRaised(Exception):
@@ -139,11 +141,13 @@ def _pieces(
 
 
 def answer(
-    env: ImmutableSandboxedEnvironment, line: str, watching: ProvenanceEnvironment | None = None
+    env: ImmutableSandboxedEnvironment,
+    message: str | bytes,
+    watching: ProvenanceEnvironment | None = None,
 ) -> dict[str, Any]:
     """Return the reply to a request. watching: the environment that tracks special tokens, if any."""
     try:
-        request = json.loads(line)
+        request = json.loads(message)
         template, variables = request["template"], request["variables"]
         if watching is None or not request.get("special"):
             return {"text": render(env, template, variables)}
@@ -165,21 +169,22 @@ def answer(
 
 
 def main() -> None:
-    """Serve requests on stdin until it is closed."""
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    """Serve the parent until it closes the connection."""
+    connection = become_helper()
     env, watching = environment(), None
     limit_memory(MEMORY_LIMIT_BYTES)  # Allocations beyond it raise MemoryError.
-    sys.stdout.write('{"ready": true}\n')
-    sys.stdout.flush()
-    for line in sys.stdin:
-        if line.startswith('{"spellings"'):
-            watching = watching_environment(json.loads(line)["spellings"])
+    send_message(connection, b'{"ready": true}')
+    while True:
+        try:
+            message = receive_message(connection)
+        except EOFError:
+            return
+        if message.startswith(b'{"spellings"'):
+            watching = watching_environment(json.loads(message)["spellings"])
             reply: dict[str, Any] = {"ready": True}
         else:
-            reply = answer(env, line, watching)
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+            reply = answer(env, message, watching)
+        send_message(connection, json.dumps(reply).encode())
 
 
 if __name__ == "__main__":

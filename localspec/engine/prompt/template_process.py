@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.children import helper_environment
+from localspec.children import Child, Deadline, helper_environment
 from localspec.errors import TemplateFailed, TemplateRaised
 
 TIME_LIMIT_S = 2.0  # Seconds that a template may take.
@@ -29,8 +23,7 @@ class TemplateProcess:
     def __init__(self) -> None:
         self.spellings: Sequence[str] = ()  # The texts of the vocabulary's special tokens.
         self._sent_spellings: Sequence[str] = ()  # Those that were sent to the current child.
-        self._child: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
+        self._child: Child | None = None
         self._ready = False
         self._lock = threading.Lock()
 
@@ -56,82 +49,59 @@ class TemplateProcess:
         return reply
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if self._child is None or self._child.poll() is not None:
-            self.start()
-        self._await_ready()
         try:
-            self._write(request)
-            return self._line(TIME_LIMIT_S)
-        except TimeoutError:
+            child = self._ready_child()
+        except (EOFError, OSError) as error:  # TimeoutError is an OSError
             self.close()
+            raise TemplateFailed(
+                "The process that renders chat templates did not start."
+            ) from error
+        try:
+            reply: dict[str, Any] = json.loads(
+                child.ask(json.dumps(request).encode(), Deadline(TIME_LIMIT_S))
+            )
+        except TimeoutError:
             raise TemplateFailed(
                 f"The model's chat template took longer than {TIME_LIMIT_S:.0f} seconds."
             ) from None
-        except (OSError, ValueError):
-            self.close()
+        except (EOFError, OSError):
             raise TemplateFailed(
                 "The model's chat template crashed its process (probably out of memory)."
             ) from None
-
-    def _write(self, request: Mapping[str, Any]) -> None:
-        assert self._child is not None
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps(request).encode() + b"\n")
-        self._child.stdin.flush()
+        return reply
 
     def start(self) -> None:
         """Start the child without waiting for it."""
-        self._buffer = b""
         self._ready, self._sent_spellings = False, ()
         self._child = _spare_children.pop() if _spare_children else _start_child()
 
-    def _await_ready(self) -> None:
-        """Wait until the child is ready and has the special tokens. Raises TemplateFailed."""
-        has_spellings = not self.spellings or self._sent_spellings is self.spellings
-        if not self._ready or not has_spellings:
-            try:
-                if not self._ready:
-                    self._line(START_LIMIT_S)
-                if not has_spellings:
-                    self._write({"spellings": [*self.spellings]})
-                    self._line(START_LIMIT_S)
-                    self._sent_spellings = self.spellings
-            except (TimeoutError, OSError, ValueError) as error:
-                self.close()
-                raise TemplateFailed(
-                    "The process that renders chat templates did not start."
-                ) from error
-            self._ready = True
+    def _ready_child(self) -> Child:
+        """Return the child once it is ready and has the special tokens.
 
-    def _line(self, limit: float) -> dict[str, Any]:
-        """Return the child's next line. Raises TimeoutError, or OSError if the child has ended."""
+        Raises:
+            EOFError, OSError: It did not start in time.
+        """
+        if self._child is None or not self._child.is_running:
+            self.close()
+            self.start()
         assert self._child is not None
-        assert self._child.stdout is not None
-        descriptor = self._child.stdout.fileno()
-        deadline = time.monotonic() + limit
-        while b"\n" not in self._buffer:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
-                raise TimeoutError
-            chunk = os.read(descriptor, 1 << 16)
-            if not chunk:
-                raise OSError("the template process ended")
-            self._buffer += chunk
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        if not self._ready:
+            self._child.receive(Deadline(START_LIMIT_S))
+            self._ready = True
+        if self.spellings and self._sent_spellings is not self.spellings:
+            message = json.dumps({"spellings": [*self.spellings]}).encode()
+            self._child.ask(message, Deadline(START_LIMIT_S))
+            self._sent_spellings = self.spellings
+        return self._child
 
     def close(self) -> None:
         """Kill the child."""
         if self._child is not None:
-            _end_child(self._child)
+            self._child.close()
             self._child = None
 
 
-# ------------------------------------------------------------------------ children
-
-
-_spare_children: list[subprocess.Popen[bytes]] = []
+_spare_children: list[Child] = []
 
 
 def start_spare_child() -> None:
@@ -146,24 +116,10 @@ def start_spare_child() -> None:
 def end_spare_children() -> None:
     """End the children that no `TemplateProcess` has taken."""
     while _spare_children:
-        _end_child(_spare_children.pop())
+        _spare_children.pop().close()
 
 
-def _start_child() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "localspec.engine.prompt.template_child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=helper_environment(),
-    )
-
-
-def _end_child(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            # Closing flushes the buffer, which fails because the child has ended.
-            with contextlib.suppress(OSError):
-                pipe.close()
+def _start_child() -> Child:
+    child = Child("localspec.engine.prompt.template_child", environment=helper_environment())
+    child.start()
+    return child

@@ -1,19 +1,16 @@
-"""Compile grammars in processes of their own: `python -m …grammars.child FD SECONDS`.
+"""Compile grammars in processes of their own: `python -m …grammars.child SECONDS`.
 
 A grammar of a few hundred bytes can take minutes to compile, and llguidance offers no way to stop that. This
 process forks another one for each job, which has a limit on its CPU time and memory. Forking is safe, because
 this process has one thread and opens no device. A fork takes milliseconds.
 
-FD is a Unix socket, and SECONDS the CPU time limit of one job. The first message on the socket is the
-vocabulary. Each job then comes with a connection of its own, passed as a file descriptor. The process ends
-when the socket is closed.
+SECONDS is the CPU time limit of one job. The first message of the parent is the vocabulary. Each job then
+comes with a connection of its own, passed as a file descriptor.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import socket
 import struct
@@ -24,7 +21,13 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from localspec.children import limit_memory
+from localspec.children import (
+    become_helper,
+    drop_core_dumps,
+    limit_memory,
+    receive_message,
+    send_message,
+)
 from localspec.engine.sampling.grammars.gbnf import TokenTable
 from localspec.engine.sampling.grammars.sources import (
     GrammarJob,
@@ -38,7 +41,6 @@ from localspec.errors import GrammarRejected
 CPU_LIMIT_S = 3.0  # CPU time of one job. 1 MiB of tool schemas takes a fifth of it.
 # Bytes of address space of one job, in addition to those at start-up.
 MEMORY_LIMIT_BYTES = 1024 * 1024 * 1024
-NICENESS = 5  # Generating an answer has priority over compiling a grammar.
 
 # llguidance's fuel bounds the time of one mask: 0.1 s if it computes nothing but lexer states.
 LIMITS = LLParserLimits(
@@ -75,27 +77,6 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     param: str | None = None
     seconds: float = 0.0
-
-
-def send(connection: socket.socket, data: bytes) -> None:
-    """Send one message, preceded by its length in four bytes."""
-    connection.sendall(struct.pack("<I", len(data)) + data)
-
-
-def receive(connection: socket.socket) -> bytes:
-    """Receive one message. Raises EOFError if the other side has closed the connection."""
-    size = struct.unpack("<I", _receive_exactly(connection, 4))[0]
-    return _receive_exactly(connection, size)
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = connection.recv(min(size - len(data), 1 << 20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
 
 
 class _Tokens:
@@ -148,8 +129,7 @@ def _limit_resources(cpu_limit_s: float) -> None:
     """Limit this process's CPU time and memory. The system ends it if it exceeds them."""
     signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
     limit_memory(MEMORY_LIMIT_BYTES)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    drop_core_dumps()
 
 
 def _serve_job(
@@ -160,20 +140,17 @@ def _serve_job(
 ) -> None:
     _limit_resources(cpu_limit_s)
     connection.sendall(struct.pack("<I", os.getpid()))
-    job = msgspec.msgpack.decode(receive(connection), type=GrammarJob)
+    job = msgspec.msgpack.decode(receive_message(connection), type=GrammarJob)
     outcome = run_job(job, special, tokenizer)
     outcome = msgspec.structs.replace(outcome, seconds=time.process_time())
-    send(connection, msgspec.msgpack.encode(outcome))
+    send_message(connection, msgspec.msgpack.encode(outcome))
 
 
-def main(descriptor: int, cpu_limit_s: float) -> None:
-    """Serve the socket `descriptor` until it is closed. cpu_limit_s: CPU seconds for one job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the client.
+def main(cpu_limit_s: float) -> None:
+    """Serve the parent until it closes the connection. cpu_limit_s: CPU seconds for one job."""
+    control = become_helper()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the forked processes.
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    control = socket.socket(fileno=descriptor)
-    vocabulary = msgspec.msgpack.decode(receive(control), type=Vocabulary)
+    vocabulary = msgspec.msgpack.decode(receive_message(control), type=Vocabulary)
     special = vocabulary.special()
     tokenizer = LLTokenizer(
         TokenizerWrapper(_Tokens(vocabulary)), eos_token=vocabulary.ends or None
@@ -195,4 +172,4 @@ def main(descriptor: int, cpu_limit_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(float(sys.argv[1]))
