@@ -27,6 +27,7 @@ from localspec.protocol.calls import (
     CallFormat,
 )
 
+_BLANKS = re.compile(r"\s*")
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
 _PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
@@ -89,6 +90,8 @@ class LiteralCalls(CallReader):
         self._written = 0  # number of parameters read so far
         self._calls = 0
         self._has_tags = bool(form.parameter or form.elements)
+        self._in_value = False  # a parameter's value has begun and is not complete
+        self._value_end = form.parameter[3].strip()[-1] if form.parameter else ">"
         self._is_object = False  # the call that is being read is a JSON object with its name
         separators = (_line_end_optional(literal) for literal in form.parameter[1:3])
         self._separator = re.compile("|".join(separators).replace(TYPE_PLACEHOLDER, r"\w+"))
@@ -105,8 +108,10 @@ class LiteralCalls(CallReader):
     def feed(self, text: str) -> ReadResult:
         self.raw += text
         pieces: list[CallPiece] = []
-        if self._state == "parameters" and self._form.elements and ">" not in text:
-            return [], ""  # A long element is read only where its last tag may have come.
+        # A long value is read only where what closes it may have come.
+        waits = self._state == "parameters" and (self._form.elements or self._in_value)
+        if waits and self._value_end not in text:
+            return [], ""
         self._read(pieces, final=False)
         if not (self.is_finished or self.is_broken):
             return pieces, ""
@@ -227,6 +232,7 @@ class LiteralCalls(CallReader):
             is_text = separator[0].rstrip("\n") == text_separator.rstrip("\n")
             types = {"string"} if is_text else {"object"}
         value = self._read_value(separator.end(), types, final=final)
+        self._in_value = value is None
         if value is None:
             return False
         self._add_entry(pieces, key, convert_value(value, types))
@@ -327,8 +333,9 @@ class LiteralCalls(CallReader):
         return next_call >= 0
 
     def _skip_blanks(self, at: int | None = None) -> int:
-        rest = self.raw[self._at if at is None else at :]
-        return len(self.raw) - len(rest.lstrip())
+        match = _BLANKS.match(self.raw, self._at if at is None else at)
+        assert match is not None  # the expression also matches an empty text
+        return match.end()
 
 
 def read_literals(
