@@ -11,9 +11,12 @@ src/models/*.cpp).
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from localspec.protocol.settings import Pooling
+
+if TYPE_CHECKING:
+    from localspec.protocol.pairs import DraftKind
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # the order of enum llama_pooling_type, from 1
 
@@ -172,6 +175,22 @@ def sidecar_kind(architecture: str, tensors: Collection[str]) -> SidecarKind | N
         return "eagle3"
     has_heads = any(name.endswith(HEAD_SUFFIX) for name in tensors)
     return "mtp" if has_heads and FIRST_TRUNK_TENSOR not in tensors else None
+
+
+def file_draft_kind(sidecar: SidecarKind | None) -> DraftKind:
+    """Return what a file drafts with: a sidecar, or None for a model of its own."""
+    return "mtp-sidecar" if sidecar == "mtp" else sidecar or "model"
+
+
+def draft_kind(*, writes_text: bool, draft: DraftKind | None, has_heads: bool) -> DraftKind:
+    """Return what drafts for a target.
+
+    writes_text: False for an embedding model or a reranker. draft: what the draft's file drafts with, None
+    without one. has_heads: the target's own file has MTP heads that can draft.
+    """
+    if not writes_text:
+        return "none"
+    return draft or ("mtp-embedded" if has_heads else "ngram")
 
 
 def may_hold_sidecar(target: str, architecture: str) -> bool:

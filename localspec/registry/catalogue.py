@@ -14,6 +14,7 @@ import msgspec
 
 from localspec import extras
 from localspec.errors import CatalogueError, ModelNotFound
+from localspec.model_traits import draft_kind, file_draft_kind
 from localspec.paths import expand_user, read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.reading import explain
@@ -122,14 +123,14 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     @property
     def draft_kind(self) -> DraftKind:
         """What drafts for the target."""
-        if {"embed", "rerank"} & set(self.roles):
-            return "none"
-        if self.draft:
-            return "model"
-        if self.sidecar:
-            kind = guess_sidecar_kind(self.sidecar.file) or "mtp"
-            return "mtp-sidecar" if kind == "mtp" else kind
-        return "mtp-embedded" if self.embedded_heads else "ngram"
+        draft: DraftKind | None = "model" if self.draft else None
+        if self.sidecar and not self.draft:
+            draft = file_draft_kind(guess_sidecar_kind(self.sidecar.file) or "mtp")
+        return draft_kind(
+            writes_text=not {"embed", "rerank"} & set(self.roles),
+            draft=draft,
+            has_heads=self.embedded_heads,
+        )
 
     @property
     def files(self) -> tuple[HubFile, ...]:

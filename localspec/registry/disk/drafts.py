@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from localspec.compatibility import Compatibility, Tokenizer, compare_tokenizers
 from localspec.errors import LocalspecError
-from localspec.model_traits import SidecarKind, may_hold_sidecar
+from localspec.model_traits import SidecarKind, file_draft_kind, may_hold_sidecar
 from localspec.protocol.pairs import (
     AddRequest,
     DiskModel,
@@ -532,7 +532,7 @@ def _judge_draft(target: ModelInfo, candidate: FoundModel, call: FormatFile) -> 
     except LocalspecError as error:
         view.reason = error.message
         return view
-    view.kind = _draft_kind(draft)
+    view.kind = file_draft_kind(draft.sidecar)
     view.size, view.ratio = draft.weights, target.weights / max(1, draft.weights)
     if not draft.sidecar and draft.weights >= target.weights:
         view.reason = f"it is not smaller than the target ({draft.weights} bytes of weights)."
@@ -543,8 +543,3 @@ def _judge_draft(target: ModelInfo, candidate: FoundModel, call: FormatFile) -> 
         view.matched, view.notes = judgement.matched, judgement.notes
         view.reason = "" if judgement.matched else f"{judgement.reason}."
     return view
-
-
-def _draft_kind(draft: ModelInfo) -> DraftKind:
-    """Return what a file drafts with."""
-    return "mtp-sidecar" if draft.sidecar == "mtp" else draft.sidecar or "model"

@@ -17,7 +17,6 @@ import msgspec
 from localspec.errors import BadGguf, Conflict, DoesNotFit, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
     ContextView,
-    DraftKind,
     FitView,
     ModelView,
     NeedView,
@@ -110,7 +109,7 @@ def describe_pair(
         fit=chosen,
         fit_notes=fit_notes,
         loaded=False,
-        kind=_draft_kind(record, target),
+        kind=record.kind_with_heads(target.drafting_heads),
         contexts=[_context_view(n, bytes_for(n), free) for n in _listed_contexts(target.context)],
         problem="",
     )
@@ -134,16 +133,6 @@ def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
 @functools.lru_cache(maxsize=_MAX_REMEMBERED_PAIRS)
 def _read_projector_kind(state: FileState) -> str:
     return read_local_projector(Path(state.path)).kind
-
-
-def _draft_kind(record: Record, target: ModelInfo) -> DraftKind:
-    """Return what drafts, according to the file as it is now.
-
-    The record may have been written by an older localspec.
-    """
-    if record.draft or record.target.pooling:
-        return record.kind
-    return "mtp-embedded" if target.drafting_heads else "ngram"
 
 
 def _listed_contexts(longest: int) -> Iterator[int]:

@@ -28,7 +28,12 @@ from localspec.errors import (
     StoreReadOnly,
     UnsafePath,
 )
-from localspec.model_traits import SidecarKind, reads_target_cache
+from localspec.model_traits import (
+    SidecarKind,
+    draft_kind,
+    file_draft_kind,
+    reads_target_cache,
+)
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.settings import Pooling
@@ -86,6 +91,12 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts[0].file
 
     @property
+    def draft_kind(self) -> DraftKind:
+        """What it drafts with, if it is a draft."""
+        is_mtp = not self.sidecar and reads_target_cache(self.architecture)
+        return file_draft_kind("mtp" if is_mtp else self.sidecar)
+
+    @property
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 
@@ -119,14 +130,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> DraftKind:
         """What drafts for the target; "none" if the target does not write text."""
-        if self.target.pooling:
-            return "none"
-        if self.draft:
-            if self.draft.sidecar and self.draft.sidecar != "mtp":
-                return self.draft.sidecar
-            is_mtp = self.draft.sidecar or reads_target_cache(self.draft.architecture)
-            return "mtp-sidecar" if is_mtp else "model"
-        return "mtp-embedded" if self.target.heads else "ngram"
+        return self.kind_with_heads(self.target.heads)
+
+    def kind_with_heads(self, n_heads: int) -> DraftKind:
+        """Return `kind` for so many MTP heads in the target's file, which an older record does not state."""
+        return draft_kind(
+            writes_text=not self.target.pooling,
+            draft=self.draft.draft_kind if self.draft else None,
+            has_heads=n_heads > 0,
+        )
 
     @property
     def purposes(self) -> tuple[str, ...]:
