@@ -35,7 +35,6 @@ from benchmarks.command import positive, say
 from benchmarks.device import bursts, device_profile, warm_start, without_draft
 from benchmarks.texts import replay as lookups
 from benchmarks.texts.answers import Answered
-from benchmarks.texts.measure import geometric_mean
 from benchmarks.traces import replay as traces
 from benchmarks.traces.copying import make_copying
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
@@ -46,6 +45,7 @@ from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
 from localspec.engine.speculation.depth import PassCosts
 from localspec.engine.speculation.drafters import draft_model, ngram
 from localspec.engine.speculation.step import SequenceStep
+from localspec.extras.bench.statistics import geometric_mean
 from localspec.paths import default_paths
 from localspec.protocol.frames import SpeculationSettings
 

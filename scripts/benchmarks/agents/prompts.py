@@ -15,6 +15,7 @@ from localspec.extras.anthropic import request as anthropic
 from localspec.extras.anthropic.wire import MessagesRequest
 from localspec.extras.responses import request as responses
 from localspec.extras.responses.wire import ResponsesRequest
+from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.requests import ChatMessage, ChatRequest
 
 _WORD = re.compile(r"<\|im_start\|>|<\|im_end\|>|\w+|[^\w\s]+")
@@ -24,7 +25,8 @@ def as_chat(request: Request) -> ChatRequest:
     """Return the request as the daemon translates it into a chat."""
     body = {"model": "", **request.body}
     if request.path.endswith("/messages"):
-        return anthropic.chat_request(msgspec.convert(body, MessagesRequest))[0]
+        message = msgspec.convert(body, MessagesRequest)
+        return anthropic.chat_request(message, IgnoredFields())[0]
     if request.path.endswith("/responses"):
         converted = msgspec.convert(body, ResponsesRequest)
         parsed = responses.parse_input(converted, _no_reference)

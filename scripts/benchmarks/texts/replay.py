@@ -15,7 +15,6 @@ import numpy as np
 
 from benchmarks.measuring.driven import Answer, Driven
 from benchmarks.texts.answers import Answered
-from benchmarks.texts.measure import geometric_mean
 from benchmarks.traces.simulated import Said, SimulatedClock, SimulatedContext
 from localspec.engine.cache.prefixes import CopyCost, PrefixStore
 from localspec.engine.cache.sessions import SessionStore
@@ -33,6 +32,7 @@ from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.ngram import NgramIndex
+from localspec.extras.bench.statistics import geometric_mean
 from localspec.protocol.frames import (
     EngineSettings,
     Generate,
