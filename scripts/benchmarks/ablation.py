@@ -272,6 +272,9 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "fund of probes": Mechanism([(budget.ProbeFund, "pay", lambda self, cost_ms: True)], MODEL),
     "margin": Mechanism([(depth, "MARGIN", 1.0)]),
+    "limit of first attempts": Mechanism(
+        [(controller, "_limit_first_attempts", lambda steps, depths, dear: depths)], MODEL
+    ),
     "budget of the draft model": Mechanism(
         [(controller, "_limit_to_budget", lambda steps, costs, rows: None)], MODEL
     ),

@@ -23,7 +23,8 @@ from localspec.engine.speculation.acceptance import (
     Floats,
     find_bucket,
 )
-from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.controller import MAX_UNPROVEN_DRAFTS
+from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import (
     MARGIN,
     MAX_DEPTH,
@@ -526,6 +527,26 @@ def test_looking_for_drafts_costs_little_where_none_are_found(
     assert plain_ms(wrong) / replay.spent_ms[-1] >= 0.95
     if share <= 0.001:
         assert looks[0] >= 0.99 * 600
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.95])
+def test_first_attempt_in_a_text_is_small(alpha: float) -> None:
+    """Where rows are cheap, fifteen drafts would otherwise be tried at once, and lost in bad texts."""
+    costs = CostProfile(CostTable({1: 20.0, 16: 24.0}), CostTable({1: 0.5, 16: 1.0}), 1.0)
+    calibration = Calibration()
+    for seed in range(4):
+        Replay(steady(0.95, 200, seed), costs, calibration).run()
+    replay = Replay(steady(alpha, 200, 9), costs, calibration)
+    replay.run()
+    begun = next((at for at, depth in enumerate(replay.depths) if depth), 0)
+    assert 1 <= replay.depths[begun] <= MAX_UNPROVEN_DRAFTS
+    if alpha:
+        assert max(replay.depths) > 8
+    else:
+        assert max(replay.depths) <= MAX_UNPROVEN_DRAFTS
+    fixed = Replay(steady(0.0, 40), costs, calibration, depth=6)
+    fixed.run()
+    assert max(fixed.depths) == 6
 
 
 def test_successful_search_is_repeated_at_once() -> None:

@@ -32,6 +32,9 @@ from localspec.engine.speculation.depth import (
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.step import SequenceStep
 
+# Drafts per round until one of this kind was accepted in the text. Where a change of the width is dear,
+# drafts that are known are not limited, because growing later would cost one.
+MAX_UNPROVEN_DRAFTS = 3
 _SEARCH_TIME_DECAY = 0.95  # what remains of the estimated time of a search with each new one
 # A wider pass that takes less than this share of its expected time is tried again at once.
 _MUCH_FASTER = 0.9
@@ -200,6 +203,7 @@ class Controller:
             decision = steps[0].drafting.policy.decide(candidates, costs, other_rows, n_others)
             rate, depths = decision.rate, decision.depths
             depths = self._limit_known_tokens(steps, passes, depths, other_rows, n_others, rate)
+            depths = _limit_first_attempts(steps, depths, passes.switch_ms is not None)
         rows = other_rows + len(steps) + sum(depths)
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             step.base = rows - depth
@@ -447,6 +451,27 @@ def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: in
         extra_ms = (pass_ms - pass_ms[0]) / len(steps) + counts * candidate.step_ms
         extra_ms[1:] += candidate.round_ms
         candidate.limit = step.purse.affords(extra_ms)
+
+
+def _limit_first_attempts(
+    steps: list[SequenceStep], depths: list[int], is_change_dear: bool
+) -> list[int]:
+    """Return `depths`, with few drafts where none of this kind was accepted in the text yet.
+
+    Whether to try at all was decided by what more drafts would give, because they follow if these are kept.
+
+    is_change_dear: a change of the pass's width is, so that growing later would cost one.
+    """
+    limited = []
+    for step, depth in zip(steps, depths, strict=True):
+        drafter, candidate = step.drafter, step.candidate
+        if drafter is not None and candidate is not None and not candidate.tokens:
+            is_known = not candidate.belief.calibration.is_new
+            if not (drafter.proven or (is_known and is_change_dear)):
+                candidate.limit = min(candidate.limit, MAX_UNPROVEN_DRAFTS)
+                depth = min(depth, MAX_UNPROVEN_DRAFTS)
+        limited.append(depth)
+    return limited
 
 
 def _cut_to_grammar(step: SequenceStep) -> None:

@@ -116,7 +116,7 @@ def test_losing_known_tokens_yield_to_other_kinds(kinds: None) -> None:
             pass
 
     class RightDrafter(SureDrafter):
-        kind, rank, costly = "right", -1, True
+        kind, rank, costly, proven = "right", -1, True, True
 
         def offer(self, request: DraftRequest) -> Candidate | None:
             return Candidate(self.belief, request.limit, 1.0)

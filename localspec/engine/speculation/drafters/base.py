@@ -83,6 +83,7 @@ class Drafter(ABC):
     costly: each draft takes passes of its own.
     called: the kind's name in messages.
     predicted: the drafts come from a text that the client predicted.
+    proven: a draft of this kind was accepted in this text.
     """
 
     kinds: ClassVar[list[type[Drafter]]] = []  # all kinds, ordered by rank
@@ -112,6 +113,7 @@ class Drafter(ABC):
 
     def __init__(self, resources: Resources, belief: Belief) -> None:
         self.belief = belief
+        self.proven = False
 
     @abstractmethod
     def offer(self, request: DraftRequest) -> Candidate | None:
@@ -144,6 +146,7 @@ class Drafter(ABC):
         """
         if used:
             accepted = len(kept_tokens) - 1
+            self.proven = self.proven or accepted > 0
             for index in range(min(accepted + 1, len(request.tokens))):
                 self.belief.observe(request.buckets[index], index < accepted)
 
