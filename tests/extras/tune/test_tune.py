@@ -129,7 +129,8 @@ def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(hom
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(home: Home) -> None:
-    home.use_slow_engine()
+    home.use_slow_engine(0.03)
+    assert home.run("restart").returncode == 0  # the daemon that runs has the other engine
     name, answer = ask(home)
     put_tuned_draft(home, name)
     home.run("unload")
