@@ -7,7 +7,7 @@ would match as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from localspec.chat.families import (
@@ -28,9 +28,8 @@ from localspec.chat.families import (
 )
 from localspec.chat.notations.call_readers import CallReader
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.grammar import CallGrammar, Spelled
-from localspec.chat.notations.lark import JsonRule
-from localspec.protocol.calls import EXPLAINED, UNKNOWN_FORMAT, CallFormat, ToolSet
+from localspec.chat.notations.grammar import CallGrammar
+from localspec.protocol.calls import EXPLAINED, UNKNOWN_FORMAT, CallFormat
 
 # GLM and others use Hermes' markers, with a notation of their own between them.
 _OTHERS = Family(
@@ -91,14 +90,6 @@ def reader_for(
     return _OF_KIND[form.kind].reader(form, tools, names)
 
 
-def grammar_for(
-    tools: ToolSet,
-    spelled: Spelled,
-    json_rule: JsonRule,
-    free: Sequence[str] = (),
-    *,
-    compact: bool = False,
-) -> CallGrammar:
-    """Return the grammar of the calls of one request."""
-    write = _OF_KIND[tools.format.kind].grammar
-    return write(tools, spelled, json_rule, free, compact=compact)
+def grammar_of(form: CallFormat) -> type[CallGrammar]:
+    """Return what writes the grammar of a format's calls."""
+    return _OF_KIND[form.kind].grammar

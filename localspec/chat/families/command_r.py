@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 COMMAND_R = CallFormat(
@@ -14,4 +13,4 @@ COMMAND_R = CallFormat(
     middle='",\n        "parameters": ',
     again='\n    },\n    {\n        "tool_name": "',
 )
-FAMILY = Family("Command R+", COMMAND_R, r"Action:\\n```json", read_literals)
+FAMILY = Family("Command R+", COMMAND_R, r"Action:\\n```json")

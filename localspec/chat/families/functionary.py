@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
@@ -12,6 +11,5 @@ FAMILY = Family(
     "Functionary 3.1",
     FUNCTIONARY,
     r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>",
-    read_literals,
 )
-FAMILY_3_2 = Family("Functionary 3.2", FUNCTIONARY_3_2, r">>>all\\n", read_literals)
+FAMILY_3_2 = Family("Functionary 3.2", FUNCTIONARY_3_2, r">>>all\\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Any
 
 from localspec.chat.notations.call_readers import (
@@ -185,8 +184,4 @@ class GemmaGrammar(CallGrammar):
         return f"{lark_string(f'call:{name}')} {arguments}"
 
 
-def _read(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> CallReader:
-    return GemmaCall()
-
-
-FAMILY = Family("Gemma 4", GEMMA, r"<\|tool_call>", _read, GemmaGrammar)
+FAMILY = Family("Gemma 4", GEMMA, r"<\|tool_call>", lambda *_: GemmaCall(), GemmaGrammar)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 HARMONY = CallFormat(
@@ -16,4 +15,4 @@ HARMONY = CallFormat(
     middle="\2<|channel|>commentary\2 \2<|constrain|>\2json<|message|>",
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 )
-FAMILY = Family("gpt-oss", HARMONY, r"<\|channel\|>", read_literals)
+FAMILY = Family("gpt-oss", HARMONY, r"<\|channel\|>")

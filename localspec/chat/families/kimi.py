@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CALL_ID_PLACEHOLDER, TYPE_PLACEHOLDER, CallFormat
 
 KIMI_K2 = CallFormat(
@@ -29,5 +28,5 @@ KIMI_K3 = CallFormat(
     ),
     head="<|open|>response<|sep|><|close|>response<|sep|>",
 )
-FAMILY = Family("Kimi K2", KIMI_K2, r"<\|tool_calls_section_begin\|>", read_literals)
-FAMILY_K3 = Family("Kimi K3", KIMI_K3, r"<\|end_of_msg\|>", read_literals)
+FAMILY = Family("Kimi K2", KIMI_K2, r"<\|tool_calls_section_begin\|>")
+FAMILY_K3 = Family("Kimi K3", KIMI_K3, r"<\|end_of_msg\|>")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from localspec.chat.notations.call_readers import (
     CallReader,
     ReadResult,
     new_call,
+    skip_blanks,
     write_member,
 )
 from localspec.chat.notations.family import Family
@@ -23,7 +23,6 @@ from localspec.protocol.calls import CallFormat
 
 LFM2 = CallFormat("python", ("<|tool_call_start|>",), "<|tool_call_end|>")
 
-_BLANKS = re.compile(r"\s*")
 _CALL_HEAD = re.compile(r"[\s,]*([\w.-]+)\s*\(", re.ASCII)
 _KEYWORD = re.compile(r"([^\s=,()\[\]{}\"']+)\s*=|\*\*")
 
@@ -49,9 +48,7 @@ class PythonCalls(CallReader):
         can_continue = self._state != "arguments" or self._may_be_closed
         can_continue = can_continue or any(end in text for end in ends)
         while can_continue and not (self.is_finished or self.is_broken):
-            blanks = _BLANKS.match(self.raw, self._at)
-            assert blanks is not None  # the expression also matches an empty text
-            at = blanks.end()
+            at = skip_blanks(self.raw, self._at)
             if at == len(self.raw):
                 break
             match self._state:
@@ -195,7 +192,7 @@ class PythonGrammar(CallGrammar):
 
     def _write_python(self, index: int, name: str) -> str:
         values = PythonValues(
-            self._schema(name), f"value_{index}", self._json_rule, self._json_blanks
+            self._schema(name), f"value_{index}", self._json_rule, self._json_blanks, self._format
         )
         try:
             arguments = values.arguments()
@@ -206,11 +203,11 @@ class PythonGrammar(CallGrammar):
         return f'{lark_string(f"{name}(")} {arguments} ")"'
 
 
-def _read(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> CallReader:
-    return PythonCalls()
-
-
 # Some templates of LFM2 only list the tools.
 FAMILY = Family(
-    "LFM2", LFM2, r"<\|tool_(call|list)_start\|>|List of tools: \[", _read, PythonGrammar
+    "LFM2",
+    LFM2,
+    r"<\|tool_(call|list)_start\|>|List of tools: \[",
+    lambda *_: PythonCalls(),
+    PythonGrammar,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localspec.chat.notations.family import Family
+from localspec.chat.notations.family import Family, read_json
 from localspec.protocol.calls import CallFormat
 
 LLAMA = CallFormat("json", ("<|python_tag|>",), bare=True, arguments="parameters")
@@ -11,4 +11,5 @@ FAMILY = Family(
     LLAMA,
     r"<\|python_tag\|>"
     r"""|\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""",
+    read_json,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 MINIMAX_M3 = CallFormat(
@@ -15,4 +14,4 @@ MINIMAX_M3 = CallFormat(
     again=']<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="',
     elements="]<]minimax[>[",
 )
-FAMILY = Family("MiniMax M3", MINIMAX_M3, r"\]<\]minimax\[>\[", read_literals)
+FAMILY = Family("MiniMax M3", MINIMAX_M3, r"\]<\]minimax\[>\[")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat
 
 MUSE = CallFormat(
@@ -16,4 +15,4 @@ MUSE = CallFormat(
     head=f" to={CALL_ID_PLACEHOLDER}<|message|>",
     thoughts=(" to=self<|message|>", "<|eom|><|start|>assistant"),
 )
-FAMILY = Family("Muse Glimmer", MUSE, r"<atem:function_calls>", read_literals)
+FAMILY = Family("Muse Glimmer", MUSE, r"<atem:function_calls>")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from localspec.chat.families.mistral import read_array
+from localspec.chat.families import mistral
 from localspec.chat.notations.family import Family
 from localspec.protocol.calls import CallFormat
 
 NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
-FAMILY = Family("Nemotron Nano", NEMOTRON, r"<TOOLCALL>\[", read_array)
+FAMILY = Family("Nemotron Nano", NEMOTRON, r"<TOOLCALL>\[", mistral.FAMILY.reader)

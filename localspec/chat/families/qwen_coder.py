@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from localspec.chat.notations.family import Family
-from localspec.chat.notations.literal_calls import read_literals
 from localspec.protocol.calls import CallFormat
 
 TAGS = CallFormat(
@@ -18,5 +17,4 @@ FAMILY = Family(
     "Qwen Coder",
     TAGS,
     r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=",
-    read_literals,
 )

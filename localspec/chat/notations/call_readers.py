@@ -1,8 +1,8 @@
 """Read tool calls while a model writes them, so that they can be streamed.
 
 This module defines the pieces of a call, and reads calls in JSON: an object with "name" and "arguments"
-(or "parameters"), or an array of such objects. `literal_calls` reads
-notations that are described by literals, and `families` has the readers of other notations.
+(or "parameters"), or an array of such objects. `literal_calls` reads notations that are described by
+literals, and `families` has the readers of other notations.
 """
 
 from __future__ import annotations
@@ -56,6 +56,16 @@ class Arguments:
 CallPiece = Call | Arguments
 # The pieces that a text adds, and its remainder, which belongs to no call any more.
 ReadResult = tuple[list[CallPiece], str]
+
+
+_BLANKS = re.compile(r"\s*")
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """Return where the blanks at `at` end."""
+    match = _BLANKS.match(text, at)
+    assert match is not None  # the expression also matches an empty text
+    return match.end()
 
 
 def new_call(name: str) -> Call:

@@ -1,4 +1,4 @@
-"""What a family of models' notation of tool calls consists of."""
+"""Define how a family of models writes tool calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from localspec.chat.notations.call_readers import CallReader, JsonCalls
 from localspec.chat.notations.grammar import CallGrammar
+from localspec.chat.notations.literal_calls import LiteralCalls
 from localspec.protocol.calls import CallFormat
 
 # Makes the reader of a format's calls: from the format, the tools' schemas by name, and the names that alone
@@ -32,5 +33,5 @@ class Family:
     name: str
     format: CallFormat
     pattern: str
-    reader: MakeReader = read_json
+    reader: MakeReader = lambda form, tools, _: LiteralCalls(form, tools)
     grammar: type[CallGrammar] = CallGrammar

@@ -28,8 +28,8 @@ from localspec.protocol.calls import (
 
 # Blanks that a model may write between the parts of a call. Bounded, because small models may write blanks
 # forever.
-_BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
 LOOSE = r"( |\n{1,2}[ \t]{0,20})?"
+_BLANKS = f"/{LOOSE}/"
 _ANY_TEXT = "/(?s:.)*/"
 _ID = "/[a-zA-Z0-9]{9}/"
 _ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
@@ -104,7 +104,7 @@ class CallGrammar:
     def write_whole(self, answer: str = "", closing_marker: str = "") -> str:
         """Return the grammar of an answer that consists of calls, or that matches the rule `answer`.
 
-        closing_marker: the closing marker of thoughts closing_marker the answer, if any.
+        closing_marker: the closing marker of thoughts before the answer, if any.
         """
         format = self._format
         if format.bare:
@@ -257,20 +257,22 @@ class CallGrammar:
         head = f"{lark_string(name)} {identity} {self._write_options(format.middle)}"
         if not format.parameter and not format.elements:
             return f"{head} {self._write_json_arguments(index, name)}"
-        place = self._schema(name), f"tag_{index}", self._json_rule, self._json_blanks
-        values: TagValues | ElementValues
-        if format.elements:
-            values = ElementValues(*place, format.elements, self._spelled)
-        else:
-            values = TagValues(*place, format.parameter, self._spelled)
+        kind = ElementValues if format.elements else TagValues
+        values = kind(
+            self._schema(name),
+            f"tag_{index}",
+            self._json_rule,
+            self._json_blanks,
+            format,
+            self._spelled,
+        )
         parameters = values.arguments()
         self._rules.update(values.rules)
         return f"{head} {parameters}"
 
 
 # The first key of a call may be its type, which Llama models sometimes write.
-_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
-_HEAD_PATTERN = rf'\{{{_SPACE}("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?"name"'
-_HEAD = rf"/{_HEAD_PATTERN}{_SPACE}:{_SPACE}/"
+_HEAD_PATTERN = rf'\{{{LOOSE}("type"{LOOSE}:{LOOSE}"function"{LOOSE},{LOOSE})?"name"'
+_HEAD = rf"/{_HEAD_PATTERN}{LOOSE}:{LOOSE}/"
 # Text that begins like JSON and is not a call.
-_NO_CALL = rf"/{_SPACE}\{{(?s:.)*/ & ~/{_SPACE}{_HEAD_PATTERN}(?s:.)*/"
+_NO_CALL = rf"/{LOOSE}\{{(?s:.)*/ & ~/{LOOSE}{_HEAD_PATTERN}(?s:.)*/"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from localspec.chat.notations.schemas import schema_types
-from localspec.protocol.calls import TYPE_PLACEHOLDER
+from localspec.protocol.calls import TYPE_PLACEHOLDER, CallFormat
 
 Schema = dict[str, Any]
 
@@ -247,7 +248,8 @@ _SCALARS_AS_TEXT["integer"] = _SCALARS_AS_TEXT["number"]
 class TextValues(Values):
     """The base of writers for values that are plain text if they are strings, and JSON if they are not.
 
-    spelled: returns the Lark expression of a literal in this vocabulary.
+    format: has the literals around the arguments. spelled: returns the Lark expression of a literal in this
+    vocabulary.
     """
 
     def __init__(
@@ -256,11 +258,22 @@ class TextValues(Values):
         prefix: str,
         json_rule: JsonRule,
         blanks: str,
+        format: CallFormat,
         spelled: Callable[[str], str] = lark_string,
     ) -> None:
         super().__init__(schema, prefix, json_rule)
         self._json_blanks = blanks
+        self._format = format
         self._spelled = spelled
+
+    def _write_members(self, schema: Schema, write: Callable[[str, Any], str]) -> str:
+        """Return the expression of an object's members in their order; `write` returns that of one."""
+        properties, required = self._object(schema)
+        members = []
+        for key, member in properties.items():
+            rule = self._add_rule(write(key, {} if member is True else member))
+            members.append(rule if key in required else f"{rule}?")
+        return " ".join(members)
 
     def _close_with(self, close: str) -> None:
         """Set the literal behind the values that are written next."""
@@ -299,8 +312,7 @@ class TextValues(Values):
         definitions: Schema = {
             k: self._root[k] for k in ("$defs", "definitions") if k in self._root
         }
-        whole = {**schema, **definitions}
-        ways = [self._json_rule(whole, self._json_blanks, bounded=True)]
+        ways = [self._json_rule({**schema, **definitions}, self._json_blanks, bounded=True)]
         target = self._target(schema)
         kinds = self._kinds(target)
         if kinds <= PYTHON_CONSTANTS.keys() and not target.keys() & {"const", "enum"}:
@@ -358,44 +370,28 @@ class TextValues(Values):
 
 
 class TagValues(TextValues):
-    """Rules for parameters between tags. parameter: the literals around keys and values, as in CallFormat."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        prefix: str,
-        json_rule: JsonRule,
-        blanks: str,
-        parameter: Sequence[str],
-        spelled: Callable[[str], str] = lark_string,
-    ) -> None:
-        super().__init__(schema, prefix, json_rule, blanks, spelled)
-        self._open, self._before_text, self._before_other, close = parameter
-        self._close_with(close)
+    """Rules for parameters between tags."""
 
     def arguments(self) -> str:
         """Return the expression of all arguments, and add the rules that it needs."""
-        properties, required = self._object(self._root)
-        pairs = []
-        for key, schema in properties.items():
-            rule = self._add_rule(self._write_pair(key, {} if schema is True else schema))
-            pairs.append(rule if key in required else f"{rule}?")
-        return " ".join(pairs)
+        self._close_with(self._format.parameter[3])
+        return self._write_members(self._root, self._write_pair)
 
     def _write_pair(self, key: str, schema: Any) -> str:
+        opening, before_text, before_other, _ = self._format.parameter
         target = self._target(schema)
         kinds = self._kinds(target)
-        has_types = TYPE_PLACEHOLDER in self._before_other
-        differs = self._before_text != self._before_other and "string" in kinds
+        has_types = TYPE_PLACEHOLDER in before_other
+        differs = before_text != before_other and "string" in kinds
         if len(kinds) > 1 and (differs or has_types):
             # The type decides between two notations before the value.
             if (parts := self._alternatives(target)) is None:
                 raise Unwritable
             return " | ".join(self._write_pair(key, part) for part in parts)
-        separator = self._before_text if kinds & {"string", "any"} else self._before_other
+        separator = before_text if kinds & {"string", "any"} else before_other
         [kind, *_] = kinds
         separator = separator.replace(TYPE_PLACEHOLDER, "number" if kind == "integer" else kind)
-        head = self._spelled(f"{self._open}{key}{separator}")
+        head = self._spelled(f"{opening}{key}{separator}")
         return f"{head} {self._write_value(schema)} {self._write_end()}"
 
 
@@ -405,31 +401,14 @@ _MAX_ELEMENT_DEPTH = 20  # of elements in elements, which a schema may nest with
 
 
 class ElementValues(TextValues):
-    """Rules for arguments as nested elements. mark: the text before each tag, as in CallFormat."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        prefix: str,
-        json_rule: JsonRule,
-        blanks: str,
-        mark: str,
-        spelled: Callable[[str], str],
-    ) -> None:
-        super().__init__(schema, prefix, json_rule, blanks, spelled)
-        self._mark = mark
+    """Rules for arguments as nested elements."""
 
     def arguments(self) -> str:
         """Return the expression of all arguments, and add the rules that it needs."""
-        return self._write_members(self._root, 0)
+        return self._write_elements(self._root, 0)
 
-    def _write_members(self, schema: Schema, depth: int) -> str:
-        properties, required = self._object(schema)
-        members = []
-        for key, member in properties.items():
-            rule = self._add_rule(self._write_element(key, {} if member is True else member, depth))
-            members.append(rule if key in required else f"{rule}?")
-        return " ".join(members)
+    def _write_elements(self, schema: Schema, depth: int) -> str:
+        return self._write_members(schema, partial(self._write_element, depth=depth))
 
     def _write_items(self, schema: Schema, depth: int) -> str:
         minimum, maximum = self._item_counts(schema)
@@ -441,9 +420,10 @@ class ElementValues(TextValues):
             raise Unwritable
         target = self._target(schema)
         kinds = self._kinds(target)
-        opening, close = self._spelled(f"{self._mark}<{key}>"), f"{self._mark}</{key}>"
+        mark = self._format.elements
+        opening, close = self._spelled(f"{mark}<{key}>"), f"{mark}</{key}>"
         if kinds == {"object"}:
-            return f"{opening} {self._write_members(target, depth + 1)} {self._spelled(close)}"
+            return f"{opening} {self._write_elements(target, depth + 1)} {self._spelled(close)}"
         if kinds == {"array"}:
             return f"{opening} {self._write_items(target, depth + 1)} {self._spelled(close)}"
         if kinds & {"object", "array"}:

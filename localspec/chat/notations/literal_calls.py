@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from typing import Any, Literal
 
 from localspec.chat.notations.call_readers import (
@@ -18,6 +17,7 @@ from localspec.chat.notations.call_readers import (
     ReadResult,
     convert_value,
     new_call,
+    skip_blanks,
     write_member,
 )
 from localspec.chat.notations.schemas import child_schema, schema_types
@@ -27,7 +27,6 @@ from localspec.protocol.calls import (
     CallFormat,
 )
 
-_BLANKS = re.compile(r"\s*")
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
 _PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
@@ -55,11 +54,11 @@ def match_literal(literal: str, text: str, at: int) -> int:
         elif actual == part:
             at += len(part)
             if part.isspace() and number + 1 < len(parts):
-                at += len(text[at:]) - len(text[at:].lstrip())
+                at = skip_blanks(text, at)
         elif part.startswith(actual) and at + len(actual) == len(text):
             return _INCOMPLETE
         elif part.isspace():
-            at += len(text[at:]) - len(text[at:].lstrip())
+            at = skip_blanks(text, at)
         else:
             return _MISMATCH
     return at
@@ -153,7 +152,7 @@ class LiteralCalls(CallReader):
                 self._json, self._is_object = JsonCalls(), True
             return json_start >= 0
         if start >= 0:
-            match = _NAME.match(self.raw, self._skip_blanks(start))
+            match = _NAME.match(self.raw, skip_blanks(self.raw, start))
             assert match is not None  # the expression also matches an empty text
             name, end = match[0], match.end()
             if end == len(self.raw):  # the name may not be complete
@@ -185,7 +184,7 @@ class LiteralCalls(CallReader):
         is_allowed = self._form.kind == "named" or (self._has_tags and start >= 0)
         if start == _INCOMPLETE or not is_allowed:
             return None
-        at = self._skip_blanks(max(start, self._at))
+        at = skip_blanks(self.raw, max(start, self._at))
         match = _JSON_START.match(self.raw, at)
         if match is None:
             return None
@@ -213,7 +212,7 @@ class LiteralCalls(CallReader):
     def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
         """Read the next parameter, or notice that there is none; return whether that was possible."""
         opening, text_separator, value_separator, _ = self._form.parameter
-        start = match_literal(opening, self.raw, self._skip_blanks())
+        start = match_literal(opening, self.raw, skip_blanks(self.raw, self._at))
         if start == _MISMATCH:
             return self._end_or_skip(pieces, opening, final=final)
         if start == _INCOMPLETE:
@@ -251,7 +250,7 @@ class LiteralCalls(CallReader):
 
     def _read_element(self, pieces: list[CallPiece]) -> bool:
         """Read the next argument as an element, or notice that there is none; return as above."""
-        position = self._skip_blanks()
+        position = skip_blanks(self.raw, self._at)
         start = match_literal(f"{self._form.elements}<", self.raw, position)
         if start == _INCOMPLETE or start == len(self.raw):
             return False
@@ -313,14 +312,14 @@ class LiteralCalls(CallReader):
             outside = (at for at in ends if re.sub(r"\\.", "", text[:at]).count('"') % 2 == 0)
             return start + next(outside, -1 - start)
         end = start + blank_count + size
-        end += len(self.raw[end:]) - len(self.raw[end:].lstrip())
+        end = skip_blanks(self.raw, end)
         if core.startswith(self.raw[end : end + len(core)]):  # complete, or not yet
             return end if self.raw.startswith(core, end) else -1
         return self.raw.find(core, start)
 
     def _read_end(self, *, final: bool) -> bool:
         """Read what follows a call's arguments: another call, or the end."""
-        position = self._skip_blanks()
+        position = skip_blanks(self.raw, self._at)
         next_call = (
             match_literal(self._form.again, self.raw, position) if self._form.again else _MISMATCH
         )
@@ -331,18 +330,6 @@ class LiteralCalls(CallReader):
             self.is_finished = True
             self._at = next((end for end in ends if end >= 0), self._at)
         return next_call >= 0
-
-    def _skip_blanks(self, at: int | None = None) -> int:
-        match = _BLANKS.match(self.raw, self._at if at is None else at)
-        assert match is not None  # the expression also matches an empty text
-        return match.end()
-
-
-def read_literals(
-    form: CallFormat, tools: dict[str, Any], names: Collection[str] | None
-) -> CallReader:
-    """Return the reader of calls in a notation of literals."""
-    return LiteralCalls(form, tools)
 
 
 class _Elements:

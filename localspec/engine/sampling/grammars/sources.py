@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher
 
-from localspec.chat.families import grammar_for
+from localspec.chat.families import grammar_of
 from localspec.chat.notations.grammar import CallGrammar, write_thoughts_end
 from localspec.chat.notations.lark import lark_string
 from localspec.engine.sampling.grammars.enforced import (
@@ -187,8 +187,8 @@ class _Builder:
     def _grammar(
         self, tools: ToolSet, free: Sequence[str] = (), *, compact: bool = False
     ) -> CallGrammar:
-        spelled = self._special.lark_expression
-        return grammar_for(tools, spelled, json_rule, free, compact=compact)
+        write = grammar_of(tools.format)
+        return write(tools, self._special.lark_expression, json_rule, free, compact=compact)
 
     def _write_answer(self, rule: str, closing_marker: str) -> str:
         prefix = write_thoughts_end(closing_marker, self._special.lark_expression)
