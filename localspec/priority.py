@@ -39,10 +39,10 @@ def lower_session_priority(process: int, niceness: int = 19) -> None:
     hold within a session only. Elsewhere this does nothing.
     """
     for _ in range(10):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            try:
-                Path(f"/proc/{process}/autogroup").write_text(f"{niceness}\n")
-            except BlockingIOError:  # the kernel allows ten changes a second
-                time.sleep(0.1)
-                continue
-        return
+        try:
+            Path(f"/proc/{process}/autogroup").write_text(f"{niceness}\n")
+            return
+        except BlockingIOError:  # the kernel allows ten changes a second
+            time.sleep(0.1)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return

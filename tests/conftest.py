@@ -56,9 +56,11 @@ def is_quick(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the fast tier, and have each property draw `FACTOR` times as many examples as it says."""
     if "LOCALSPEC_TEST_QUICK" in os.environ:
-        quick = list(filter(is_quick, items))
-        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
-        items[:] = quick
+        selected: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            selected[is_quick(item)].append(item)
+        config.hook.pytest_deselected(items=selected[False])
+        items[:] = selected[True]
     for item in items if EXPLORES else []:
         if item.get_closest_marker("hypothesis"):
             function = item.obj  # type: ignore[attr-defined]

@@ -342,6 +342,11 @@ def replay_drafts(case: Case, seed: int, mechanism: Mechanism) -> list[float]:
         return ms
 
     times = [write(trace) for trace in (text, text, text, other, other, text)]
+    return _by_state(times)
+
+
+def _by_state(times: Sequence[float]) -> list[float]:
+    """Return the time of each state, from those of the six texts that a pair writes."""
     return [times[0], times[2], fmean(times[3:5]), times[5]]
 
 
@@ -378,8 +383,7 @@ def replay_lookups(case: Case, seed: int, mechanism: Mechanism) -> list[float]:
     costs = find_costs(case)
     measured = find_measured(costs.target, case).as_dict()
     replay = lookups.Replay(costs, measured, case.sequences)
-    times = [replay.write_together(answers) for answers in _list_lookups(case, seed)]
-    return [times[0], times[2], fmean(times[3:5]), times[5]]
+    return _by_state([replay.write_together(answers) for answers in _list_lookups(case, seed)])
 
 
 def fixed_lookups(case: Case, seed: int) -> list[list[float]]:
@@ -388,8 +392,7 @@ def fixed_lookups(case: Case, seed: int) -> list[list[float]]:
     for k in (0, *LOOKUP_DEPTHS):
         settings = SpeculationSettings(k > 0, k or None)
         replay = lookups.Replay(find_costs(case), None, case.sequences)
-        times = [replay.write_together(each, settings) for each in answers]
-        rows.append([times[0], times[2], fmean(times[3:5]), times[5]])
+        rows.append(_by_state([replay.write_together(each, settings) for each in answers]))
     return [rows[0], [min(column) for column in zip(*rows, strict=True)]]
 
 
@@ -458,8 +461,8 @@ class Results:
                     break  # the last one was interrupted
                 results.finished[key] = times
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = "".join(f"{json.dumps(item)}\n" for item in results.finished.items())
-        path.write_text(f"{digest}\n{kept}", encoding="utf-8")
+        lines = [digest, *map(json.dumps, results.finished.items())]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return results
 
     def add(self, key: str, times: list[Any]) -> None:
@@ -533,10 +536,6 @@ def markdown(results: Mapping[str, list[Any]], jobs: Sequence[Job]) -> str:
     return text
 
 
-def _lower_priority() -> None:
-    os.nice(10)
-
-
 def main(arguments: list[str]) -> int:
     """Compute what is missing, and print the table."""
     parser = argparse.ArgumentParser(
@@ -559,8 +558,7 @@ def main(arguments: list[str]) -> int:
     jobs = list_jobs(list_cases(options.quick), names, options.draws)
     missing = [job for job in jobs if job.key not in results.finished]
     say(f"{len(jobs)} replays, of which {len(missing)} are missing")
-    # Forked processes share what is imported.
-    with multiprocessing.get_context("spawn").Pool(options.processes, _lower_priority) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.processes, os.nice, (10,)) as pool:
         tenth = math.ceil(len(missing) / 10)
         for count, (key, times) in enumerate(pool.imap(run, missing, chunksize=1), 1):
             results.add(key, times)

@@ -239,7 +239,7 @@ class Choice:
 
 @dataclass(slots=True)
 class AnswerNotes:
-    """Return what a client is told about an answer beside its content, in `localspec` of any protocol.
+    """Remarks on an answer for its client, beside the content: the key `localspec` of any protocol.
 
     general: a remark that applies to all answers now, which a person may skip.
     news: what a person must be told once, with one answer; None if the protocol has no place for it.

@@ -4,8 +4,7 @@ A file comes from anywhere, and the libraries that read it are C. So this proces
 and its CPU time, and its end fails one request at most.
 
 The arguments are "pictures" or "text" (what a model can read of a PDF document), the bytes of memory and the
-seconds of CPU time that the process may have. The parent sends the file, and
-gets a `Conversion` in msgpack.
+seconds of CPU time that the process may have. The parent sends the file, and gets a `Conversion` in msgpack.
 """
 
 from __future__ import annotations

@@ -90,9 +90,8 @@ class Converter:
                 f"The process that converts files cannot be started ({error}); try again."
             ) from error
 
-        def give_way() -> (
-            None
-        ):  # Where the machine has no time left, a short one waits for no long one.
+        def give_way() -> None:
+            # Where the machine has no time left, a short conversion must not wait for all others.
             lower_priority(child.pid)
             lower_session_priority(child.pid)
 

@@ -170,9 +170,8 @@ async def read_body(request: Request, kind: type[Body], *, empty: Body | None = 
         return empty
     decoded, value = decode_body(body, kind, weight)
     if request.method == "DELETE" or request.scope["path"].startswith("/localspec/"):
-        refuse_undeclared(
-            value, decoded
-        )  # to do half of what was meant might be worse than nothing
+        # To do half of what was meant might be worse than nothing.
+        refuse_undeclared(value, decoded)
     else:
         request.state.ignored = find_ignored_fields(value, decoded)
     await asyncio.sleep(0)  # decoding a long text takes time, so let other tasks run

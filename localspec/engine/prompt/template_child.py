@@ -37,12 +37,9 @@ from localspec.engine.prompt.provenance import (
     marked_of,
     with_own,
 )
+from localspec.errors import TemplateRaised
 
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
-
-
-class TemplateRaised(Exception):
-    """Raised when the template calls raise_exception."""
 
 
 class _Generation(Extension):

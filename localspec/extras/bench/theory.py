@@ -30,7 +30,7 @@ def expected_tokens(alpha: float, depth: float) -> float:
 
 
 class RoundPrices(Protocol):
-    """What a replay needs to know about costs."""
+    """The costs that a replay computes with."""
 
     def round_cost(self, depth: int) -> float:
         """Return the milliseconds of a round that drafts this many tokens."""

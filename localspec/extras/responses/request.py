@@ -51,7 +51,7 @@ Choice = Literal["none", "auto", "required"]
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """What a function stands for; `client_tool` is set for one that OpenAI has defined."""
+    """A tool that a function stands for; `client_tool` is set for one that OpenAI has defined."""
 
     name: str  # the client's name of the tool
     custom: bool = False

@@ -22,6 +22,7 @@ SAMPLING = {
 _MORE_SAMPLING = {
     **SAMPLING, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty",
 }  # fmt: skip
+_JSON = {"json_object": "", "json_schema": ""}  # constraints that OpenAI's `response_format` has
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,7 @@ class ServerDialect:
     name: str = "server"
     owners: tuple[str, ...] = ()
     sampling: Mapping[str, str] = field(default_factory=lambda: SAMPLING)
-    constraints: Mapping[str, str] = field(
-        default_factory=lambda: {"json_object": "", "json_schema": ""}
-    )
+    constraints: Mapping[str, str] = field(default_factory=lambda: _JSON)
     text_constraints: Mapping[str, str] = field(default_factory=dict)
     known_fields: frozenset[str] = frozenset()
     continuing: Mapping[str, Any] | None = None
@@ -177,7 +176,6 @@ def parse_count(value: object) -> int | None:
     return int(value) if is_count else None  # type: ignore[call-overload]
 
 
-_JSON = {"json_object": "", "json_schema": ""}
 _VLLM_CONSTRAINTS = {
     **_JSON, "grammar": "structured_outputs.grammar", "regex": "structured_outputs.regex",
 }  # fmt: skip

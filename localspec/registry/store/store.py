@@ -92,7 +92,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draft_kind(self) -> DraftKind:
-        """What it drafts with, if it is a draft."""
+        """The kind of drafts that the file gives, if it is a draft."""
         is_mtp = not self.sidecar and reads_target_cache(self.architecture)
         return file_draft_kind("mtp" if is_mtp else self.sidecar)
 

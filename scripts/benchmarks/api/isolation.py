@@ -121,18 +121,21 @@ def measure(bench: Bench) -> Section:
 
 def _show_causes(bystanders: dict[str, Waits], sent: list[Sent], attack: float) -> None:
     """Print the requests that were being answered during each wait that was too long."""
-    for name, waits in bystanders.items():
-        for limit, kind in ((GAP_MS, waits.gaps), (ADMISSION_MS, waits.firsts)):
-            for end, wait in kind:
-                if end >= attack and wait * 1e3 > limit:
-                    say(f"{name} waited {wait * 1e3:.0f} ms beside:")
-                    start = end - wait
-                    for request in sent:
-                        if request.start < end and request.end > start:
-                            say(
-                                f"  {request.path}, {(start - request.start) * 1e3:.0f} ms after it "
-                                f"was sent, {request.status}, seed {request.seed}"
-                            )
+    waits = [
+        (name, wait, end - wait, end)
+        for name, bystander in bystanders.items()
+        for limit, kind in ((GAP_MS, bystander.gaps), (ADMISSION_MS, bystander.firsts))
+        for end, wait in kind
+        if end >= attack and wait * 1e3 > limit
+    ]
+    for name, wait, start, end in waits:
+        say(f"{name} waited {wait * 1e3:.0f} ms beside:")
+        for request in sent:
+            if request.start < end and request.end > start:
+                say(
+                    f"  {request.path}, {(start - request.start) * 1e3:.0f} ms after it was sent, "
+                    f"{request.status}, seed {request.seed}"
+                )
 
 
 def give_way() -> None:
