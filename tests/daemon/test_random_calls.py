@@ -15,7 +15,7 @@ import pytest
 from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.parser import AnswerParser, Text
 from localspec.chat.visibility import MESSAGE_START
-from localspec.engine.prompt.template_child import TemplateRaised
+from localspec.errors import TemplateRaised
 from localspec.protocol.calls import CallFormat
 from tests.support import templates
 from tests.support.exploration import SEED, count_examples

@@ -16,8 +16,9 @@ from localspec.chat.parser import AnswerParser, Text
 from localspec.chat.tools import describe_format
 from localspec.chat.visibility import MESSAGE_START
 from localspec.engine.prompt import template_process
-from localspec.engine.prompt.template_child import TemplateRaised, environment, render
+from localspec.engine.prompt.template_child import environment, render
 from localspec.engine.prompt.template_process import TemplateProcess
+from localspec.errors import TemplateRaised
 from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.dialect import Dialect
 from tests.support import templates
