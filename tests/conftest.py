@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,6 +20,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # numpy's threads spin while they wait for each other. With as many test processes as cores, a training took
 # fifty times as long. Test modules import numpy after this file.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Without compiled files, each of some thousand processes would compile half of the package when it starts: half
+# of the suite's time, and seconds for a daemon on a busy machine.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The time of an example depends on the machine. Whether the suite passes must not depend on chance, so it
 # draws the same examples in each run; `scripts/test explore` draws others.
