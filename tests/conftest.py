@@ -21,8 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # fifty times as long. Test modules import numpy after this file.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Without compiled files, each of some thousand processes would compile half of the package when it starts: half
-# of the suite's time, and seconds for a daemon on a busy machine.
+# Without compiled files, each of some thousand processes would compile half of the package when it starts.
+# That is half of the suite's time, and seconds for a daemon on a busy machine.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

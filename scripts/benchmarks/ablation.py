@@ -261,16 +261,13 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "wide exploration": Mechanism([(controller.Controller, "_explore_wider", lambda self, *_: 0)]),
     "decision backoff": Mechanism(
-        [(budget, "DECISION_RESTS", (0,)), (controller, "DECISION_RESTS", (0,))], MODEL
+        [(budget, "DECISION_BACKOFFS", (0,)), (controller, "DECISION_BACKOFFS", (0,))], MODEL
     ),
-    "search backoff": Mechanism([(budget, "SEARCH_RESTS", (0,))], LOOKUP),
+    "search backoff": Mechanism([(budget, "SEARCH_BACKOFFS", (0,))], LOOKUP),
     "probes": Mechanism(
         [(draft_model.ModelDrafter, "probe", lambda self, slot, left: False)], MODEL
     ),
-    "probe share by quality": Mechanism(
-        [(budget, "MIN_PROBE_SHARE", budget.MAX_PROBE_SHARE)], MODEL
-    ),
-    "fund of probes": Mechanism([(budget.ProbeFund, "pay", lambda self, cost_ms: True)], MODEL),
+    "budget of probes": Mechanism([(budget.ProbeBudget, "pay", lambda self, cost_ms: True)], MODEL),
     "margin": Mechanism([(depth, "MARGIN", 1.0)]),
     "limit of first attempts": Mechanism(
         [(controller, "_limit_first_attempts", lambda steps, depths, dear: depths)], MODEL
@@ -278,7 +275,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "budget of the draft model": Mechanism(
         [(controller, "_limit_to_budget", lambda steps, costs, rows: None)], MODEL
     ),
-    "budget of known tokens": Mechanism([(budget.Purse, "affords", _affords_all)], LOOKUP),
+    "budget of known tokens": Mechanism([(budget.Balance, "affords", _affords_all)], LOOKUP),
     "one explorer": Mechanism([(controller, "_pick_explorer", lambda steps: steps)], MODEL, 4),
     "first part of known tokens": Mechanism(
         [(depth.MeasuredDepth, "choose_first_count", lambda self, c, ms, r: len(ms) - 1)], LOOKUP

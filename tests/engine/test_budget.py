@@ -18,9 +18,9 @@ from localspec.engine.speculation.budget import (
     KNOWN_REFILL_ROUNDS,
     MAX_BALANCE_ROUNDS,
     MODEL_REFILL_ROUNDS,
+    Backoff,
     Budget,
-    ProbeFund,
-    Rest,
+    ProbeBudget,
 )
 from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
 
@@ -100,37 +100,37 @@ def test_drafts_never_lose_more_than_the_bound(
     )
     round_ms = target.ms(sequences) + profile.overhead_ms
     bound_ms = (INITIAL_MODEL_ROUNDS + MODEL_REFILL_ROUNDS * TOKENS) * round_ms
-    # From the prompt's width, to that of drafts, and back. A round of several can overdraw their purses.
+    # From the prompt's width, to that of drafts, and back. A round of several can overdraw their balances.
     bound_ms += (3 if sequences == 1 else 5) * change_ms
     assert 1e3 * end <= (generated / sequences) * round_ms + bound_ms + reading_ms[0]
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 5)), max_size=60))
 def test_affordable_costs_never_overdraw_a_balance(rounds: list[tuple[float, int]]) -> None:
-    purse, lost = Budget().known, 0.0
-    purse.open(10.0)
+    balance, lost = Budget().known, 0.0
+    balance.open(10.0)
     for cost_ms, gained in rounds:
-        purse.refill(10.0)
-        if purse.balance_ms >= cost_ms:
-            purse.settle(cost_ms, gained, 10.0)
+        balance.refill(10.0)
+        if balance.balance_ms >= cost_ms:
+            balance.settle(cost_ms, gained, 10.0)
             lost += cost_ms - 10.0 * gained
-        assert 0 <= purse.balance_ms <= MAX_BALANCE_ROUNDS * 10.0
+        assert 0 <= balance.balance_ms <= MAX_BALANCE_ROUNDS * 10.0
     assert lost <= (INITIAL_KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * len(rounds)) * 10.0 + 1e-6
 
 
-def test_a_probe_needs_the_balance_and_the_fund() -> None:
-    fund, purse = ProbeFund(), Budget().model
-    assert not purse.pay_probe(1.0, fund)
-    fund.earn(10.0, 10.0, 1.0, new=True)
-    assert not purse.pay_probe(1.0, fund)
-    purse.open(10.0)
-    assert purse.pay_probe(15.0, fund)
-    assert not purse.pay_probe(15.0, fund)
+def test_a_probe_needs_its_own_budget_and_the_balance() -> None:
+    probes, balance = ProbeBudget(), Budget().model
+    assert not balance.pay_probe(1.0, probes)
+    probes.refill(10.0, 10.0, new=True)
+    assert not balance.pay_probe(1.0, probes)
+    balance.open(10.0)
+    assert balance.pay_probe(15.0, probes)
+    assert not balance.pay_probe(15.0, probes)
 
 
-def test_rests_grow_to_the_last_length_and_start_again_after_a_success() -> None:
-    rest, lengths = Rest((0, 1, 3)), []
+def test_backoffs_grow_to_the_last_length_and_start_again_after_a_success() -> None:
+    backoff, lengths = Backoff((0, 1, 3)), []
     for attempt in range(6):
-        rest.end() if attempt == 4 else rest.begin(longest=2)
-        lengths.append(rest.left)
+        backoff.end() if attempt == 4 else backoff.begin(longest=2)
+        lengths.append(backoff.left)
     assert lengths == [0, 1, 2, 2, 0, 0]

@@ -551,15 +551,15 @@ def test_first_attempt_in_a_text_is_small(alpha: float) -> None:
 
 def test_successful_search_is_repeated_at_once() -> None:
     drafting = Drafting([], MeasuredDepth())
-    rests = []
+    backoffs = []
     for success in (False, False, False, False, False, True, False, False):
-        drafting.end_search(success, max_rest=7)
-        rests.append(drafting.budget.searches.left)
+        drafting.end_search(success, max_backoff=7)
+        backoffs.append(drafting.budget.searches.left)
         while not drafting.begin_search():
             pass
-    assert rests == [1, 2, 4, 7, 7, 0, 1, 2]
+    assert backoffs == [1, 2, 4, 7, 7, 0, 1, 2]
     fixed = Drafting([], FixedDepth(3))
-    fixed.end_search(False, max_rest=7)
+    fixed.end_search(False, max_backoff=7)
     assert fixed.begin_search()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.speculation.budget import ProbeFund
+from localspec.engine.speculation.budget import ProbeBudget
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,10 +31,8 @@ MAX_DRAFTS = 64  # the most drafts that a request may ask for or that n-gram loo
 # Expected of a draft model that was never used. It is hopeful because a few rounds that do not pay teach more
 # than waiting does, and their cost is small after the first text.
 INITIAL_ACCEPTANCE = 0.75
-IS_GOOD = GRID >= 0.6  # the rates at which drafting pays on most machines
-_NEW_DRAFTS = (
-    16  # after this many checked drafts a draft model is not new, and all sequences may try it
-)
+# After this many checked drafts a draft model is not new, and all sequences may try it.
+_NEW_DRAFTS = 16
 _REFRESH_DRAFTS = 8  # checked drafts after which what was learned is applied
 _PRIOR_DRAFTS = 50  # the weight of the initial expectation, in checked drafts
 
@@ -65,7 +63,7 @@ class Calibration:
         self.offset: Floats = np.zeros(N_BUCKETS)
         self.share: Floats = np.full(N_BUCKETS, 1 / N_BUCKETS)
         self.count: Floats = np.zeros(N_BUCKETS)
-        self.probes = ProbeFund()
+        self.probes = ProbeBudget()
         self._refresh()
 
     def _refresh(self) -> None:
@@ -74,7 +72,6 @@ class Calibration:
         # unseen[j, g]: probability that j drafts of unknown confidence all survive
         mixed = self.share @ self.rates
         self.unseen: Floats = mixed[None, :] ** np.arange(MAX_DRAFTS + 1)[:, None]
-        self.good = float(self.prior @ IS_GOOD)  # the share of text for which drafting pays
         self._n_checked = float(self.count.sum())
         # The prior's movement since: prior ← _kept · prior + _pulled
         self._n_learned, self._kept, self._pulled = 0, 1.0, np.zeros(len(GRID))

@@ -1,16 +1,16 @@
-"""The budget of speculation: what it may lose against plain decoding, and when it rests.
+"""The budget of speculation: what it may lose against plain decoding, and how long it waits after failures.
 
 Nobody knows beforehand whether drafts will be accepted, so "never slower than plain decoding" needs
 a bound on what trying may cost. Every answer has one `Budget`, in milliseconds of measured cost. It
-has a purse for tokens that are known at once, as from n-gram lookup, and one for the draft model, so
+has a balance for tokens that are known at once, as from n-gram lookup, and one for the draft model, so
 that neither loses what the other gains. A round with drafts is charged with what it costs beyond a
 plain round and credited with the tokens that it gains, and a probe of the draft model with its cost.
-Nothing is tried that the purse could not pay for if all of it failed. So drafts cost an answer at most
+Nothing is tried that the balance could not pay for if all of it failed. So drafts cost an answer at most
 the initial balances and what each round refills: 2 plain rounds and 2 % without a draft model, and
 5 rounds and 1 % more with one. Where a change of the pass's width is dear, as on a GPU that records
 graphs, each is charged, and one there and back is added to the initial balance. Sequences that share a
 pass divide its cost by their drafts. Together they may cost more than each alone, so that one round can
-overdraw a purse, which then has to be refilled first.
+overdraw a balance, which then has to be refilled first.
 
 Three things are outside the budget: drafts that the client predicted, drafts of a depth that it
 fixed, and the first reading of a text by the draft model, which happens once per token.
@@ -24,63 +24,62 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-# In plain rounds: the initial balance of each purse, what each round adds, and the cap of both. Gains
+# In plain rounds: the initial balances, what each round adds, and the cap of both. Gains
 # add to a balance as well. A pass of 64 rows costs about 20 rounds.
 INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS = 2.0, 0.02
 INITIAL_MODEL_ROUNDS, MODEL_REFILL_ROUNDS = 5.0, 0.01
 MAX_BALANCE_ROUNDS = 32.0
 
-# Probes also need a fund, which spreads them over the answers with a pair. It is measured in plain
-# tokens. That of a new draft model begins with INITIAL_FUND_TOKENS, and what short answers leave
-# over is kept. It grows by a share of the time without drafts, which falls to its minimum as this
-# pair's drafts turn out never to be good.
-MAX_PROBE_SHARE, MIN_PROBE_SHARE = 0.007, 0.004
-INITIAL_FUND_TOKENS, MAX_FUND_TOKENS = 2.0, 4.0
+# Probes also have a budget of their own, which spreads them over the answers with a pair. It is measured in
+# plain tokens. That of a new draft model begins with INITIAL_PROBE_TOKENS, and what short answers leave
+# over is kept. It grows by this share of the time without drafts.
+PROBE_SHARE = 0.005
+INITIAL_PROBE_TOKENS, MAX_PROBE_TOKENS = 2.0, 4.0
 
-# The rests after attempts in vain, one after another, in rounds; the last one repeats.
-SEARCH_RESTS = (1, 2, 4, 8)  # after a search for drafts of which none was accepted
+# Rounds to wait after each failed attempt, one after another; the last number repeats.
+SEARCH_BACKOFFS = (1, 2, 4, 8)  # after a search for drafts of which none was accepted
 # After a decision not to use the draft model, until a probe or another answer.
-DECISION_RESTS = (0, 1, 2, 4, 8, 16, 32)
-# Those above USUAL_DECISION_REST are for small models, so that deciding takes at most this share of the time.
-USUAL_DECISION_REST, MAX_DECISION_SHARE = 8, 0.01
+DECISION_BACKOFFS = (0, 1, 2, 4, 8, 16, 32)
+# Those above USUAL_DECISION_BACKOFF are for small models. Deciding then takes at most this share of the time.
+USUAL_DECISION_BACKOFF, MAX_DECISION_SHARE = 8, 0.01
 # Rounds to wait before a pass is made wider than seems to pay. Only rounds count in which the additional
 # drafts would likely be accepted. The cost of wide passes is measured once, while a pair is loaded and the
 # machine may be busy. Without these trials, a cost that was measured too high would never be corrected.
-WIDE_PASS_RESTS = (7, 31, 127, 511)
+WIDE_PASS_BACKOFFS = (7, 31, 127, 511)
 # Cost of noticing a copyable passage one round late, as a fraction of a target pass. Assumes one such
 # passage per 100 tokens, and that each copied token saves half a pass.
 NOTICE_DELAY_COST = 1 / 200
 
 
-class Rest:
-    """A rest after each attempt in vain, longer each time, until an attempt succeeds."""
+class Backoff:
+    """The rounds to wait after each failed attempt: more each time, until an attempt succeeds."""
 
     def __init__(self, lengths: Sequence[float]) -> None:
         self._lengths = lengths
-        self._n_vain = 0
-        self.left = 0.0  # rounds of the present rest that remain
+        self._n_failures = 0
+        self.left = 0.0  # rounds that remain to wait
 
     def take(self) -> bool:
-        """Take one round of the rest. Return False if the rest is over."""
+        """Count one round. Return False if the wait is over."""
         self.left -= 1
         return self.left >= 0
 
     def begin(self, longest: float = math.inf) -> None:
-        """Begin the next rest, of at most `longest` rounds, because an attempt was in vain."""
-        self.left = min(self._lengths[min(self._n_vain, len(self._lengths) - 1)], longest)
-        self._n_vain += 1
+        """Begin the next wait, of at most `longest` rounds, because an attempt failed."""
+        self.left = min(self._lengths[min(self._n_failures, len(self._lengths) - 1)], longest)
+        self._n_failures += 1
 
     def wake(self) -> None:
-        """End the present rest, because something has changed."""
+        """End the present wait, because something has changed."""
         self.left = 0.0
 
     def end(self) -> None:
-        """End the rest, and let the next one be the first again, because an attempt succeeded."""
-        self.left, self._n_vain = 0.0, 0
+        """End the wait, and let the next one be the first again, because an attempt succeeded."""
+        self.left, self._n_failures = 0.0, 0
 
 
-def longest_search_rest(search_cost: float) -> int:
-    """Return the rest between searches in vain at which they cost least, in rounds.
+def max_search_backoff(search_cost: float) -> int:
+    """Return the rounds between fruitless searches at which these cost least.
 
     search_cost: cost of the searches of a round, as a fraction of a target pass. Searching every n
     rounds costs search_cost / n of a pass per round, and noticing a passage n / 2 rounds late costs
@@ -89,23 +88,21 @@ def longest_search_rest(search_cost: float) -> int:
     return int(math.sqrt(2 * search_cost / NOTICE_DELAY_COST)) - 1
 
 
-class ProbeFund:
-    """The savings for probes of one draft model, in milliseconds; none before the first round."""
+class ProbeBudget:
+    """What may be spent on probes of one draft model, in milliseconds; nothing before the first round."""
 
     def __init__(self) -> None:
         self._saved_ms: float | None = None
 
-    def earn(self, spent_ms: float, plain_ms: float, good: float, *, new: bool) -> None:
-        """Save a share of `spent_ms`, a time without drafts.
+    def refill(self, spent_ms: float, plain_ms: float, *, new: bool) -> None:
+        """Add a share of `spent_ms`, a time without drafts.
 
         plain_ms: cost of a plain token. new: hardly any draft was checked yet.
-        good: estimated share of the text in which drafts pay. The saved share of the time is proportional to
-        it and reaches MAX_PROBE_SHARE at one half.
         """
         if self._saved_ms is None:
-            self._saved_ms = INITIAL_FUND_TOKENS * plain_ms if new else 0.0
-        share = max(MAX_PROBE_SHARE * min(2 * good, 1.0), MIN_PROBE_SHARE)
-        self._saved_ms = min(self._saved_ms + spent_ms * share, MAX_FUND_TOKENS * plain_ms)
+            self._saved_ms = INITIAL_PROBE_TOKENS * plain_ms if new else 0.0
+        saved_ms = self._saved_ms + spent_ms * PROBE_SHARE
+        self._saved_ms = min(saved_ms, MAX_PROBE_TOKENS * plain_ms)
 
     def pay(self, cost_ms: float) -> bool:
         """Pay for a probe. Return False if too little is saved."""
@@ -115,7 +112,7 @@ class ProbeFund:
         return True
 
 
-class Purse:
+class Balance:
     """The milliseconds that drafts of one kind may still lose an answer."""
 
     def __init__(self, initial_rounds: float, refill_rounds: float) -> None:
@@ -153,22 +150,22 @@ class Purse:
         cap_ms = max(self.balance_ms, MAX_BALANCE_ROUNDS * plain_ms)
         self._balance_ms = min(self.balance_ms + self._refill_rounds * plain_ms, cap_ms)
 
-    def pay_probe(self, cost_ms: float, fund: ProbeFund) -> bool:
-        """Pay for a probe. Return False if the balance or the fund is too small."""
-        if self.balance_ms < cost_ms or not fund.pay(cost_ms):
+    def pay_probe(self, cost_ms: float, probes: ProbeBudget) -> bool:
+        """Pay for a probe. Return False if the balance or the probe budget is too small."""
+        if self.balance_ms < cost_ms or not probes.pay(cost_ms):
             return False
         self._balance_ms = self.balance_ms - cost_ms
         return True
 
 
 class Budget:
-    """The limits of what drafts may lose one answer, and its rests.
+    """The limits of what drafts may lose one answer, and its backoffs.
 
     known: for tokens that are known at once. model: for drafts and probes of the draft model.
-    searches: rests between searches for drafts.
+    searches: backoff between searches for drafts.
     """
 
     def __init__(self) -> None:
-        self.known = Purse(INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS)
-        self.model = Purse(INITIAL_MODEL_ROUNDS, MODEL_REFILL_ROUNDS)
-        self.searches = Rest(SEARCH_RESTS)
+        self.known = Balance(INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS)
+        self.model = Balance(INITIAL_MODEL_ROUNDS, MODEL_REFILL_ROUNDS)
+        self.searches = Backoff(SEARCH_BACKOFFS)

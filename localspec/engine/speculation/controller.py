@@ -14,12 +14,12 @@ import numpy as np
 from localspec.engine.llama import DecodeFatal
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.budget import (
-    DECISION_RESTS,
+    DECISION_BACKOFFS,
     MAX_DECISION_SHARE,
-    USUAL_DECISION_REST,
-    WIDE_PASS_RESTS,
-    Rest,
-    longest_search_rest,
+    USUAL_DECISION_BACKOFF,
+    WIDE_PASS_BACKOFFS,
+    Backoff,
+    max_search_backoff,
 )
 from localspec.engine.speculation.cost import Clock, CostProfile
 from localspec.engine.speculation.depth import (
@@ -56,8 +56,8 @@ class Controller:
         # The time of a sequence's search for drafts after which nothing is drafted.
         self._search_ms = 0.0
         self._sequences = 1  # sequences of the present pass
-        self._decisions = Rest(DECISION_RESTS)  # between decisions whether costly drafts pay
-        self._wide_passes = Rest(WIDE_PASS_RESTS)  # before a pass is wider than seems to pay
+        self._decisions = Backoff(DECISION_BACKOFFS)  # between decisions whether costly drafts pay
+        self._wide_passes = Backoff(WIDE_PASS_BACKOFFS)  # before a pass is wider than seems to pay
         self._wide_passes.begin()
 
     def draft(self, steps: list[SequenceStep], passes: PassCosts) -> None:
@@ -94,14 +94,14 @@ class Controller:
         costly_offered = any(_is_costly(step) for step in drafting)
         drafting = _pick_explorer(drafting)
         if not drafting:
-            self._time_vain_search(start, len(open_steps))
+            self._time_fruitless_search(start, len(open_steps))
             return
         if not self._decide_and_propose(drafting, passes, rows, n_decoding):
-            self._time_vain_search(start, len(open_steps))
+            self._time_fruitless_search(start, len(open_steps))
         if any(_is_costly(step) for step in drafting):
             self._decisions.end()
         elif costly_offered:  # deciding takes time as well, and the next round knows nothing new
-            self._decisions.begin(self._longest_decision_rest)
+            self._decisions.begin(self._max_decision_backoff)
         for step in drafting:
             _cut_to_grammar(step)
         self._charge(drafting, passes, rows)
@@ -127,8 +127,8 @@ class Controller:
             return True
         return drafts
 
-    def _time_vain_search(self, start: float, n_sequences: int) -> None:
-        """Note the time that sequences have searched for drafts since `start`, in vain."""
+    def _time_fruitless_search(self, start: float, n_sequences: int) -> None:
+        """Note the time that sequences have searched since `start` without finding drafts."""
         spent_ms = (self._clock() - start) * 1e3 / n_sequences
         self._search_ms += (1 - _SEARCH_TIME_DECAY) * (spent_ms - self._search_ms)
 
@@ -327,7 +327,7 @@ class Controller:
         share_ms = (pass_ms + self._costs().overhead(n_decoding, False)) / n_decoding
         for step in steps:
             step.plain_ms = share_ms
-            step.purse.open(share_ms, passes.round_trip_ms / len(steps))
+            step.balance.open(share_ms, passes.round_trip_ms / len(steps))
 
     def _charge(self, steps: list[SequenceStep], passes: PassCosts, rows: int) -> None:
         """Divide what the drafts cost beyond a plain round between the budgets of their sequences.
@@ -353,9 +353,9 @@ class Controller:
         for drafter in step.drafting.drafters:
             drafter.observe(step.drafts, kept_tokens, drafter is step.drafter)
         if step.cost_ms is not None:
-            step.purse.settle(step.cost_ms, len(kept_tokens) - 1, step.plain_ms)
+            step.balance.settle(step.cost_ms, len(kept_tokens) - 1, step.plain_ms)
         if step.searched:
-            step.drafting.end_search(len(kept_tokens) > 1, self._max_pause)
+            step.drafting.end_search(len(kept_tokens) > 1, self._max_search_backoff)
 
     def observe_round(
         self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float, n_sequences: int
@@ -374,16 +374,16 @@ class Controller:
 
     @property
     def _search_cost(self) -> float:
-        """The cost of a round's search for drafts in vain, as a fraction of a target pass."""
+        """The cost of a round's fruitless search for drafts, as a fraction of a target pass."""
         return self._sequences * self._search_ms / self._costs().target.ms(self._sequences)
 
     @property
-    def _max_pause(self) -> int:
-        return longest_search_rest(self._search_cost)
+    def _max_search_backoff(self) -> int:
+        return max_search_backoff(self._search_cost)
 
     @property
-    def _longest_decision_rest(self) -> float:
-        return max(USUAL_DECISION_REST, self._search_cost / MAX_DECISION_SHARE)
+    def _max_decision_backoff(self) -> float:
+        return max(USUAL_DECISION_BACKOFF, self._search_cost / MAX_DECISION_SHARE)
 
     def probe(self, step: SequenceStep, remaining: int) -> bool:
         """Check whether drafts that do not pay now would pay, at a bounded share of the time.
@@ -450,7 +450,7 @@ def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: in
             pass_ms = pass_ms + np.array([0.0, *map(costs.switch_ms, rows[1:].tolist())])
         extra_ms = (pass_ms - pass_ms[0]) / len(steps) + counts * candidate.step_ms
         extra_ms[1:] += candidate.round_ms
-        candidate.limit = step.purse.affords(extra_ms)
+        candidate.limit = step.balance.affords(extra_ms)
 
 
 def _limit_first_attempts(

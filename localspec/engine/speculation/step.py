@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import NoKvSlot, NotFinite, is_picture
 from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration
-from localspec.engine.speculation.budget import Budget, Purse
+from localspec.engine.speculation.budget import Balance, Budget
 from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDepth, MeasuredDepth
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
@@ -63,12 +63,12 @@ class Drafting:
         """Whether to search for drafts in this round. Must be called once per round."""
         return not self.budget.searches.take() or self.policy.fixed
 
-    def end_search(self, has_found: bool, max_rest: int) -> None:
-        """Note whether a search has found drafts. max_rest: limit of the pause after searches in vain."""
+    def end_search(self, has_found: bool, max_backoff: int) -> None:
+        """Note whether a search has found drafts. max_backoff: most rounds to wait if it has not."""
         if has_found:
             self.budget.searches.end()
         else:
-            self.budget.searches.begin(max_rest)
+            self.budget.searches.begin(max_backoff)
 
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
         """Remove a kind of drafts that failed for this sequence; its answer goes on without it."""
@@ -119,7 +119,7 @@ class SequenceStep:
     error: Exception | None = None
 
     @property
-    def purse(self) -> Purse:
+    def balance(self) -> Balance:
         """The part of the budget that pays for the chosen drafts."""
         budget = self.drafting.budget
         return budget.known if self.candidate and self.candidate.tokens else budget.model

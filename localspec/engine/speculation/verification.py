@@ -133,7 +133,7 @@ class Verifier:
         tokens: the text before; its last token was read in `first_row`.
 
         Raises:
-            Doubtful: A token cannot be trusted without its logits.
+            DoubtfulToken: A token cannot be trusted without its logits.
             NotFinite: The logits are NaN or infinite.
             GrammarRejected: The grammar ran into its limits.
         """
@@ -201,7 +201,7 @@ class Verifier:
 
 
 def _sampled(context: Context, row: int) -> int:
-    """Return the token sampled on the device. Raises Doubtful if it may be the result of NaN logits.
+    """Return the token sampled on the device. Raises DoubtfulToken if it may be the result of NaN logits.
 
     A search for the highest of NaN logits gives the first token on some devices, and none on CUDA.
     """

@@ -60,7 +60,7 @@ class ModelDrafter(Drafter):
         super().__init__(resources, belief)
         assert resources.model is not None
         self.model, self._slots = resources.model, resources.slots
-        self._purse = resources.budget.model
+        self._balance = resources.budget.model
         self._tokens_since_probe = 0  # tokens written since drafts were last tried or probed
 
     def offer(self, request: DraftRequest) -> Candidate | None:
@@ -93,12 +93,12 @@ class ModelDrafter(Drafter):
             return
         self._tokens_since_probe += tokens
         calibration = self.belief.calibration
-        calibration.probes.earn(spent_ms, plain_ms, calibration.good, new=calibration.is_new)
+        calibration.probes.refill(spent_ms, plain_ms, new=calibration.is_new)
 
     def probe(self, slot: Slot, remaining: int) -> bool:
         if self._tokens_since_probe < PROBE_INTERVAL_TOKENS or remaining < MIN_PROBE_REMAINING:
             return False
-        if not self._purse.pay_probe(self.model.probe_ms, self.belief.calibration.probes):
+        if not self._balance.pay_probe(self.model.probe_ms, self.belief.calibration.probes):
             return False
         self._tokens_since_probe = 0
         self.model.probe(slot, self.belief)
