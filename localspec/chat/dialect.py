@@ -1,7 +1,7 @@
 """Learn a model's dialect from its chat template: how it writes calls and thoughts, and reads messages.
 
-What the template says literally is read from its text. Everything else is seen in what it renders for short
-chats whose texts, thoughts and calls are known. All of this happens once, when a pair is loaded.
+What the template says literally is read from its text. Everything else is seen in what it renders for
+short chats whose texts, thoughts and calls are known. All of this happens once, when a pair is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from localspec.chat.families import read_family
-from localspec.chat.notations.call_readers import Arguments, Call
 from localspec.chat.notations.literal_calls import CDATA_MARKERS, LiteralCalls
 from localspec.chat.wordings import (
     Messages,
@@ -25,6 +24,7 @@ from localspec.chat.wordings import (
 from localspec.errors import TemplateFailed, TemplateRaised
 from localspec.protocol.calls import CALL_ID_PLACEHOLDER, EXPLAINED, UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS, Dialect, MessageForms, ThoughtMarkers
+from localspec.protocol.pieces import Arguments, Call
 
 PLACEHOLDER = "zqplaceqz"  # A placeholder for a text, which no template contains.
 TIME_LIMIT_S = 10.0  # for all probes of a template, in addition to the last one
@@ -42,7 +42,8 @@ class _Prober:
 
     def __init__(self, render: Render, bos: str = "", eos: str = "") -> None:
         self._render = render
-        # Tools and documents are None instead of missing, as in the renderer that templates are written for.
+        # Tools and documents are None instead of missing, as in the renderer that templates are written
+        # for.
         self._variables: dict[str, Any] = {"tools": None, "documents": None, "bos_token": bos}
         self._variables |= {"eos_token": eos, "add_generation_prompt": False}
         self._deadline = time.monotonic() + TIME_LIMIT_S
@@ -101,8 +102,8 @@ def _learn_message_forms(prober: _Prober) -> MessageForms:
 def _allows_null(prober: _Prober, parts: bool) -> bool:
     """Return whether a message with calls may have null as its text.
 
-    It may not if the template then writes "null" or fails. Where it may, null is used, because some templates
-    render an empty text as a turn of its own.
+    It may not if the template then writes "null" or fails. Where it may, null is used, because some
+    templates render an empty text as a turn of its own.
     """
     for fields in ({}, {"reasoning_content": "So."}):
         try:
@@ -136,8 +137,8 @@ def _call_chat(content: str | None, argument: str, *, parts: bool, **fields: Any
 # ------------------------------------------------------------------------ thoughts
 # The markers that a model puts around its thoughts, if it uses none of the known ones.
 #
-# What the template writes after the prompt, in a conversation whose answer has thoughts, is what the model
-# writes.
+# What the template writes after the prompt, in a conversation whose answer has thoughts, is what the
+# model writes.
 
 
 # Markers of gpt-oss and Muse Glimmer, whose messages are parsed in another way.
@@ -148,8 +149,8 @@ _THINKING: dict[str, Any] = {"enable_thinking": True, "thinking": True, "reasoni
 # Templates read thoughts from one of these keys.
 _KEYS_OF_THOUGHTS = "reasoning_content", "reasoning", "thinking"
 _MAX_MARK_CHARS = 80
-# Characters before a question that count as its own markers. Instructions before them may name the markers of
-# thoughts.
+# Characters before a question that count as its own markers. Instructions before them may name the
+# markers of thoughts.
 _QUESTION_MARK_CHARS = 40
 _THOUGHT_MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]]+\]")
 
@@ -227,8 +228,8 @@ def _detect_markers(render: Callable[[Messages, bool], str]) -> ThoughtMarkers |
 def _opening(turn: str, question_mark: str, prompt: str) -> str:
     """Return the marker that opens thoughts.
 
-    turn: the text between the question and the thoughts. prompt: the text after the question in a prompt from
-    which the model continues.
+    turn: the text between the question and the thoughts. prompt: the text after the question in a prompt
+    from which the model continues.
     """
     turn, prompt = turn.rstrip(), prompt.rstrip()
     if turn.startswith(prompt) and turn != prompt:  # The model writes the marker itself.
@@ -362,8 +363,8 @@ def _call_variables(calls: _CallList, as_json: bool, id_format: str) -> dict[str
 def _derive_format(plain: str, empty: str, full: str, three: str) -> CallFormat:
     """Return the format that explains the four renderings of a variant.
 
-    `plain` has a text answer, `empty` a call without arguments, `full` one with all arguments, and `three`
-    three calls.
+    `plain` has a text answer, `empty` a call without arguments, `full` one with all arguments, and
+    `three` three calls.
 
     Raises:
         _NotDiscovered: the renderings contradict each other.

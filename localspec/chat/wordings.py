@@ -1,10 +1,10 @@
 """Rewrite a conversation in a form that the chat template supports, so that none of its content is lost.
 
 A template silently ignores content that it does not support: a system message, a second one, an unknown
-role, the text beside a call, the second of two calls. Therefore a skeleton of the conversation is rendered
-first: the same messages with a mark in place of each text. If a mark is missing from the result or out of
-order, other wordings of the conversation are tried, as in llama-server for a template without a system role.
-If all wordings fail, the request is rejected.
+role, the text beside a call, the second of two calls. Therefore a skeleton of the conversation is
+rendered first: the same messages with a mark in place of each text. If a mark is missing from the result
+or out of order, other wordings of the conversation are tried, as in llama-server for a template without a
+system role. If all wordings fail, the request is rejected.
 """
 
 from __future__ import annotations

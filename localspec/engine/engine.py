@@ -138,15 +138,13 @@ class Engine:
 
     def _emit_started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
-        sampling, thoughts = tokenized.request.sampling, tokenized.request.thoughts
+        sampling = tokenized.request.sampling
         has_bias = sampling.ignore_eos or sampling.logit_bias or sampling.text_bias
         bias = dict(tokenized.sampler.settings.logit_bias) if has_bias else {}
-        read = sequence.n_prompt_tokens, cached, tokenized.tail, source
+        read = sequence.n_prompt_tokens, cached, source
         cost = self.pair.shared.reading.expected
         exact = sequence.tally.exact
-        self._emit(
-            Started(sequence.id, *read, bias, cost, tokenized.note, thoughts, exact_tokens=exact)
-        )
+        self._emit(Started(sequence.id, *read, bias, cost, tokenized.note, exact_tokens=exact))
 
     def _report_reading(self, lane: Lane, sequence: Sequence) -> None:
         """Send a Reading frame if the last pass read a part of the prompt."""

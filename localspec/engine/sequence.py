@@ -6,7 +6,8 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from localspec.chat.visibility import VisibilityParser
+from localspec.chat.reader import AnswerReader, PlainReader
+from localspec.chat.token_report import TokenReport
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, PictureRows, Vocab
@@ -18,8 +19,9 @@ from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import RequestStatistics, list_counts
-from localspec.engine.text_stream import Chunk, LineRules, TextStream, TokenReport
+from localspec.engine.text_stream import Chunk, LineRules, TextStream
 from localspec.protocol.frames import ANONYMOUS_CLIENTS, Delta, Done, Generate, TokenLogprob
+from localspec.protocol.pieces import Piece, Text, merge_pieces
 
 # After an interrupted pass a prompt is read in short passes for at least this time: somebody who types has
 # sent the next request by then.
@@ -57,7 +59,7 @@ class TokenizedRequest:
     tail: str = ""  # the last characters of a chat's prompt
     saved: Prefix | None = None  # the state of its conversation, read from disk
     note: str = ""  # which wishes of the request cannot be met
-    regions: VisibilityParser | None = None  # where stop strings apply; None: in all of the text
+    reader: AnswerReader | PlainReader | None = None  # None: all of the answer is content
     guard: LoopGuard | None = None  # None: it may repeat itself without an end
     pictures: tuple[PictureRows, ...] = ()
 
@@ -120,7 +122,9 @@ class Sequence:
         self.guard = tokenized.guard
         self.must_close_thoughts = False
         self._vocab = vocab
-        self._stream = TextStream(self.request.stop, tokenized.regions)
+        self._stream = TextStream(
+            self.request.stop, tokenized.reader, reveals_draft=self.request.reveal_draft
+        )
         self._stop_tokens = frozenset(self.request.stop_token_ids)
         self._cut = False  # whether the line rules have ended the text
         self._shown = tokenized.shown
@@ -267,26 +271,24 @@ class Sequence:
         """
         logprobs = self._answer_logprobs(tokens)
         self.tally.observe_tokens(len(tokens), began_at)
-        text = ""
-        spans: list[tuple[int, int]] = []
+        pieces: list[Piece] = []
         count = 0
         for index, token in enumerate(tokens):
             self.tokens.append(token)
             count += 1
             if self.request.return_tokens:
                 self._ids.append(token)
-            if logprobs:
-                self._report.add(self._n_bytes, logprobs[index])
             if self._vocab.is_eog(token) or token in self._stop_tokens:
                 self.finish("stop")
                 break
             is_loop = self.guard is not None and self.guard.push(token)
             piece = self._vocab.piece(token, special=token in self._shown)
+            if logprobs:
+                self._report.add(self._n_bytes, self._n_bytes + len(piece), logprobs[index])
             self._n_bytes += len(piece)
             chunk = self._within_lines(self._stream.push(piece, index < len(tokens) - 1))
-            self._report.show(chunk.ends)
-            spans += [(start + len(text), end + len(text)) for start, end in chunk.drafted]
-            text += chunk.text
+            self._report.show(chunk.chars)
+            pieces += chunk.pieces
             if self.finished:
                 break
             if self._stream.stopped is not None:
@@ -299,7 +301,7 @@ class Sequence:
                 break
         self.tally.produced += count
         self.tally.produced_last = count
-        return count, self._delta(text, spans)
+        return count, self._delta(merge_pieces(pieces))
 
     def _end_loop(self) -> bool:
         """End the text, which is in a loop, and return True; or let its thoughts be closed."""
@@ -340,33 +342,35 @@ class Sequence:
 
     def _within_lines(self, chunk: Chunk) -> Chunk:
         """Return `chunk` up to where the line rules end the answer."""
-        if not self._lines.active or not chunk.text:
-            return chunk
-        end = self._lines.cut(chunk.text, self.tally.since_first_ms())
-        if end is None:
-            return chunk
-        self.finish("length")
-        self._cut = True
-        return chunk.cut(end)
+        for index, piece in enumerate(chunk.pieces if self._lines.active else ()):
+            if not isinstance(piece, Text):
+                continue
+            end = self._lines.cut(piece.text, self.tally.since_first_ms())
+            if end is not None:
+                self.finish("length")
+                self._cut = True
+                return chunk.cut(index, end)
+        return chunk
 
     def _delta(
-        self, text: str, spans: list[tuple[int, int]], *, is_whole: bool = False
+        self, pieces: list[Piece], *, final: bool = False, is_whole: bool = False
     ) -> Delta | None:
         """Return the next part of the answer, if there is any. is_whole: it is the last, and was not cut.
 
+        While a reader holds text back, an empty part says how far the answer is.
         An evaluation that scores its prompt expects an entry for each token, also for one that ends the
         answer.
         """
         wants_all = self.finish_reason == "length" or self.request.prompt_logprobs is not None
-        logprobs = self._report.take(everything=is_whole and wants_all)
-        if not text and not logprobs and not (self.finished and self._ids):
+        logprobs = self._report.take(final=final, everything=is_whole and wants_all)
+        is_held = self._stream.may_hide and not final
+        if not (pieces or logprobs or is_held or (self.finished and self._ids)):
             return None
         ids, self._ids = self._ids, []
         return Delta(
             self.id,
-            text,
+            pieces,
             logprobs,
-            spans if self.request.reveal_draft else [],
             self.generated,
             ids,
             self.tally.timings(self.generated) if self.request.timings else None,
@@ -377,11 +381,11 @@ class Sequence:
         if self._cut:
             return None
         chunk = self._within_lines(self._stream.flush())
-        self._report.show(chunk.ends)
+        self._report.show(chunk.chars)
         if self._stream.stopped is not None and self.finish_reason == "length":
             self.finish("stop")
         is_whole = self._stream.stopped is None and not self._cut
-        return self._delta(chunk.text, chunk.drafted, is_whole=is_whole)
+        return self._delta(chunk.pieces, final=True, is_whole=is_whole)
 
     def make_done(self, exact: bool) -> Done:
         """Return the closing frame."""

@@ -1,38 +1,44 @@
-"""From the bytes of tokens to the text that is shown.
+"""From the bytes of tokens to the pieces of an answer that are shown.
 
-No UTF-8 character and no stop string is ever cut, and a completion for an editor ends by llama-server's two
-rules about lines.
+No UTF-8 character and no stop string is ever cut, and a completion for an editor ends by llama-server's
+two rules about lines.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
-from localspec.chat.visibility import HIDDEN, VISIBLE, VisibilityParser
-from localspec.protocol.frames import TokenLogprob
+from localspec.chat.markers import certain_length
+from localspec.chat.reader import AnswerReader, PlainReader
+from localspec.chat.token_report import find_content
+from localspec.protocol.pieces import Piece, Text
 
 
 class Chunk(NamedTuple):
-    """Text that may be shown, and the (start, end) spans of it that came from the draft.
+    """Pieces that may be shown, and the characters of the answer that are decided with them.
 
-    `ends` has one number per character of `text`: the offset in bytes, within the answer, at which it ends.
+    chars: of each character, where it ends in bytes, and whether it is content that is shown. begin: the
+    number of characters before them.
     """
 
-    text: str
-    drafted: list[tuple[int, int]]
-    ends: list[int]
+    pieces: list[Piece]
+    chars: list[tuple[int, bool]]
+    begin: int = 0
 
-    def cut(self, count: int) -> Chunk:
-        """Return the first `count` characters."""
-        spans = [(start, min(end, count)) for start, end in self.drafted if start < count]
-        return Chunk(self.text[:count], spans, self.ends[:count])
+    def cut(self, index: int, count: int) -> Chunk:
+        """Return the chunk up to `count` characters of the text that is the piece `index`."""
+        text = self.pieces[index]
+        assert isinstance(text, Text)
+        spans = [(start, min(end, count)) for start, end in text.drafted if start < count]
+        last = Text(text.kind, text.text[:count], text.at, spans)
+        pieces = [*self.pieces[:index], *([last] if count else [])]
+        return Chunk(pieces, self.chars[: text.at + count - self.begin], self.begin)
 
 
-EMPTY_CHUNK = Chunk("", [], [])
+EMPTY_CHUNK = Chunk([], [])
 
 
 class Utf8Decoder:
@@ -65,151 +71,119 @@ class Utf8Decoder:
 
 
 class TextStream:
-    """Collects the pieces of tokens; `push` returns the text that can be shown.
+    """Turns the bytes of tokens into the pieces that can be shown.
 
-    The bytes of an unfinished character wait for the rest of it. Text that could begin a stop string waits
-    until it is known not to. `stopped` is the stop string that was met, if any. Stop strings are searched
-    in visible text only (see `VisibilityParser`), and none continues across a hidden region.
+    The bytes of an unfinished character wait for the rest of it, and a `reader` decides what the text is.
+    Content that could begin a stop string waits until it is known not to. `stopped` is the stop string
+    that was met, if any. Stop strings are searched in the content alone, and none continues across
+    anything else.
     """
 
-    def __init__(self, stops: Sequence[str] = (), regions: VisibilityParser | None = None) -> None:
-        """Without `regions` all text is visible."""
+    def __init__(
+        self,
+        stops: Sequence[str] = (),
+        reader: AnswerReader | PlainReader | None = None,
+        *,
+        reveals_draft: bool = False,
+    ) -> None:
+        """Without a reader all text is content. reveals_draft: content has the spans that were drafted."""
         self._stops = tuple(stop for stop in stops if stop)
-        self._regions = regions if self._stops else None
+        self._reader = reader or PlainReader()
+        self._reveals_draft = reveals_draft
         self._decoder = Utf8Decoder()
-        # The text that waits. For each of its characters: "d" if drafted or "t" if the target's own, its
-        # end in bytes, and, as far as that is known, whether it is visible.
-        self._text = self._marks = self._kinds = ""
+        # Of each character that is not decided: its end in bytes, and whether it was drafted.
         self._ends: list[int] = []
+        self._drafted: list[bool] = []
+        self._begin = 0  # characters before them
+        self._held: Text | None = None  # content whose end may begin a stop string
+        self._stopped_at = 0  # characters before the stop string
         self.stopped: str | None = None
 
+    @property
+    def may_hide(self) -> bool:
+        """Whether the answer may have other text than content."""
+        return isinstance(self._reader, AnswerReader)
+
     def push(self, piece: bytes, drafted: bool = False) -> Chunk:
+        """Add the bytes of a token; drafted: it came from a draft."""
         if self.stopped is not None:
             return EMPTY_CHUNK
         text, ends = self._decoder.push(piece)
-        self._append(text, ends, "d" if drafted else "t")
-        self._kinds += self._regions.feed(text) if self._regions else VISIBLE * len(text)
-        return self._take_chunk(self._count_showable())
+        self._ends += ends
+        self._drafted += [drafted] * len(ends)
+        return self._decide(self._reader.feed(text), final=False)
 
     def flush(self) -> Chunk:
         """Return the text that still waits at the end; an unfinished character becomes U+FFFD."""
         if self.stopped is not None:
             return EMPTY_CHUNK
         text, ends = self._decoder.flush()
-        self._append(text, ends, "t")
-        self._kinds += self._regions.finish(text) if self._regions else VISIBLE * len(text)
-        self._count_showable()  # the last character may complete a stop string
-        return self._take_chunk(len(self._text))
-
-    def _append(self, text: str, ends: list[int], mark: str) -> None:
-        self._text += text
-        self._marks += mark * len(text)
         self._ends += ends
+        self._drafted += [False] * len(ends)
+        return self._decide(self._reader.finish(text), final=True)
 
-    def _count_showable(self) -> int:
-        """Return how many characters can be shown, after cutting the text at the first stop string."""
-        known = len(self._kinds)
-        if not self._stops:
-            return known
-        first_stop: tuple[int, int, str] | None = None
-        for start, end in _runs(self._kinds, VISIBLE):
-            for stop in self._stops:
-                at = self._text.find(stop, start, end)
-                if at >= 0 and (first_stop is None or (at, len(stop)) < first_stop[:2]):
-                    first_stop = (at, len(stop), stop)
-            if first_stop is not None:
-                self.stopped = first_stop[2]
-                self._text = self._text[: first_stop[0]]
-                return first_stop[0]
-        visible_start = self._kinds.rfind(HIDDEN) + 1
-        return known - self._longest_stop_prefix(self._text[visible_start:known])
+    def _decide(self, pieces: list[Piece], *, final: bool) -> Chunk:
+        """Return the chunk of what can be shown after the reader has returned `pieces`."""
+        shown: list[Piece] = list(self._up_to_stop(pieces)) if self._stops else pieces
+        if final and self._held is not None and self.stopped is None:
+            shown.append(self._held)
+        end = self._begin + len(self._ends) if final else self._reader.decided
+        if self.stopped is not None:
+            end = self._stopped_at
+        elif self._held is not None and not final:
+            end = min(end, self._held.at)
+        count = max(end - self._begin, 0)
+        content = find_content(shown, self._begin, self._begin + count)
+        for piece in shown if self._reveals_draft else ():
+            if isinstance(piece, Text) and piece.kind == "content":
+                start = piece.at - self._begin
+                piece.drafted = list(_runs(self._drafted[start : start + len(piece.text)]))
+        chunk = Chunk(shown, list(zip(self._ends[:count], content, strict=True)), self._begin)
+        del self._ends[:count], self._drafted[:count]
+        self._begin += count
+        return chunk
 
-    def _longest_stop_prefix(self, text: str) -> int:
-        """Return the length of the longest end of `text` that is the beginning of a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
-
-    def _take_chunk(self, count: int) -> Chunk:
-        text, self._text = self._text[:count], self._text[count:]
-        marks, self._marks = self._marks[:count], self._marks[count:]
-        ends, self._ends = self._ends[:count], self._ends[count:]
-        self._kinds = self._kinds[count:]
-        return Chunk(text, list(_runs(marks, "d")), ends)
-
-
-def _runs(marks: str, mark: str) -> Iterator[tuple[int, int]]:
-    """Yield the (start, end) of each run of `mark`."""
-    start = marks.find(mark)
-    while start >= 0:
-        end = start
-        while end < len(marks) and marks[end] == mark:
-            end += 1
-        yield start, end
-        start = marks.find(mark, end)
-
-
-@dataclass(slots=True)
-class _Scored:
-    """A token of the answer: where its bytes begin, and its log-probability."""
-
-    begin: int
-    entry: TokenLogprob
+    def _up_to_stop(self, pieces: list[Piece]) -> Iterator[Piece]:
+        """Yield the pieces before a stop string, without what may begin one."""
+        for piece in pieces:
+            held, self._held = self._held, None
+            is_content = isinstance(piece, Text) and piece.kind == "content"
+            if (
+                isinstance(piece, Text)
+                and held
+                and is_content
+                and piece.at == held.at + len(held.text)
+            ):
+                piece = Text("content", held.text + piece.text, held.at)
+            elif held is not None:
+                yield held
+            if not isinstance(piece, Text) or not is_content:
+                yield piece
+                continue
+            found = [
+                (at, len(stop), stop) for stop in self._stops if (at := piece.text.find(stop)) >= 0
+            ]
+            if found:
+                count, _, self.stopped = min(found)
+                self._stopped_at = piece.at + count
+            else:
+                count = certain_length(piece.text, self._stops)
+            if count:
+                yield Text("content", piece.text[:count], piece.at)
+            if found:
+                return
+            if count < len(piece.text):
+                self._held = Text("content", piece.text[count:], piece.at + count)
 
 
-class TokenReport:
-    """Decides for which tokens log-probabilities are reported, and with which text.
-
-    A token is reported if its bytes begin inside the text that is shown. It follows that:
-
-    - All tokens of a character that was cut, and became U+FFFD, belong to that character.
-    - A token that begins in the text and ends in a stop string is reported. One that begins inside or
-      behind the stop string is not.
-    - A token without bytes, such as a silent control token, begins where the bytes of the next token do.
-    - Tokens behind all of the shown text are reported if the answer's limit ended it, else by id only.
-
-    The rule looks at bytes alone, so the entries do not depend on how many tokens each pass accepted.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[_Scored] = deque()
-        # The end in bytes of each shown character from character `_n_chars` on.
-        self._chars: deque[int] = deque()
-        # The number of shown characters that end at or before the beginning of the last reported token.
-        self._n_chars = 0
-        self._shown = 0  # bytes whose text is shown
-
-    def add(self, begin: int, entry: TokenLogprob) -> None:
-        """Add a token whose first byte is the answer's byte `begin`."""
-        self._waiting.append(_Scored(begin, entry))
-
-    def show(self, ends: Sequence[int]) -> None:
-        """Add shown characters, which end at these byte offsets."""
-        if ends:
-            self._chars.extend(ends)
-            self._shown = ends[-1]
-
-    def take(self, *, everything: bool = False) -> list[TokenLogprob]:
-        """Return the tokens that begin in the text shown so far and were not returned before.
-
-        everything: those behind the text as well.
-        """
-        reported = []
-        while self._waiting and (everything or self._waiting[0].begin < self._shown):
-            scored = self._waiting.popleft()
-            while self._chars and self._chars[0] <= scored.begin:
-                self._chars.popleft()
-                self._n_chars += 1
-            scored.entry.offset = self._n_chars
-            reported.append(scored.entry)
-        if not self._waiting:  # the next tokens begin behind all that is shown
-            self._n_chars += len(self._chars)
-            self._chars.clear()
-        return reported
+def _runs(marks: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Yield the (start, end) of each run of True."""
+    start = 0
+    for mark, run in groupby(marks):
+        end = start + len(list(run))
+        if mark:
+            yield start, end
+        start = end
 
 
 class LineRules:

@@ -15,6 +15,7 @@ import msgspec
 
 from localspec.protocol.calls import ToolSet
 from localspec.protocol.dialect import Dialect
+from localspec.protocol.pieces import Piece, Text, merge_pieces
 from localspec.protocol.requests import SamplingParameters
 from localspec.protocol.settings import EngineSettings as EngineSettings
 from localspec.protocol.settings import LoopGuardScope, Pooling, Upstream
@@ -435,6 +436,8 @@ class TokenLogprob(msgspec.Struct):
     offset: int = -1
     # Of a prompt's token: 1 for the likeliest; 0 if it is not known.
     rank: int = 0
+    # Of an answer's token: whether any of its text is content, and not reasoning or part of a call.
+    is_content: bool = True
 
 
 CacheSource = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from
@@ -448,8 +451,6 @@ class Started(Frame, omit_defaults=True):
     id: int
     prompt_tokens: int
     cached_tokens: int
-    # The last characters of a chat's prompt.
-    tail: str = ""
     # Where the cached tokens come from. "memory" and "disk" are prefixes without a slot; with
     # "shift" some were moved from another position of the text.
     cache: Literal[""] | CacheSource = ""
@@ -459,8 +460,6 @@ class Started(Frame, omit_defaults=True):
     reading: PromptCost | None = None
     # A part of the request that cannot be fulfilled.
     note: str = ""
-    # Markers that open and close thoughts.
-    thoughts: list[tuple[str, str]] = []
     # A message for the user about the pair that answers.
     news: str = ""
     # The pair that answers, if it is not the requested one.
@@ -521,50 +520,46 @@ class Timings(msgspec.Struct):
     cache_loss: CacheLoss | msgspec.UnsetType = msgspec.UNSET
 
 
-class CallPart(msgspec.Struct, omit_defaults=True):
-    """A part of a tool call: the beginning if it has a `name`, and more JSON of its arguments."""
-
-    # Number of the call in its answer, from 0.
-    index: int
-    name: str = ""
-    id: str = ""
-    arguments: str = ""
-
-
 class Delta(Frame, omit_defaults=True):
-    """Text to show now: complete UTF-8 characters only, never a part of a stop string."""
+    """Pieces to show now: complete UTF-8 characters only, never a part of a stop string."""
 
     id: int
-    text: str
+    pieces: list[Piece] = []
     # The tokens that produced the text, on request.
     logprobs: list[TokenLogprob] = []
-    # (start, end) character spans of `text` that came from a draft, if `reveal_draft` was set.
-    drafted: list[tuple[int, int]] = []
     # Tokens generated so far.
     tokens: int = 0
     # Ids of the tokens that produced the text, on request.
     ids: list[int] = []
     # Time taken so far, on request.
     timings: Timings | None = None
-    # Thoughts that another server has separated from the text. A worker sends everything as
-    # text.
-    thought: str = ""
-    # Tool calls that another server has separated from the text.
-    calls: list[CallPart] = []
+
+    @property
+    def text(self) -> str:
+        """The content, without reasoning and calls."""
+        return "".join(
+            piece.text
+            for piece in self.pieces
+            if isinstance(piece, Text) and piece.kind == "content"
+        )
+
+    @property
+    def drafted(self) -> list[tuple[int, int]]:
+        """The spans that came from a draft, of a delta that is one text."""
+        match self.pieces:
+            case [Text() as piece]:
+                return piece.drafted
+        return []
 
     def merge(self, more: Delta) -> Delta:
         """Return one delta with the content of this one and of `more`, which follows it."""
-        shift = len(self.text)
         return Delta(
             self.id,
-            self.text + more.text,
+            merge_pieces([*self.pieces, *more.pieces]),
             self.logprobs + more.logprobs,
-            self.drafted + [(start + shift, end + shift) for start, end in more.drafted],
             more.tokens,
             self.ids + more.ids,
             more.timings,
-            self.thought + more.thought,
-            self.calls + more.calls,
         )
 
 

@@ -27,9 +27,8 @@ USER = [{"role": "user", "content": "hi"}]
 def translate_chat(**fields: Any) -> list[Any]:
     """Return the Generate frames of a chat request as the engine receives them."""
     request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
-    return [
-        msgspec.to_builtins(frame) for frame in chat_frames(request, read_family(KNOWS_TOOLS))[0]
-    ]
+    requests = chat_frames(request, read_family(KNOWS_TOOLS))
+    return [msgspec.to_builtins(frame) for frame in requests]
 
 
 def translate_completion(**fields: Any) -> list[Any]:

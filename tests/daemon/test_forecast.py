@@ -77,9 +77,9 @@ def test_the_wait_shrinks_with_progress() -> None:
     job.update(frames.Reading(1, 500, 1.0))
     assert forecast.remaining_prompt_tokens(job) == 300
     assert forecast.wait_s([job], [], 1) == pytest.approx(300 / PROMPTS + 100 / TOKENS, rel=0.02)
-    job.update(frames.Delta(1, "x", tokens=60))
+    job.update(frames.Delta(1, tokens=60))
     assert forecast.wait_s([job], [], 1) == pytest.approx(40 / TOKENS, rel=0.02)
-    job.update(frames.Delta(1, "x", tokens=400))  # longer than the learned answers
+    job.update(frames.Delta(1, tokens=400))  # longer than the learned answers
     assert forecast.wait_s([job], [], 1) == pytest.approx(200 / TOKENS, rel=0.02)
 
 
@@ -118,7 +118,7 @@ def test_short_answers_do_not_shorten_a_long_one(short: list[int], written: int)
     for tokens in short:
         forecast.learn(Job(), make_done(tokens))
     job.update(frames.Started(1, 10, 10))
-    job.update(frames.Delta(1, "x", tokens=written))
+    job.update(frames.Delta(1, tokens=written))
     wait = forecast.wait_s([job], [], 1)
     assert wait is not None
     if written < 90 and len(short) < 32:

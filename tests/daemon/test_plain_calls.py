@@ -18,10 +18,10 @@ from localspec.chat.families.llama import LLAMA
 from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
 from localspec.chat.families.nemotron import NEMOTRON
 from localspec.chat.families.qwen_coder import TAGS
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import AnswerParser, Piece, Text
+from localspec.chat.reader import AnswerReader, reader_of
 from localspec.daemon.completion.request import chat_frames
 from localspec.protocol.calls import CALL_ID_PLACEHOLDER, EXPLAINED, CallFormat
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 
@@ -33,8 +33,8 @@ SIZES = (1, 2, 3, 7, 1000)
 Read = tuple[str, list[tuple[str, str]]]
 
 
-def parser(form: CallFormat = HERMES, **options: Any) -> AnswerParser:
-    return AnswerParser(form, TOOLS, plain_calls=tuple(TOOLS), constrained=True, **options)
+def parser(form: CallFormat = HERMES, **options: Any) -> AnswerReader:
+    return AnswerReader(form, TOOLS, plain_calls=tuple(TOOLS), constrained=True, **options)
 
 
 def collect(pieces: list[Piece]) -> Read:
@@ -50,7 +50,7 @@ def collect(pieces: list[Piece]) -> Read:
     return content, calls
 
 
-def read(reader: AnswerParser, text: str, size: int = 1000) -> Read:
+def read(reader: AnswerReader, text: str, size: int = 1000) -> Read:
     pieces = [p for at in range(0, len(text), size) for p in reader.feed(text[at : at + size])]
     return collect([*pieces, *reader.finish()])
 
@@ -160,17 +160,20 @@ def test_parsing_does_not_depend_on_the_pieces(text: str, size: int, form: CallF
 @given(TEXTS, st.integers(1, 9))
 @example("```[]", 1)
 def test_without_a_call_no_character_is_lost(text: str, size: int) -> None:
-    content, calls = read(AnswerParser(EXPLAINED, TOOLS, plain_calls=tuple(TOOLS)), text, size)
+    content, calls = read(AnswerReader(EXPLAINED, TOOLS, plain_calls=tuple(TOOLS)), text, size)
     if not calls and "<tool_call>" not in text:
         assert content == text or text.isspace()
 
 
-def make_parser(**fields: Any) -> AnswerParser:
+def make_parser(**fields: Any) -> AnswerReader:
     """Return the parser for the answer to a chat request with a tool."""
     tool = {"type": "function", "function": {"name": "led_on"}}
     body = {"messages": [{"role": "user", "content": "on"}], "tools": [tool], **fields}
     request = decode(json.dumps(body).encode(), ChatRequest)
-    return chat_frames(request, HERMES)[1]()
+    [frame] = chat_frames(request, HERMES)
+    reader = reader_of(frame, reasoning=True)
+    assert isinstance(reader, AnswerReader)
+    return reader
 
 
 def test_without_tool_calls_json_stays_text() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import AnswerParser, Text
-from localspec.chat.visibility import MESSAGE_START
+from localspec.chat.markers import MESSAGE_START
+from localspec.chat.reader import AnswerReader
 from localspec.errors import TemplateRaised
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.pieces import Arguments, Call, Text
 from tests.support import templates
 from tests.support.exploration import SEED, count_examples
 from tests.support.random_calls import RandomCalls, Schema
@@ -32,8 +32,7 @@ def read_answer(
     form: CallFormat, schemas: dict[str, Schema], pieces: list[str]
 ) -> tuple[list[tuple[str, str]], str]:
     """Return the calls, with their arguments as text, and the text of an answer that comes in pieces."""
-    parser = AnswerParser(form, schemas)
-    parser.begin(MESSAGE_START if form.thoughts else "")
+    parser = AnswerReader(form, schemas, tail=MESSAGE_START if form.thoughts else "")
     calls: list[tuple[str, str]] = []
     content = ""
     for piece in [*(part for text in pieces for part in parser.feed(text)), *parser.finish()]:

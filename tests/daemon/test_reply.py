@@ -21,9 +21,10 @@ from localspec.chat.families.minimax import MINIMAX_M3
 from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
 from localspec.chat.families.muse import MUSE
 from localspec.chat.families.qwen_coder import TAGS
-from localspec.chat.notations.call_readers import Arguments, Call, JsonCalls
-from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.notations.call_readers import JsonCalls
+from localspec.chat.reader import AnswerReader
 from localspec.protocol.calls import NO_TOOLS, UNKNOWN_FORMAT, CallFormat
+from localspec.protocol.pieces import Arguments, Call, Text
 
 TOOLS = {
     "weather": {
@@ -38,7 +39,7 @@ QUOTED = f'<|"|>{TEXT_WITH_MARKERS}<|"|>'
 
 
 def parse_answer(
-    parser: AnswerParser, text: str, size: int
+    parser: AnswerReader, text: str, size: int
 ) -> tuple[str, str, list[tuple[str, Any]]]:
     """Return content, reasoning and calls of an answer that arrives in pieces of `size` characters."""
     content, reasoning = "", ""
@@ -110,7 +111,7 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
         "text": "3",
     }
     expected |= {"odd": "many", "new": "4", "quoted": '"q"'}
-    assert parse_answer(AnswerParser(HERMES, TYPED), answer, size) == (
+    assert parse_answer(AnswerReader(HERMES, TYPED), answer, size) == (
         "",
         "",
         [("typed", expected)],
@@ -134,7 +135,7 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
 def test_calls_of_gemma_are_parsed(inside: str, expected: Any, size: int) -> None:
     if expected is None:
         expected = {"a": [1, [], {}], "b": {"c": None}, "d": "é"}
-    result = parse_answer(AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
+    result = parse_answer(AnswerReader(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
     assert result == ("", "", [("now", expected)])
 
 
@@ -155,7 +156,7 @@ def test_calls_of_gemma_are_parsed(inside: str, expected: Any, size: int) -> Non
 )
 def test_invalid_calls_of_gemma_stay_text(inside: str, size: int) -> None:
     content, _, calls = parse_answer(
-        AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size
+        AnswerReader(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size
     )
     assert calls == []
     assert inside in content
@@ -304,9 +305,9 @@ def test_invalid_calls_of_gemma_stay_text(inside: str, size: int) -> None:
 def test_calls_of_every_family(
     form: CallFormat, answer: str, expected: list[tuple[str, Any]], size: int
 ) -> None:
-    parser = AnswerParser(form, TOOLS)
+    parser = AnswerReader(form, TOOLS)
     assert parse_answer(parser, answer, size) == ("", "", expected)
-    parser = AnswerParser(form, TOOLS)
+    parser = AnswerReader(form, TOOLS)
     if not form.bare:
         content, _, calls = parse_answer(parser, f"Let me see.\n\n{answer}\n", size)
         assert (content, calls) == ("Let me see.", expected)
@@ -332,7 +333,7 @@ def test_calls_of_every_family(
     ],
 )
 def test_text_that_is_not_a_call_stays_text(form: CallFormat, answer: str, size: int) -> None:
-    content, reasoning, calls = parse_answer(AnswerParser(form, TOOLS), answer, size)
+    content, reasoning, calls = parse_answer(AnswerReader(form, TOOLS), answer, size)
     assert (content.replace(" ", ""), reasoning, calls) == (answer.replace(" ", ""), "", [])
 
 
@@ -352,14 +353,13 @@ def test_text_that_is_not_a_call_stays_text(form: CallFormat, answer: str, size:
         ("", "<think>cut o", ("", "cut o")),
         ("", "<th", ("<th", "")),
         ("", " a <b> c ", (" a <b> c ", "")),
-        ("", "<think>a</think><think>b</think>", ("<think>b</think>", "a")),
+        ("", "<think>a</think>\n<think> b</think>c", ("c", "ab")),
     ],
 )
 def test_thoughts_are_separated_from_the_text(
     tail: str, answer: str, expected: tuple[str, str], size: int
 ) -> None:
-    parser = AnswerParser()
-    parser.begin(tail)
+    parser = AnswerReader(tail=tail)
     assert parse_answer(parser, answer, size)[:2] == expected
 
 
@@ -387,7 +387,7 @@ def test_thoughts_are_separated_from_the_text(
 def test_blanks_and_text_between_the_parts_of_a_call_do_not_matter(
     form: CallFormat, text: str, size: int
 ) -> None:
-    content, _, calls = parse_answer(AnswerParser(form, TOOLS), text, size)
+    content, _, calls = parse_answer(AnswerReader(form, TOOLS), text, size)
     assert (content, calls) == ("", [("weather", {"city": "P", "days": 2})])
 
 
@@ -401,13 +401,13 @@ def test_arguments_can_contain_the_end_markers(form: CallFormat, size: int) -> N
         text = f"\n<parameter=text>\n1 </function>\n</parameter>{parameter}"
         call = f"<function=keep>{text}</function>"
     tools = {"keep": {"properties": {"what": {"type": "object"}, "text": {"type": "string"}}}}
-    parser = AnswerParser(form, tools)
+    parser = AnswerReader(form, tools)
     _, _, [(name, arguments)] = parse_answer(parser, f"{form.opens[0]}{call}{form.close}", size)
     assert (name, arguments["what"]) == ("keep", value)
 
 
 def test_tags_are_streamed_parameter_by_parameter() -> None:
-    parser = AnswerParser(TAGS, TOOLS)
+    parser = AnswerReader(TAGS, TOOLS)
     pieces = parser.feed("<tool_call><function=weather>\n<parameter=days>\n2\n</parameter>\n<param")
     assert pieces[1:] == [Arguments('{"days": 2')]
     assert parser.feed("eter=city>\nRome\n</parameter>") == [Arguments(', "city": "Rome"')]
@@ -417,10 +417,10 @@ def test_tags_are_streamed_parameter_by_parameter() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_thoughts_come_before_calls(size: int) -> None:
     answer = f"<think>\nI should look.\n</think>\n\nOne moment.\n{HERMES_CALL}"
-    result = parse_answer(AnswerParser(HERMES, TOOLS), answer, size)
+    result = parse_answer(AnswerReader(HERMES, TOOLS), answer, size)
     assert result == ("One moment.", "I should look.", [PARIS])
     answer = '<think>hm</think>{"name": "now", "parameters": {}}'
-    assert parse_answer(AnswerParser(LLAMA, TOOLS), answer, size) == ("", "hm", [("now", {})])
+    assert parse_answer(AnswerReader(LLAMA, TOOLS), answer, size) == ("", "hm", [("now", {})])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -428,29 +428,27 @@ def test_channel_messages_are_thoughts_text_and_calls(size: int) -> None:
     """The answers are in the notation of gpt-oss."""
     thoughts = "<|channel|>analysis<|message|>a < b, <|hm<|end|>"
     final = "<|start|>assistant<|channel|>final<|message|>yes <b>"
-    assert parse_answer(AnswerParser(), thoughts + final, size) == ("yes <b>", "a < b, <|hm", [])
+    assert parse_answer(AnswerReader(), thoughts + final, size) == ("yes <b>", "a < b, <|hm", [])
     call = (
         "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
         '{"city": "Paris", "days": 2}'
     )
     preamble = "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
-    result = parse_answer(AnswerParser(UNKNOWN_FORMAT, TOOLS), thoughts + preamble + call, size)
+    result = parse_answer(AnswerReader(UNKNOWN_FORMAT, TOOLS), thoughts + preamble + call, size)
     assert result == ("One moment.", "a < b, <|hm", [PARIS])
     cut = parse_answer(
-        AnswerParser(UNKNOWN_FORMAT, TOOLS), "<|channel|>analysis<|message|>I thi", size
+        AnswerReader(UNKNOWN_FORMAT, TOOLS), "<|channel|>analysis<|message|>I thi", size
     )
     assert cut == ("", "I thi", [])
-    assert parse_answer(AnswerParser(), "<|chan is text", size)[0] == "<|chan is text"
+    assert parse_answer(AnswerReader(), "<|chan is text", size)[0] == "<|chan is text"
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_calls_of_gpt_oss_may_name_the_tool_first_and_contain_the_end_markers(size: int) -> None:
-    parser = AnswerParser(HARMONY, TOOLS)
-    parser.begin("<|end|><|start|>assistant")
+    parser = AnswerReader(HARMONY, TOOLS, tail="<|end|><|start|>assistant")
     call = f' to=functions.weather<|channel|>commentary json<|message|>{{"city": "{END_MARKERS}"}}<|call|>'
     assert parse_answer(parser, call, size) == ("", "", [("weather", {"city": END_MARKERS})])
-    cut = AnswerParser(HARMONY, TOOLS)
-    cut.begin("<|start|>assistant")
+    cut = AnswerReader(HARMONY, TOOLS, tail="<|start|>assistant")
     pieces = [*cut.feed(call.partition("<|end|>")[0]), *cut.finish()]
     assert [piece.text for piece in pieces if isinstance(piece, Arguments)] == ['{"city": "a ']
 
@@ -469,12 +467,10 @@ def test_messages_of_muse_glimmer_are_thoughts_text_and_calls(size: int) -> None
             "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>"
         )
     for answer, expected in ((thoughts + text + calls, "One moment."), (thoughts + calls, "")):
-        parser = AnswerParser(MUSE, TOOLS)
-        parser.begin("<|start|>assistant")
+        parser = AnswerReader(MUSE, TOOLS, tail="<|start|>assistant")
         read = parse_answer(parser, answer, size)
         assert read == (expected, "hm <b>", [PARIS, ("weather", {"city": "Paris", "days": 3})])
-    parser = AnswerParser()
-    parser.begin("<|start|>assistant")
+    parser = AnswerReader(tail="<|start|>assistant")
     assert parse_answer(parser, "<|message|>yes", size) == ("yes", "", [])
 
 
@@ -493,8 +489,8 @@ def test_sections_of_kimi_k3_are_thoughts_text_and_calls(size: int) -> None:
         (f"{thoughts}{call}{end}", ("", "hm", [PARIS])),
         (f"{thoughts} yes <|close|><|close|>response<|sep|>{end}", ("yes <|close|>", "hm", [])),
     ):
-        parser = AnswerParser(KIMI_K3, TOOLS)
-        parser.begin('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>')
+        tail = '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>'
+        parser = AnswerReader(KIMI_K3, TOOLS, tail=tail)
         assert parse_answer(parser, answer, size) == expected
 
 
@@ -518,20 +514,18 @@ def test_recipients_of_functionary_are_text_and_calls(
     answer: str, expected: tuple[str, Any], size: int
 ) -> None:
     for form in (FUNCTIONARY_3_2, *([] if expected[1] else [NO_TOOLS])):
-        parser = AnswerParser(form, TOOLS)
-        parser.begin("<|end_header_id|>\n\n>>>")
+        parser = AnswerReader(form, TOOLS, tail="<|end_header_id|>\n\n>>>")
         content, _, calls = parse_answer(parser, answer, size)
         assert (content, calls) == expected
 
 
 def test_thoughts_stay_in_the_text_on_request() -> None:
-    parser = AnswerParser(reasoning=False)
-    parser.begin("<think>")
+    parser = AnswerReader(reasoning=False, tail="<think>")
     assert parse_answer(parser, "<think>a</think>b", 3)[0] == "<think>a</think>b"
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
-    parser = AnswerParser(HERMES, TOOLS)
+    parser = AnswerReader(HERMES, TOOLS)
     parser.feed('<tool_call>\n{"name": "weather", ')
     assert parser.calls == 1
     assert parser.feed('"arguments": {"ci') == [Arguments('{"ci')]
@@ -539,12 +533,12 @@ def test_arguments_are_streamed_as_they_come() -> None:
 
 
 def test_without_parallel_calls_only_the_first_is_returned() -> None:
-    parser = AnswerParser(HERMES, TOOLS, parallel=False)
+    parser = AnswerReader(HERMES, TOOLS, parallel=False)
     assert parse_answer(parser, HERMES_CALL * 3, 4)[2] == [PARIS]
 
 
 def test_a_call_that_is_cut_off_keeps_its_partial_arguments() -> None:
-    parser = AnswerParser(HERMES, TOOLS)
+    parser = AnswerReader(HERMES, TOOLS)
     pieces = parser.feed('<tool_call>{"name": "weather", "arguments": {"city": "Pa')
     pieces += parser.finish()
     assert [type(piece) for piece in pieces] == [Call, Arguments]
@@ -560,7 +554,7 @@ def test_a_call_that_is_cut_off_is_a_call_or_text_and_never_both(
     opens = form.opens[0]
     call = '{"name": "weather", "arguments": {"city": "Pa}ris", "days": 2}}'
     for end in range(len(call)):
-        parser = AnswerParser(form, TOOLS)
+        parser = AnswerReader(form, TOOLS)
         pieces = parser.feed(f"{opens}{call[:end]}{form.close if closed else ''}")
         pieces += parser.finish()
         calls = [piece for piece in pieces if isinstance(piece, Call)]
@@ -595,7 +589,7 @@ def test_gemmas_json_is_a_call_or_text_and_never_both() -> None:
     for inside in objects:
         plain = JsonCalls()
         plain.feed(inside.strip())
-        parser = AnswerParser(GEMMA, TOOLS)
+        parser = AnswerReader(GEMMA, TOOLS)
         pieces = [*parser.feed(f"<|tool_call>{inside}<tool_call|>"), *parser.finish()]
         is_call, is_text = (any(isinstance(p, kind) for p in pieces) for kind in (Call, Text))
         assert is_call != is_text, inside

@@ -11,16 +11,16 @@ import pytest
 
 from localspec.chat.dialect import learn_calls, learn_dialect
 from localspec.chat.families import read_family
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.markers import MESSAGE_START
+from localspec.chat.reader import AnswerReader
 from localspec.chat.tools import describe_format
-from localspec.chat.visibility import MESSAGE_START
 from localspec.engine.prompt import template_process
 from localspec.engine.prompt.template_child import environment, render
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.errors import TemplateRaised
 from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.dialect import Dialect
+from localspec.protocol.pieces import Arguments, Call, Text
 from tests.support import templates
 
 _TURNS = """{{ tools | tojson }}
@@ -127,7 +127,7 @@ def render_calls(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) 
     return render(ENVIRONMENT, text, variables).rpartition("zqplace")[2]
 
 
-def parse_pieces(parser: AnswerParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
+def parse_pieces(parser: AnswerReader, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
     """Return the text and the calls of an answer that arrives in pieces of `size` characters."""
     content, calls = "", list[tuple[str, str]]()
     pieces = [p for at in range(0, len(text), size) for p in parser.feed(text[at : at + size])]
@@ -143,7 +143,7 @@ def parse_pieces(parser: AnswerParser, text: str, size: int) -> tuple[str, list[
     return content.strip(), calls
 
 
-def parse_calls(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
+def parse_calls(parser: AnswerReader, text: str, size: int) -> list[tuple[str, Any]]:
     _, calls = parse_pieces(parser, text, size)
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
@@ -158,7 +158,7 @@ def test_parsing_does_not_depend_on_how_an_answer_is_split(name: str) -> None:
             position, removed = rng.randrange(len(text)), rng.choice([0, 1, 5])
             inserted = rng.choice(["", "<", ">", '"', "{", "}", "\n", "</", " x"])
             text = text[:position] + rng.choice([inserted + text[position + removed :], "x"])
-        results = [parse_pieces(AnswerParser(form, SCHEMAS), text, size) for size in (1, 4, 10_000)]
+        results = [parse_pieces(AnswerReader(form, SCHEMAS), text, size) for size in (1, 4, 10_000)]
         assert results[0] == results[1] == results[2], text
 
 
@@ -192,8 +192,7 @@ def test_calls_that_a_template_renders_are_parsed_or_reported(name: str) -> None
         if form.thoughts:
             text = text.partition(MESSAGE_START)[2]
         for size in (1, 2, 3, 7, 10_000):
-            parser = AnswerParser(form, SCHEMAS)
-            parser.begin(MESSAGE_START if form.thoughts else "")
+            parser = AnswerReader(form, SCHEMAS, tail=MESSAGE_START if form.thoughts else "")
             assert parse_calls(parser, text, size) == subset, (form, text)
 
 

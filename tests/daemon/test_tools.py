@@ -88,9 +88,8 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def translate(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
-    [frame], _ = chat_frames(
-        request(**fields), EXPLAINED if template is None else read_family(template)
-    )
+    form = EXPLAINED if template is None else read_family(template)
+    [frame] = chat_frames(request(**fields), form)
     return frame
 
 

@@ -31,8 +31,7 @@ from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
 from localspec.chat.families.muse import MUSE
 from localspec.chat.families.nemotron import NEMOTRON
 from localspec.chat.families.qwen_coder import TAGS
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.reader import AnswerReader
 from localspec.chat.tools import control_tokens
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
@@ -55,6 +54,7 @@ from localspec.protocol.calls import (
 )
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
+from localspec.protocol.pieces import Arguments, Call, Text
 from tests.support import templates
 from tests.support.exploration import SEED, count_examples
 from tests.support.pairs import N_VOCAB, contextual_pair
@@ -273,8 +273,7 @@ def _begins(piece: bytes, rest: bytes) -> bool:
 
 def read_calls(tool_set: ToolSet, text: str, tail: str = "") -> tuple[list[tuple[str, str]], str]:
     """Return the calls in an answer, and its text."""
-    parser = AnswerParser(tool_set.format, tool_set.schemas, parallel=tool_set.parallel)
-    parser.begin(tail)
+    parser = AnswerReader(tool_set.format, tool_set.schemas, parallel=tool_set.parallel, tail=tail)
     pieces = parser.feed(text[: len(text) // 2])
     pieces += parser.feed(text[len(text) // 2 :])
     pieces += parser.finish()
@@ -591,6 +590,11 @@ def make_sampling(vocab: Vocab, temperature: float = 1.0, **more: Any) -> Sampli
 SAMPLING_OPTIONS: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 3}, {}]
 
 
+def written_text(running: Running, tokens: list[int]) -> str:
+    """Return all that a model has written, with its calls."""
+    return b"".join(map(running.pair.vocab.piece, tokens)).decode("utf-8", "replace")
+
+
 @pytest.mark.parametrize("options", SAMPLING_OPTIONS)
 @pytest.mark.parametrize(
     "speculative", [PLAIN, drafting(4, verification="rejection"), drafting(None, "auto")]
@@ -608,11 +612,9 @@ def test_calls_of_an_answer_obey_with_drafts_and_without(
     caller.finish()
     call_count = 0
     for request in requests:
-        answer = caller.answers[request]
-        calls, _ = read_calls(OFFERED, answer.text)
-        if answer.text.rfind("<tool_call>") > answer.text.rfind(
-            "</tool_call>"
-        ):  # the call was cut off
+        text = written_text(caller, caller.answers[request].tokens)
+        calls, _ = read_calls(OFFERED, text)
+        if text.rfind("<tool_call>") > text.rfind("</tool_call>"):  # the call was cut off
             calls = calls[:-1]
         validate_calls(OFFERED, calls)
         call_count += len(calls)
@@ -626,7 +628,7 @@ def test_drafts_do_not_change_an_answer_with_calls(caller: Running, options: Any
     more: dict[str, Any] = {"tools": OFFERED, "thoughts": list(REASONING_MARKERS)}
     caller.forget()
     plain = caller.ask("a", 80, sampling, **more)
-    assert read_calls(OFFERED, plain.text)[0]
+    assert read_calls(OFFERED, written_text(caller, plain.tokens))[0]
     for depth in (1, 3, 8, None):
         caller.forget()
         drafted = caller.ask("a", 80, sampling, drafting(depth, "auto"), **more)

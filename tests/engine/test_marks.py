@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.chat.parser import AnswerParser, Text
+from localspec.chat.reader import AnswerReader
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.dialect import REASONING_MARKERS, Dialect, ThoughtMarkers
 from localspec.protocol.frames import ChatPrompt, Generate, Message, ThinkingLimit
+from localspec.protocol.pieces import Text
 from tests.support import templates
 from tests.support.running import Running
 
@@ -95,8 +96,7 @@ def test_markers_are_detected_and_split_the_answer(renderer: Renderers, name: st
     opened = prompt.rstrip().endswith(opening)
     answer = f"{'' if opened else opening}\nhm <think> or [THINK]\n{closing}\n\nyes"
     for size in (1, 3, 1000):
-        parser = AnswerParser()
-        parser.begin(prompt[-64:], [marks])
+        parser = AnswerReader(tail=prompt[-64:], thoughts=[marks])
         pieces = [
             p for at in range(0, len(answer), size) for p in parser.feed(answer[at : at + size])
         ]

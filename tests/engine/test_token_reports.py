@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.chat.visibility import VisibilityParser
+from localspec.chat.reader import AnswerReader
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.sequence import Sequence, TokenizedRequest
@@ -82,8 +82,8 @@ def report_answer(
 ) -> Report:
     """Return the report of an answer whose passes bring `passes` tokens each, then one each."""
     request = Generate(1, TextPrompt("x"), top_logprobs=2, return_tokens=True, **request_options)
-    regions = VisibilityParser([("<think>", "</think>")]) if thinks else None
-    tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), regions=regions)
+    reader = AnswerReader() if thinks else None
+    tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), reader=reader)
     slot = SimpleNamespace(
         tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0, known=0, loss=None
     )
@@ -225,8 +225,7 @@ def test_stop_string_in_thoughts_does_not_end_the_answer(contextual: Running) ->
             drafts = drafting(depth)
             options = {"speculative": drafts, "exact": True, "stop": [stop], "thoughts": marks}
             answer = contextual.ask(prompt, 40, **options)
-            end = full_text.find(
-                stop, begins + len(full_text[begins:]) - len(full_text[begins:].lstrip())
-            )
-            assert answer.text == (full_text[:end] if end >= 0 else full_text)
+            visible = full_text[begins:].lstrip()
+            end = visible.find(stop)
+            assert answer.text == (visible[:end] if end >= 0 else visible)
             assert answer.done.stop_string == (stop if end >= 0 else None)

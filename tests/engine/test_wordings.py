@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.chat.families.lfm2 import LFM2
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import AnswerParser
+from localspec.chat.reader import AnswerReader
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
+from localspec.protocol.pieces import Arguments, Call
 from tests.support import templates
 
 HERE = Path(__file__).resolve()
@@ -380,7 +380,7 @@ def test_calls_of_lfm2_are_written_into_the_text_in_their_own_notation() -> None
         renderer.close()
     assert "<tool>done</tool>" in text
     answer = text.partition("<assistant>Well.")[2].partition("</assistant>")[0]
-    parser = AnswerParser(LFM2, {"led": {}})
+    parser = AnswerReader(LFM2, {"led": {}})
     pieces = [*parser.feed(answer), *parser.finish()]
     assert [piece.name for piece in pieces if isinstance(piece, Call)] == ["led", "led"]
     written = [piece.text for piece in pieces if isinstance(piece, Arguments)]

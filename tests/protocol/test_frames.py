@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from localspec.protocol import frames
 from localspec.protocol.frames import Delta, Timings, TokenLogprob
+from localspec.protocol.pieces import Piece, Text
 
 PIECE = st.tuples(st.text(max_size=6), st.integers(1, 4), st.booleans())
 
@@ -17,15 +18,15 @@ PIECE = st.tuples(st.text(max_size=6), st.integers(1, 4), st.booleans())
 @given(st.lists(PIECE, min_size=1, max_size=8))
 def test_merged_deltas_equal_separate_ones(pieces: list[tuple[str, int, bool]]) -> None:
     """The text, ids, drafted spans, the latest count and timings are preserved."""
-    deltas, token_count = [], 0
+    deltas, token_count, at = [], 0, 0
     for text, count, drafted in pieces:
         ids = list(range(token_count, token_count + count))
         token_count += count
         scored = [TokenLogprob(token, b"%d" % token, -1.0) for token in ids]
         spans = [(0, len(text))] if drafted else []
-        deltas.append(
-            Delta(7, text, scored, spans, token_count, ids, Timings(predicted_n=token_count))
-        )
+        shown: list[Piece] = [Text("content", text, at, spans)]
+        at += len(text)
+        deltas.append(Delta(7, shown, scored, token_count, ids, Timings(predicted_n=token_count)))
     merged = reduce(Delta.merge, deltas)
     assert (merged.id, merged.text) == (7, "".join(text for text, _, _ in pieces))
     assert merged.ids == [logprob.id for logprob in merged.logprobs] == list(range(token_count))

@@ -47,6 +47,8 @@ from pathlib import Path
 import msgspec
 
 from localspec.chat.dialect import learn_dialect
+from localspec.chat.reader import reader_of
+from localspec.chat.token_report import ScoredText
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.engine.sampling.settings import default_settings
 from localspec.protocol import frames
@@ -167,8 +169,9 @@ class FakeWorker:
         self.send(frames.Started(frame.id, count, cached_tokens=1, reading=reading))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
-        piece_count = offset = 0
+        piece_count = 0
         reason = "stop"
+        text = ScoredText(reader_of(frame, reasoning=bool(frame.thoughts)))
         for piece in self.pieces(frame, command, argument, prompt):
             if frame.id in self.cancelled:
                 reason = "cancelled"
@@ -180,13 +183,15 @@ class FakeWorker:
             if frame.top_logprobs is not None:
                 raw = piece.encode()
                 top = [(7, raw, -0.5), (8, b"\xff", -1.5)][: frame.top_logprobs]
-                logprobs = [frames.TokenLogprob(7, raw, -0.5, top, offset)]
-            offset += len(piece)
+                logprobs = [frames.TokenLogprob(7, raw, -0.5, top)]
             piece_count += 1
-            delta = frames.Delta(frame.id, piece, logprobs, tokens=piece_count)
+            shown, logprobs = text.feed(piece, logprobs)
+            delta = frames.Delta(frame.id, shown, logprobs, tokens=piece_count)
             delta.ids = [7] if frame.return_tokens else []
             delta.timings = frames.Timings(predicted_n=piece_count) if frame.timings else None
             self.send(delta)
+        if any(last := text.feed("", final=True)):
+            self.send(frames.Delta(frame.id, *last, tokens=piece_count))
         spent = (time.monotonic() - started) * 1000
         timings = frames.Timings(
             prompt_n=len(words),

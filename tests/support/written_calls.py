@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any
 
 from localspec.chat.dialect import learn_dialect
-from localspec.chat.visibility import MESSAGE_START
+from localspec.chat.markers import MESSAGE_START
 from localspec.chat.wordings import append_calls
 from localspec.engine.prompt.template_child import environment, render
 from localspec.engine.prompt.template_process import TemplateProcess

@@ -29,7 +29,7 @@ from localspec.chat.families import (
 from localspec.chat.notations.call_readers import CallReader
 from localspec.chat.notations.family import Family
 from localspec.chat.notations.grammar import CallGrammar
-from localspec.protocol.calls import EXPLAINED, UNKNOWN_FORMAT, CallFormat
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, EXPLAINED, UNKNOWN_FORMAT, CallFormat
 
 # GLM and others use Hermes' markers, with a notation of their own between them.
 _OTHERS = Family(
@@ -88,6 +88,16 @@ def reader_for(
 ) -> CallReader:
     """Return the reader for a format's calls; it accepts only `names`, if they are given."""
     return _OF_KIND[form.kind].reader(form, tools, names)
+
+
+def inner_format(form: CallFormat) -> CallFormat | None:
+    """Return the format of calls that are known without their first marker, by what stands before the name.
+
+    Models leave the marker out now and then. Those of Hermes' format may write the tags of Qwen Coder.
+    """
+    form = qwen_coder.TAGS if form.kind == "hermes" else form
+    is_marked = form.lead.strip().startswith(("<", "]<]")) and CALL_ID_PLACEHOLDER not in form.lead
+    return form if form.kind in ("named", "found") and is_marked else None
 
 
 def grammar_of(form: CallFormat) -> type[CallGrammar]:

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from localspec.chat.notations.call_readers import (
-    Arguments,
     CallPiece,
     CallReader,
     JsonCalls,
@@ -33,6 +32,7 @@ from localspec.chat.notations.lark import (
 )
 from localspec.chat.notations.loose_values import GEMMA_QUOTE, LooseValues
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.pieces import Arguments
 
 GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>", quote=GEMMA_QUOTE)
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from localspec.chat.notations.call_readers import (
-    Arguments,
     CallPiece,
     CallReader,
     ReadResult,
@@ -20,6 +19,7 @@ from localspec.chat.notations.grammar import SCHEMA_ERRORS, CallGrammar
 from localspec.chat.notations.lark import TextValues, Unwritable, lark_string, write_sequence
 from localspec.chat.notations.loose_values import LooseValues, string_end
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.pieces import Arguments
 
 LFM2 = CallFormat("python", ("<|tool_call_start|>",), "<|tool_call_end|>")
 

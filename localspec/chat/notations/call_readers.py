@@ -1,6 +1,6 @@
 """Read tool calls while a model writes them, so that they can be streamed.
 
-This module defines the pieces of a call, and reads calls in JSON: an object with "name" and "arguments"
+This module has the base of all readers, and reads calls in JSON: an object with "name" and "arguments"
 (or "parameters"), or an array of such objects. `literal_calls` reads notations that are described by
 literals, and `families` has the readers of other notations.
 """
@@ -20,6 +20,7 @@ from sys import float_info
 from typing import Any, Literal
 
 from localspec.chat.notations.schemas import json_type
+from localspec.protocol.pieces import Arguments, Call
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_CHARS = string.ascii_letters + string.digits
@@ -34,23 +35,6 @@ _ESCAPED_HALF = re.compile(
 )
 _TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
 _STRING_PART = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-
-
-@dataclass(slots=True)
-class Call:
-    """The beginning of a call; `index` is its number in the answer."""
-
-    id: str
-    name: str
-    index: int = 0
-
-
-@dataclass(slots=True)
-class Arguments:
-    """More JSON of a call's arguments."""
-
-    text: str
-    index: int = 0
 
 
 CallPiece = Call | Arguments

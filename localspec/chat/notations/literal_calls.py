@@ -10,7 +10,6 @@ import re
 from typing import Any, Literal
 
 from localspec.chat.notations.call_readers import (
-    Arguments,
     CallPiece,
     CallReader,
     JsonCalls,
@@ -26,6 +25,7 @@ from localspec.protocol.calls import (
     TYPE_PLACEHOLDER,
     CallFormat,
 )
+from localspec.protocol.pieces import Arguments
 
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
@@ -34,13 +34,13 @@ _PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
 _JSON_START = re.compile(r"\{|\[\s*(?:\{|\Z)")
 _MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
 CDATA_MARKERS = "<![CDATA[", "]]>"
-_INCOMPLETE, _MISMATCH = -1, -2  # returned instead of the end of a literal
+_INCOMPLETE, MISMATCH = -1, -2  # returned instead of the end of a literal
 
 
 def match_literal(literal: str, text: str, at: int) -> int:
     """Return where `literal` ends in `text` if it begins at `at`; its blanks match any blanks.
 
-    Returns _INCOMPLETE if the text ends within the literal, and _MISMATCH if it differs.
+    Returns _INCOMPLETE if the text ends within the literal, and MISMATCH if it differs.
     """
     parts = [*filter(None, _PARTS.split(literal))]
     for number, part in enumerate(parts):
@@ -60,8 +60,13 @@ def match_literal(literal: str, text: str, at: int) -> int:
         elif part.isspace():
             at = skip_blanks(text, at)
         else:
-            return _MISMATCH
+            return MISMATCH
     return at
+
+
+def closing_parts(form: CallFormat) -> list[str]:
+    """Return the markers that end the calls of a format, of which a model may leave out the last."""
+    return re.split(r"(?<=>)(?=<)|\s+", form.close.strip())
 
 
 def _line_end_optional(literal: str) -> str:
@@ -77,12 +82,13 @@ class LiteralCalls(CallReader):
     call, or arguments that are not JSON.
     """
 
-    def __init__(self, form: CallFormat, tools: dict[str, Any]) -> None:
+    def __init__(self, form: CallFormat, tools: dict[str, Any], *, is_opened: bool = False) -> None:
+        """is_opened: the text begins with the first name, behind all that stands before it."""
         super().__init__()
         self._form = form
         self._tools = tools
         self._state: Literal["name", "json", "parameters", "behind"] = "name"
-        self._before = form.lead  # the literal before the next name
+        self._before = "" if is_opened else form.lead  # the literal before the next name
         self._at = 0  # how much of `raw` is read
         self._json = JsonCalls()
         self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
@@ -96,13 +102,12 @@ class LiteralCalls(CallReader):
         self._separator = re.compile("|".join(separators).replace(TYPE_PLACEHOLDER, r"\w+"))
         # Line ends between tags may be missing.
         self._middle = (form.middle.rstrip() if self._has_tags else "") or form.middle
-        self._closers = [form.close]
         self._next_tag: re.Pattern[str] | None = None
-        if form.kind == "named" and (words := form.close.split()):
-            # The last word closes a call in JSON, and the first one a call whose last marker is missing.
-            self._closers += [words[-1], words[0]]
-            if form.parameter:
-                self._next_tag = re.compile(f"{re.escape(form.parameter[0])}|{re.escape(words[0])}")
+        parts = closing_parts(form)
+        # The last part closes a call in JSON, and the first one a call whose last marker is missing.
+        self._closers = [form.close, *([parts[-1]] if form.kind == "named" else []), parts[0]]
+        if form.kind == "named" and form.parameter:
+            self._next_tag = re.compile(f"{re.escape(form.parameter[0])}|{re.escape(parts[0])}")
 
     def feed(self, text: str) -> ReadResult:
         self.raw += text
@@ -160,8 +165,8 @@ class LiteralCalls(CallReader):
             elif name:
                 end, call_id = self._read_middle(end)
             else:
-                end = _MISMATCH
-        if end == _MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
+                end = MISMATCH
+        if end == MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
             self.is_broken, self.is_finished = not self._calls, bool(self._calls)
         if end < 0:
             return False
@@ -193,7 +198,7 @@ class LiteralCalls(CallReader):
     def _read_middle(self, at: int) -> tuple[int, str]:
         """Return where the literal behind a name ends, and the call's id, if one stands before it."""
         identity, middle = self._form.identity, self._middle
-        if identity and (start := match_literal(identity, self.raw, at)) != _MISMATCH:
+        if identity and (start := match_literal(identity, self.raw, at)) != MISMATCH:
             end = self.raw.find(middle, start) if start >= 0 else _INCOMPLETE
             return (end + len(middle), self.raw[start:end].strip()) if end >= 0 else (end, "")
         return match_literal(middle, self.raw, at), ""
@@ -213,7 +218,7 @@ class LiteralCalls(CallReader):
         """Read the next parameter, or notice that there is none; return whether that was possible."""
         opening, text_separator, value_separator, _ = self._form.parameter
         start = match_literal(opening, self.raw, skip_blanks(self.raw, self._at))
-        if start == _MISMATCH:
+        if start == MISMATCH:
             return self._end_or_skip(pieces, opening, final=final)
         if start == _INCOMPLETE:
             return False
@@ -254,7 +259,7 @@ class LiteralCalls(CallReader):
         start = match_literal(f"{self._form.elements}<", self.raw, position)
         if start == _INCOMPLETE or start == len(self.raw):
             return False
-        if start == _MISMATCH or self.raw[start] == "/":
+        if start == MISMATCH or self.raw[start] == "/":
             self._end_parameters(pieces)
             return True
         elements = _Elements(self.raw, self._form.elements, self._schema)
@@ -321,7 +326,7 @@ class LiteralCalls(CallReader):
         """Read what follows a call's arguments: another call, or the end."""
         position = skip_blanks(self.raw, self._at)
         next_call = (
-            match_literal(self._form.again, self.raw, position) if self._form.again else _MISMATCH
+            match_literal(self._form.again, self.raw, position) if self._form.again else MISMATCH
         )
         ends = [match_literal(closer, self.raw, position) for closer in self._closers]
         if next_call >= 0:

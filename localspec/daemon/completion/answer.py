@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -19,9 +18,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.chat.notations.call_readers import Arguments, Call, new_call
-from localspec.chat.parser import AnswerParser, Piece, Text
-from localspec.chat.visibility import VISIBLE, VisibilityParser
+from localspec.chat.token_report import decode_piece
 from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.requests import ClientGone, json_response, while_connected
 from localspec.daemon.http.sse import Emit, EventStream
@@ -42,6 +39,7 @@ from localspec.protocol.answers import (
     TopLogprob,
     Usage,
 )
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 from localspec.protocol.requests import PING_INTERVAL_S, GenerationRequest
 
 Extension = TypeVar("Extension", bound=Struct)
@@ -49,56 +47,14 @@ Scored = TypeVar("Scored", bound=ChatLogprob)
 _PROGRESS_INTERVAL_S = 0.1  # between two checks of what an answer is waiting for
 
 
-class ContentTokens:
-    """Selects the tokens of an answer's visible text.
-
-    Those are tokens with a character that is neither reasoning nor part of a call. Only the text decides,
-    so the pieces in which it arrives make no difference.
-    """
-
-    def __init__(self, regions: VisibilityParser) -> None:
-        self._regions = regions
-        self._kinds: list[str] = []  # the region of each character from `_start` on
-        self._start = 0
-        self._waiting: deque[frames.TokenLogprob] = deque()
-
-    def take(self, delta: frames.Delta) -> list[frames.TokenLogprob]:
-        """Return the tokens that certainly belong to visible text, in their order."""
-        self._waiting += delta.logprobs
-        return self._select_visible(self._regions.feed(delta.text), final=False)
-
-    def finish(self) -> list[frames.TokenLogprob]:
-        """Return the remaining tokens at the end of the answer."""
-        return self._select_visible(self._regions.finish(), final=True)
-
-    def _select_visible(self, kinds: str, *, final: bool) -> list[frames.TokenLogprob]:
-        self._kinds += kinds
-        tokens = []
-        while self._waiting:
-            token = self._waiting[0]
-            start = token.offset - self._start
-            end = start + max(len(token.piece.decode("utf-8", "ignore")), 1)
-            if end > len(self._kinds) and not final:
-                break
-            self._waiting.popleft()
-            if token.offset >= 0 and VISIBLE in self._kinds[start:end]:
-                tokens.append(token)
-        if not self._waiting:
-            self._start += len(self._kinds)
-            self._kinds.clear()
-        return tokens
-
-
 @dataclass(slots=True)
 class Choice:
-    """One choice so far; without a `parser` everything that arrives is content.
+    """One choice so far.
 
     `on_end` is called once, when the choice is complete and before any client knows that.
     """
 
     prompt: int  # index of the prompt that it answers
-    parser: AnswerParser | None = None
-    wants_logprobs: bool = False  # the client wants log-probabilities
     on_end: Callable[[Choice], None] | None = None
     content: str = ""
     reasoning: str = ""
@@ -121,7 +77,8 @@ class Choice:
     is_finished: bool = False
     error: LocalspecError | None = None  # why it could not be completed
     done: frames.Done | None = None
-    _content_tokens: ContentTokens | None = None
+    _is_thinking: bool = False  # the last piece is reasoning
+    _n_tokens: int = 0  # tokens so far
 
     def consume(self, event: Event) -> Sequence[Piece]:
         """Consume an event and return the pieces that it adds."""
@@ -132,9 +89,6 @@ class Choice:
                 self.logit_bias, self.exact_tokens = event.logit_bias, event.exact_tokens
                 self.prompt_tokens_read = event.cached_tokens
                 self.note, self.notice, self.fallback_pair = event.note, event.news, event.stand_in
-                if self.parser is not None:
-                    self.parser.begin(event.tail, event.thoughts)
-                    self._content_tokens = ContentTokens(self.parser.regions(event.tail))
             case frames.Reading():  # After a crash another engine starts the prompt again.
                 self.prompt_tokens_read = max(self.prompt_tokens_read, event.processed)
                 # An engine that started again repeats the scores of the first tokens.
@@ -143,57 +97,32 @@ class Choice:
                 self.prefill_ms = event.ms
             case frames.Delta():
                 self.has_output = True
-                self._score(event)
+                self.logprobs += event.logprobs
+                self.content_logprobs += [t for t in event.logprobs if t.is_content]
                 self.tokens += event.ids
-                text = Text("content", event.text)
-                pieces = [text] if self.parser is None else self.parser.feed(event.text)
-                pieces = [*self._separated(event), *pieces]
-                if self.parser is not None and self.parser.thinking:
-                    self.reasoning_tokens += event.tokens
+                pieces = event.pieces
                 self._add(pieces)
+                if self._is_thinking:
+                    self.reasoning_tokens += event.tokens - self._n_tokens
+                self._n_tokens = event.tokens
             case frames.Done():
                 self.has_output, self.done = True, event
                 self.prompt_tokens = event.prompt_tokens
                 self.cached_tokens = self.cached_tokens or event.timings.cache_n
-                pieces = self.end()
+                self.end()
         return pieces
 
-    def _score(self, event: frames.Delta) -> None:
-        self.logprobs += event.logprobs
-        if self._content_tokens is None:
-            self.content_logprobs += event.logprobs
-        elif self.wants_logprobs:
-            self.content_logprobs += self._content_tokens.take(event)
-
-    def _separated(self, event: frames.Delta) -> Iterator[Piece]:
-        """Yield the reasoning and calls that an upstream has separated itself.
-
-        Its calls are numbered after those that the parser has found.
-        """
-        if event.thought:
-            yield Text("reasoning", event.thought)
-        first_index = 0 if self.parser is None else self.parser.calls
-        for part in event.calls:
-            if part.name:
-                yield Call(part.id or new_call(part.name).id, part.name, first_index + part.index)
-            if part.arguments:
-                yield Arguments(part.arguments, first_index + part.index)
-
-    def end(self, error: LocalspecError | None = None) -> Sequence[Piece]:
-        """End the choice, and return the pieces that the parser held back."""
+    def end(self, error: LocalspecError | None = None) -> None:
+        """End the choice, if that was not done yet."""
         if self.is_finished:
-            return ()
+            return
         self.is_finished, self.error = True, error
-        if self.wants_logprobs and self._content_tokens is not None:
-            self.content_logprobs += self._content_tokens.finish()
-        pieces = [] if self.parser is None else self.parser.finish()
-        self._add(pieces)
         if self.on_end is not None:
             self.on_end(self)
-        return pieces
 
     def _add(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
+            self._is_thinking = isinstance(piece, Text) and piece.kind == "reasoning"
             match piece:
                 case Text("content"):
                     self.content += piece.text
@@ -264,7 +193,6 @@ class PendingAnswer:
         requests: Sequence[frames.Generate],
         *,
         n: int,
-        parser: Callable[[], AnswerParser | None] = lambda: None,
         ended: Callable[[Choice], None] | None = None,
         notes: AnswerNotes | None = None,
     ) -> None:
@@ -274,7 +202,6 @@ class PendingAnswer:
             model: the pair's name.
             requests: one engine request per choice.
             n: the number of choices per prompt.
-            parser: makes the parser of a choice.
             ended: the callback of the first choice.
             notes: what is said beside its content.
         """
@@ -282,9 +209,7 @@ class PendingAnswer:
         self.wants_timings = requests[0].timings
         self.wants_logprobs = requests[0].top_logprobs is not None
         self._predicted = requests[0].speculative.prediction is not None
-        self.choices = [
-            Choice(index // n, parser(), self.wants_logprobs) for index in range(len(requests))
-        ]
+        self.choices = [Choice(index // n) for index in range(len(requests))]
         self.choices[0].on_end = ended
         self.notes = notes or AnswerNotes()
 
@@ -414,11 +339,6 @@ def format_logprob(token: frames.TokenLogprob, kind: type[Scored]) -> Scored:
     """Return a token's log-probability as chats have it, in that struct of a protocol."""
     top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
     return kind(decode_piece(token.piece), token.logprob, list(token.piece), top)
-
-
-def decode_piece(piece: bytes) -> str:
-    """Return a token's bytes as text; incomplete characters become U+FFFD."""
-    return piece.decode("utf-8", "replace")
 
 
 # ------------------------------------------------------------------------ running the answer

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 
-from localspec.chat.parser import Piece
-from localspec.daemon.completion.answer import PendingAnswer, Shape, decode_piece
+from localspec.chat.token_report import decode_piece
+from localspec.daemon.completion.answer import PendingAnswer, Shape
 from localspec.daemon.completion.request import engine_requests, max_tokens, parse_prompts
 from localspec.daemon.http.connection import UNIX_HOST
 from localspec.daemon.worker.process import Event
 from localspec.errors import Cancelled
 from localspec.protocol import frames
 from localspec.protocol.answers import PromptProgress
+from localspec.protocol.pieces import Piece
 from localspec.protocol.requests import (
     InfillRequest,
     NativeCompletionRequest,
@@ -268,7 +269,7 @@ class LlamaServerShape(Shape):
     def reading(self, index: int, now: PromptProgress) -> dict[str, Any]:
         """Return the chunk that reports how much of a choice's prompt is read."""
         timings = self.answer.choices[index].timings if self.answer.wants_timings else None
-        delta = self._delta(index, frames.Delta(0, "", timings=timings))
+        delta = self._delta(index, frames.Delta(0, timings=timings))
         return {**delta, "prompt_progress": msgspec.to_builtins(now)}
 
     def complete(self) -> object:

@@ -12,14 +12,12 @@ from typing import Any, Literal, cast
 from msgspec import UNSET, UnsetType
 
 import localspec
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import Piece, Text
+from localspec.chat.token_report import decode_piece
 from localspec.chat.tools import custom_input
 from localspec.daemon.completion.answer import (
     Choice,
     PendingAnswer,
     Shape,
-    decode_piece,
     format_logprob,
 )
 from localspec.daemon.http.sse import DONE
@@ -46,6 +44,7 @@ from localspec.protocol.answers import (
     ToolCall,
     ToolCallDelta,
 )
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 from localspec.protocol.requests import StreamOptions
 
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
@@ -227,8 +226,7 @@ class ChatShape(OpenAIShape):
         if choices:
             choices[0].logprobs = self._logprobs(event.logprobs)
         chunks = [self.chunk([choice]) for choice in choices]
-        if len(pieces) == len(chunks) == 1 and pieces[0] == Text("content", event.text):
-            # The spans count characters of the event's text, so they fit only an unchanged piece.
+        if len(chunks) == 1:
             with_drafted(chunks[0], event)
         return with_timings(chunks, event)
 

@@ -7,14 +7,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from localspec.chat import tools
+from localspec.chat.markers import REASONING_TOKENS
 from localspec.chat.notations.call_readers import replace_halves
-from localspec.chat.parser import REASONING_TOKENS, AnswerParser
 from localspec.chat.tools import read_constraint
 from localspec.daemon.completion.pictures import PictureReader
 from localspec.errors import InvalidRequest
@@ -154,8 +153,8 @@ def translate_request(kind: type[_Request], *sources: msgspec.Struct, **fields: 
 
 def chat_frames(
     request: ChatRequest, form: CallFormat = EXPLAINED, conversation: str | None = None
-) -> tuple[list[frames.Generate], Callable[[], AnswerParser]]:
-    """Return one engine request per choice, and a function that makes the parser of an answer.
+) -> list[frames.Generate]:
+    """Return one engine request per choice.
 
     `form` is the model's notation of calls, which matters only with tools. The first choice is the one that
     is stored in `conversation`.
@@ -186,7 +185,7 @@ def chat_frames(
         thoughts=list(REASONING_MARKERS) if request.reasoning_format != "none" else [],
     )
     requests[0].conversation = conversation
-    return requests, partial(_parser, request, offer)
+    return requests
 
 
 def _refuse_grammar_with_required_call(request: ChatRequest, offer: tools.ToolOffer) -> None:
@@ -225,25 +224,6 @@ def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
     """Return whether tools are offered, or were called earlier in the conversation."""
     return bool(request.tools) or any(
         message.role == "tool" or message.tool_calls for message in request.messages
-    )
-
-
-def _parser(request: ChatRequest, offer: tools.ToolOffer) -> AnswerParser:
-    reasoning = request.reasoning_format != "none"
-    if not offer.tools:
-        return AnswerParser(reasoning=reasoning)
-    calls = offer.calls
-    required = calls is not None and calls.required
-    # With a format of the client's own, the answer may be JSON that only looks like a call.
-    plain = calls is not None and not required and read_constraint(request) is None
-    return AnswerParser(
-        offer.form,
-        offer.schemas,
-        reasoning=reasoning,
-        parallel=offer.parallel,
-        required=required,
-        constrained=calls is not None and not offer.form.guessed,
-        plain_calls=tuple(calls.schemas) if calls is not None and plain else (),
     )
 
 

@@ -316,17 +316,13 @@ async def prepare_chat(
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
         call_form = await call_format(daemon, pair)
     # In a thread, because the pictures in the messages are decoded.
-    requests, parser = await asyncio.to_thread(
-        chat_frames, body, call_form, turn.id if turn else None
-    )
+    requests = await asyncio.to_thread(chat_frames, body, call_form, turn.id if turn else None)
     if turn and turn.cut_answer:
         continue_constraint(requests, turn.cut_answer.content)
     pair = pair or await daemon.resolve_pair(body.model, request.receive)
     on_end = turn.store_answer if turn else figures_callback(daemon.conversations, body, pair.name)
     notes = answer_notes(request, pair, turn, note)
-    answer = PendingAnswer(
-        pair.name, requests, n=body.n or 1, parser=parser, ended=on_end, notes=notes
-    )
+    answer = PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end, notes=notes)
     return pair, requests, answer
 
 

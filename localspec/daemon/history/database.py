@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.chat.parser import split_thoughts
+from localspec.chat.reader import split_thoughts
 from localspec.daemon.history import responses, statistics, unfinished
 from localspec.errors import Conflict, UnsafePath
 from localspec.paths import open_file, read_file

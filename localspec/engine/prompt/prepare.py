@@ -15,7 +15,7 @@ from functools import cache, partial
 import msgspec
 
 from localspec.chat.dialect import pieces
-from localspec.chat.visibility import VisibilityParser
+from localspec.chat.reader import reader_of
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import PictureRows, Vocab, check_tokens, is_picture
 from localspec.engine.pair.pair import LoadedPair
@@ -200,7 +200,7 @@ class Preparer:
                 "This model writes text and computes no embeddings.", param="model"
             )
         self._rendered = ""
-        thoughts = list(request.thoughts)
+        reasoning = bool(request.thoughts)
         note = self._set_thoughts(request)
         tokens = self.tokens(request.prompt, pictures)
         rows = tuple(self._rows)
@@ -218,7 +218,7 @@ class Preparer:
             tail,
             self._saved_prefix(request, tokens),
             " ".join(filter(None, [note, self._note_second_bos(request.prompt, tokens)])),
-            self._regions(request, thoughts, tail),
+            reader_of(request, tail, request.thoughts, reasoning=reasoning),
             self._loop_guard(request, limit, tokens),
             rows,
         )
@@ -260,21 +260,6 @@ class Preparer:
             # The other guide comes first, so that a finished constraint may still end the answer.
             tokenized.matcher = minimum if guide is None else CombinedGuide(guide, minimum)
         return tokenized
-
-    def _regions(
-        self, request: Generate, thoughts: Sequence[tuple[str, str]], tail: str
-    ) -> VisibilityParser | None:
-        """Return the finder of an answer's visible text, in which stop strings apply; None if it is all.
-
-        thoughts: the markers of thoughts of any model; those of this one are in the request.
-        """
-        tools = request.tools
-        if not request.stop or not (thoughts or tools):
-            return None
-        form, names = (tools.format, tools.schemas) if tools else (None, ())
-        plain = tools is not None and not tools.required and request.constraint is None
-        markers = [*request.thoughts, *thoughts]
-        return VisibilityParser(markers, tail, form, names, plain_calls=plain)
 
     def _set_thoughts(self, request: Generate) -> str:
         """Set the request's markers of thoughts to this model's. Return a note if they are unknown."""

@@ -11,8 +11,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from localspec.chat.notations.call_readers import Arguments, Call, replace_halves
-from localspec.chat.parser import Piece, Text
+from localspec.chat.notations.call_readers import replace_halves
 from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
@@ -47,6 +46,7 @@ from localspec.extras.anthropic.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Model
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
 # Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
 SIGNATURE = "localspec"

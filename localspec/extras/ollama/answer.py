@@ -10,9 +10,9 @@ from typing import Any
 
 from msgspec import UNSET
 
-from localspec.chat.notations.call_readers import Call, replace_halves
-from localspec.chat.parser import Piece, Text
-from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape, decode_piece
+from localspec.chat.notations.call_readers import replace_halves
+from localspec.chat.token_report import decode_piece
+from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape
 from localspec.daemon.http.sse import LineStream
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError, stream_message
@@ -29,6 +29,7 @@ from localspec.extras.ollama.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Extra, ToolCall
+from localspec.protocol.pieces import Call, Piece, Text
 
 _NS_PER_MS = 1_000_000
 

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, structs
 
-from localspec.chat.notations.call_readers import Arguments, Call
-from localspec.chat.parser import Piece, Text
 from localspec.chat.tools import custom_input
 from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape, format_logprob
 from localspec.daemon.http.sse import NamedEvent
@@ -56,6 +54,7 @@ from localspec.extras.responses.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import PromptProgress, ToolCall
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
 
 @dataclass(frozen=True, slots=True)

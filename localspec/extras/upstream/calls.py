@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
+from localspec.chat.notations.call_readers import new_call
 from localspec.errors import UpstreamError
 from localspec.extras.upstream.dialects import parse_count
-from localspec.protocol import frames
+from localspec.protocol.pieces import Arguments, Call
 
 _MAX_CALLS = 1024
 _MAX_NAME_CHARACTERS = 1024  # of a call's name, and of its id
@@ -103,7 +104,7 @@ class StreamedCalls:
             if call.has_arguments or arguments.strip() != "null":  # which means that there are none
                 call.add(arguments)
 
-    def take(self) -> Iterator[frames.CallPart]:
+    def take(self) -> Iterator[Call | Arguments]:
         """Yield what can be passed on: one call after the other, because clients cannot read them mixed."""
         while self._taken < len(self._calls):
             call = self._calls[self._taken]
@@ -114,15 +115,15 @@ class StreamedCalls:
                 # An id that another call has would mix up their results. Without one, ours is used.
                 call_id = "" if call.id in self._ids else call.id
                 self._ids.add(call_id)
-                yield frames.CallPart(self._taken, call.name, call_id, "".join(call.unsent))
-            elif call.unsent:
-                yield frames.CallPart(self._taken, arguments="".join(call.unsent))
+                yield Call(call_id or new_call(call.name).id, call.name, self._taken)
+            if arguments := "".join(call.unsent):
+                yield Arguments(arguments, self._taken)
             call.unsent.clear()
             if not call.is_complete:
                 return
             self._taken += 1
 
-    def end(self, *, cut: bool) -> Iterator[frames.CallPart]:
+    def end(self, *, cut: bool) -> Iterator[Call | Arguments]:
         """Yield the rest. A call without arguments gets an empty object, unless the answer was `cut`."""
         for call in self._calls:
             if not call.name:

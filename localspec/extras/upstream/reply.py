@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from localspec.chat.token_report import ScoredText, decode_piece
 from localspec.errors import RETRYABLE, InvalidRequest, LocalspecError, UpstreamError
 from localspec.extras.upstream.calls import StreamedCalls
 from localspec.extras.upstream.connection import MAX_LINE_BYTES, ResponseLines, UpstreamConnection
 from localspec.extras.upstream.dialects import DraftCounts, ServerDialect, parse_count
 from localspec.extras.upstream.request import UpstreamRequest
 from localspec.protocol import frames
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
 _DONE = b"[DONE]"
 
@@ -83,6 +86,19 @@ _FINISH_REASONS = {
 _HEAD_CHARACTERS = 64  # of the answer, by which its repetition is recognized
 
 
+@dataclass(slots=True)
+class _Part:
+    """What a chunk has of an answer. The server may have separated thoughts and calls from the text."""
+
+    text: str = ""
+    thought: str = ""
+    calls: list[Call | Arguments] = field(default_factory=list)
+    logprobs: list[frames.TokenLogprob] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    tokens: int = 0
+    timings: frames.Timings | None = None
+
+
 class UpstreamReply:
     """One answer while it arrives. `over` is set once the server has marked its end."""
 
@@ -106,6 +122,7 @@ class UpstreamReply:
         self._characters = 0
         self._text_characters = 0  # of the answer's text, without thoughts and calls
         self._head = ""  # the beginning of the text
+        self._text = ScoredText(sent.reader)
         self._calls = StreamedCalls(connection.invalid_response)
         self._choice: object = None  # the server's number of the choice
         self._has_blank_reason = False
@@ -123,13 +140,15 @@ class UpstreamReply:
         if chunk.get("object") == "error":  # of older vLLM
             raise self._server_error(chunk)
         is_native = self._sent.api == "native"
-        delta = self._parse_native(chunk) if is_native else self._parse_choice(chunk)
+        part = self._parse_native(chunk) if is_native else self._parse_choice(chunk)
         self._read_usage(chunk)
-        if delta is None:
+        if part is None:
             return
-        self._set_offsets(delta)
-        delta.timings = self._timings if "timings" in chunk else None
-        yield from self._pass_on(delta)
+        self._text_characters += len(part.text)
+        if len(self._head) < _HEAD_CHARACTERS:
+            self._head = (self._head + part.text)[:_HEAD_CHARACTERS]
+        part.timings = self._timings if "timings" in chunk else None
+        yield from self._pass_on(part)
 
     def end(self, *, marked: bool) -> Iterator[frames.Delta]:
         """Yield the rest of the answer. `marked`: the server has marked the end of the stream.
@@ -142,26 +161,49 @@ class UpstreamReply:
             self.finish = "length" if 0 < (limit or 0) <= self._completion_tokens else "stop"
         if not self.finish:
             raise self._connection.invalid_response("the answer was cut off")
-        calls = [*self._calls.end(cut=self.finish == "length")]
-        yield from self._pass_on(frames.Delta(0, "", calls=calls))
+        part = _Part(calls=[*self._calls.end(cut=self.finish == "length")])
+        yield from self._pass_on(part, final=True)
 
-    def _pass_on(self, delta: frames.Delta) -> Iterator[frames.Delta]:
+    def _pass_on(self, part: _Part, *, final: bool = False) -> Iterator[frames.Delta]:
         if self._sent.only_read:
             return
-        self._check_length(delta)
-        if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
-            self._last_at = time.monotonic()
-            self._first_at = self._first_at or self._last_at
-            yield delta
+        self._check_length(part)
+        thought_tokens = self._take_thought_tokens(part)
+        pieces: list[Piece] = [Text("reasoning", part.thought)] if part.thought else []
+        # The server's calls are numbered after those in its text.
+        first_index = self._sent.reader.calls
+        for call in part.calls:
+            call.index += first_index
+        read, logprobs = self._text.feed(part.text, part.logprobs, final=final)
+        pieces += [*part.calls, *read]
+        has_content = part.text or part.ids or pieces or logprobs or thought_tokens
+        if has_content:
+            if not final or part.calls:
+                self._last_at = time.monotonic()
+                self._first_at = self._first_at or self._last_at
+            tokens = [*thought_tokens, *logprobs]
+            yield frames.Delta(0, pieces, tokens, part.tokens, part.ids, part.timings)
 
-    def _check_length(self, delta: frames.Delta) -> None:
+    def _take_thought_tokens(self, part: _Part) -> list[frames.TokenLogprob]:
+        """Take the tokens of the thoughts, which come first and are not in the text, out of a part."""
+        left, count = len(part.thought), 0
+        while left > 0 and count < len(part.logprobs):
+            token = part.logprobs[count]
+            token.is_content = False
+            left -= len(decode_piece(token.piece))
+            count += 1
+        tokens, part.logprobs = part.logprobs[:count], part.logprobs[count:]
+        return tokens
+
+    def _check_length(self, part: _Part) -> None:
         """Raise UpstreamError if the answer is longer than its limit of tokens allows.
 
         The token count of a text is not known here, so the limit assumes the longest tokens.
         """
-        self._tokens += max(len(delta.ids), len(delta.logprobs))
-        self._characters += len(delta.text) + len(delta.thought)
-        self._characters += sum(len(call.arguments) + len(call.name) for call in delta.calls)
+        self._tokens += max(len(part.ids), len(part.logprobs))
+        self._characters += len(part.text) + len(part.thought)
+        for call in part.calls:
+            self._characters += len(call.name if isinstance(call, Call) else call.text)
         limit = self._sent.max_tokens
         too_many_tokens = limit is not None and self._tokens > 4 * limit + 64
         if too_many_tokens or self._characters > self._sent.max_characters:
@@ -182,7 +224,7 @@ class UpstreamReply:
 
     # ------------------------------------------------------------------ text, thoughts, calls
 
-    def _parse_choice(self, chunk: Mapping[str, Any]) -> frames.Delta | None:
+    def _parse_choice(self, chunk: Mapping[str, Any]) -> _Part | None:
         choices = chunk.get("choices") or []
         if not isinstance(choices, list):
             raise self._connection.invalid_response("'choices' is not a list")
@@ -195,26 +237,26 @@ class UpstreamReply:
         self._choice = number if self._choice is None else self._choice
         if len(choices) > 1 or number != self._choice:
             raise self._connection.invalid_response("it sends several answers at once")
-        delta = frames.Delta(0, "")
+        part = _Part()
         if self._sent.api == "text":
-            delta.text = self._get_text(choice, "text")
+            part.text = self._get_text(choice, "text")
         else:
             message = self._get_message(choice)
-            delta.text = self._get_text(message, "content") or self._get_text(choice, "text")
-            delta.thought = self._get_text(message, "reasoning_content") or self._get_text(
+            part.text = self._get_text(message, "content") or self._get_text(choice, "text")
+            part.thought = self._get_text(message, "reasoning_content") or self._get_text(
                 message, "reasoning"
             )
             old_call = message.get("function_call")  # OpenAI's older name, for one call
             self._calls.add(
                 message.get("tool_calls") or ([{"function": old_call}] if old_call else [])
             )
-            delta.calls = [*self._calls.take()]
-        delta.ids = self._parse_ids(choice.get("token_ids") or [])
-        delta.logprobs = self._parse_logprobs(choice.get("logprobs"))
+            part.calls = [*self._calls.take()]
+        part.ids = self._parse_ids(choice.get("token_ids") or [])
+        part.logprobs = self._parse_logprobs(choice.get("logprobs"))
         self._set_finish(choice.get("finish_reason"))
         stop = choice.get("stop_reason")
         self._stop = stop if isinstance(stop, str) else self._stop
-        return delta
+        return part
 
     def _get_message(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         """Return the part of a message that a choice has, which some servers call `message`."""
@@ -229,18 +271,18 @@ class UpstreamReply:
                 raise self._connection.invalid_response("a 'message' repeats the text before it")
         return message
 
-    def _parse_native(self, chunk: Mapping[str, Any]) -> frames.Delta:
+    def _parse_native(self, chunk: Mapping[str, Any]) -> _Part:
         """Parse a chunk of llama-server's own paths."""
-        delta = frames.Delta(0, self._get_text(chunk, "content"))
-        delta.ids = self._parse_ids(chunk.get("tokens") or [])
-        delta.tokens = parse_count(chunk.get("tokens_predicted")) or 0
+        part = _Part(self._get_text(chunk, "content"))
+        part.ids = self._parse_ids(chunk.get("tokens") or [])
+        part.tokens = parse_count(chunk.get("tokens_predicted")) or 0
         entries = chunk.get("completion_probabilities")
-        delta.logprobs = self._parse_logprobs({"content": entries} if entries else None)
+        part.logprobs = self._parse_logprobs({"content": entries} if entries else None)
         if chunk.get("stop") is True:
             self._set_finish({"limit": "length"}.get(str(chunk.get("stop_type")), "stop"))
             self._stop = self._get_text(chunk, "stopping_word") or None
             self.over = True
-        return delta
+        return part
 
     def _parse_ids(self, ids: object) -> list[int]:
         if not isinstance(ids, list) or any(parse_count(token) is None for token in ids):
@@ -292,16 +334,6 @@ class UpstreamReply:
         for token in tokens:
             del token.top[self._sent.tops :]
         return tokens
-
-    def _set_offsets(self, delta: frames.Delta) -> None:
-        """Set the offset of each token in the answer's text. Thoughts come first and are not in the text."""
-        offset = self._text_characters - len(delta.thought)
-        for token in delta.logprobs:
-            token.offset = offset if offset >= self._text_characters else -1
-            offset += len(token.piece.decode("utf-8", "replace"))
-        self._text_characters += len(delta.text)
-        if len(self._head) < _HEAD_CHARACTERS:
-            self._head = (self._head + delta.text)[:_HEAD_CHARACTERS]
 
     # ------------------------------------------------------------------ figures
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from localspec.chat.reader import AnswerReader, PlainReader
 from localspec.errors import InvalidRequest
 from localspec.extras.upstream.connection import MAX_ANSWER_BYTES, MAX_LINE_BYTES
 from localspec.extras.upstream.dialects import Body, ServerDialect
@@ -33,6 +34,7 @@ class UpstreamRequest:
     tops: how many of the likeliest tokens to return for each token; the server may be asked for more.
     only_read: the prompt is only read ahead; any text that the server writes is dropped.
     endless: the answer should have no limit, but the server has no field to say so.
+    reader: reads what the server has not separated from the text.
     """
 
     api: Api
@@ -42,6 +44,7 @@ class UpstreamRequest:
     tops: int = 0
     only_read: bool = False
     endless: bool = False
+    reader: AnswerReader | PlainReader = field(default_factory=PlainReader)
 
     @property
     def max_tokens(self) -> int | None:

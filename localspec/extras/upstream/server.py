@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from localspec.chat import tools
+from localspec.chat.reader import reader_of
 from localspec.daemon.worker.process import Event, Request, RunningRequest
 from localspec.daemon.worker.queue import Job
 from localspec.daemon.worker.supervisor import FailedUpstream
@@ -225,6 +226,7 @@ class UpstreamServer:
         if infill and not infill_markers([known.model]):
             known = await self.discover(weights=True)
         sent = build_request(request, dialect, known.model, known.weights or "")
+        sent.reader = reader_of(request, reasoning=bool(request.thoughts))
         if sent.endless and dialect.kind == "vllm":
             await self._fill_context(sent)
         began = time.monotonic()

@@ -27,6 +27,7 @@ from localspec.extras.upstream.connection import (
 )
 from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
+from localspec.protocol.pieces import Call
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import RunningDaemon, temporary_home
 from tests.support.patience import PATIENCE
@@ -80,7 +81,7 @@ def read_answer(
         try:
             async for event in server.events(frames.Generate(0, CHAT, **fields)):
                 if isinstance(event, frames.Delta):
-                    text += event.text + event.thought + "".join(c.arguments for c in event.calls)
+                    text += "".join(p.text for p in event.pieces if not isinstance(p, Call))
         except UpstreamError as error:
             return text, error
         finally:

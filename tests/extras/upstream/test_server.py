@@ -32,6 +32,7 @@ from localspec.extras.upstream.dialects import KINDS
 from localspec.extras.upstream.request import build_request
 from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
+from localspec.protocol.pieces import Arguments, Call, Text
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import wait_for
 from tests.support.patience import PATIENCE
@@ -244,11 +245,12 @@ def test_thoughts_and_calls_are_separate_fields() -> None:
     with scripted_server(stream=stream) as remote:
         events = run_request(Upstream(upstream=remote.url))
     deltas = [event for event in events if isinstance(event, frames.Delta)]
-    assert "".join(delta.thought for delta in deltas) == "hmm"
-    parts = [part for delta in deltas for part in delta.calls]
-    assert parts == [
-        frames.CallPart(0, "look", "c1", '{"a"'),
-        frames.CallPart(0, "", "", ":1}"),
+    assert [piece for delta in deltas for piece in delta.pieces] == [
+        Text("reasoning", "hm"),
+        Text("reasoning", "m"),
+        Call("c1", "look"),
+        Arguments('{"a"'),
+        Arguments(":1}"),
     ]
     assert get_done(events).finish_reason == "stop"
 

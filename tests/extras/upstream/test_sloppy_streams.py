@@ -18,7 +18,7 @@ from localspec.extras.upstream.connection import ResponseLines, UpstreamConnecti
 from localspec.extras.upstream.dialects import KINDS
 from localspec.extras.upstream.reply import UpstreamReply, parse_events
 from localspec.extras.upstream.request import UpstreamRequest
-from localspec.protocol import frames
+from localspec.protocol import frames, pieces
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import RunningDaemon, temporary_home
 from tests.support.upstreams import encode_event, encode_response, encode_stream, scripted_server
@@ -68,13 +68,18 @@ def read(data: bytes, *, are_events: bool = True, max_tokens: int | None = None)
 
     deltas = asyncio.run(collect())
     calls: list[list[str]] = []
-    for part in (part for delta in deltas for part in delta.calls):
-        if part.name:
-            calls.append([part.id, part.name, ""])
-        assert part.index == len(calls) - 1
-        calls[-1][2] += part.arguments
+    thoughts = ""
+    for piece in (piece for delta in deltas for piece in delta.pieces):
+        if isinstance(piece, pieces.Text):
+            thoughts += piece.text if piece.kind == "reasoning" else ""
+            continue
+        if isinstance(piece, pieces.Call):
+            calls.append([piece.id, piece.name, ""])
+        else:
+            calls[-1][2] += piece.text
+        assert piece.index == len(calls) - 1
     return Reading(
-        "".join(delta.thought for delta in deltas),
+        thoughts,
         "".join(delta.text for delta in deltas),
         [(call_id, name, json.loads(arguments)) for call_id, name, arguments in calls],
         reply.finish,
@@ -344,7 +349,9 @@ def test_names_without_ids_begin_calls_where_the_one_before_is_complete() -> Non
 def test_calls_with_one_id_get_ids_of_their_own() -> None:
     """Otherwise their results could not be told apart."""
     lists = [[part(0, "0", "f", "{}"), part(1, "0", "g", "{}")]]
-    assert read(encode_calls(*lists)).calls == [("0", "f", {}), ("", "g", {})]
+    [first, (call_id, *second)] = read(encode_calls(*lists)).calls
+    assert first == ("0", "f", {})
+    assert (len(call_id), second) == (9, ["g", {}])
 
 
 def test_a_call_in_the_older_form_is_read() -> None:
@@ -353,7 +360,8 @@ def test_a_call_in_the_older_form_is_read() -> None:
         {"function_call": {"arguments": ":1}"}},
     ]
     stream = encode_choices(*deltas, finish="function_call")
-    assert read(stream).calls == [("", "f", {"q": 1})]
+    [(call_id, *call)] = read(stream).calls
+    assert (len(call_id), call) == (9, ["f", {"q": 1}])
 
 
 @pytest.mark.parametrize(("limit", "finish"), [(None, "stop"), (9, "stop"), (5, "length")])

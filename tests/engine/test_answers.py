@@ -1,0 +1,280 @@
+"""What models really write is read alike at every cut, and stop strings end content only."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from localspec.chat.families.functionary import FUNCTIONARY_3_2
+from localspec.chat.families.gpt_oss import HARMONY
+from localspec.chat.families.hermes import HERMES
+from localspec.chat.families.kimi import KIMI_K2, KIMI_K3
+from localspec.chat.families.llama import LLAMA
+from localspec.chat.families.minimax import MINIMAX_M3
+from localspec.chat.families.mistral import MISTRAL
+from localspec.chat.families.muse import MUSE
+from localspec.chat.families.qwen_coder import TAGS
+from localspec.chat.reader import AnswerReader
+from localspec.engine.text_stream import TextStream
+from localspec.protocol.calls import CallFormat
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
+
+LED = {"type": "object", "properties": {"note": {"type": "string"}}}
+TOOLS: dict[str, Any] = {"led": LED, "now": {"type": "object", "properties": {}}}
+Read = tuple[str, str, list[tuple[str, str]]]  # content, reasoning, and calls with their arguments
+ON: list[tuple[str, str]] = [("led", '{"note": "on"}')]
+START, MESSAGE, END = "<|start|>assistant", "<|message|>", "<|end|>"
+THOUGHTS, FINAL = f"<|channel|>analysis{MESSAGE}", f"<|channel|>final{MESSAGE}"
+TO_LED = f"<|channel|>commentary to=functions.led <|constrain|>json{MESSAGE}"
+NOTE = '{"note": "on"}'
+TAGGED = "<function=led>\n<parameter=note>\non\n</parameter>\n</function>"
+OTHER = TAGGED.replace("led", "lid")
+JSON_CALL = f'{{"name": "led", "arguments": {NOTE}}}'
+KIMI_CALL = f"<|tool_call_begin|>functions.led:0<|tool_call_argument_begin|>{NOTE}"
+ATEM = '<atem:invoke name="led">\n<atem:parameter name="note">on</atem:parameter>\n</atem:invoke>'
+
+# By what a model does: its format, the end of its prompt, its answer, and what that means.
+DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
+    # ---- messages of gpt-oss and Muse Glimmer
+    "several analysis messages": (
+        HARMONY,
+        START,
+        f"{THOUGHTS}a{END}{START}{THOUGHTS}b{END}{START}{FINAL}c",
+        ("c", "ab", []),
+    ),
+    "a preamble before the call": (
+        HARMONY,
+        START,
+        f"<|channel|>commentary{MESSAGE}So.{END}{START}{TO_LED}{NOTE}",
+        ("So.", "", ON),
+    ),
+    "thoughts behind a call": (
+        HARMONY,
+        START,
+        f"{TO_LED}{NOTE}{END}{START}{THOUGHTS}hm{END}{START}{FINAL}c",
+        ("c", "hm", ON),
+    ),
+    "thoughts behind the answer": (
+        HARMONY,
+        START,
+        f"{FINAL}c{END}{START}{THOUGHTS}hm{END}",
+        ("c", "hm", []),
+    ),
+    "a call in the analysis channel": (
+        HARMONY,
+        START,
+        f"<|channel|>analysis to=functions.led{MESSAGE}{NOTE}",
+        ("", "", ON),
+    ),
+    "the recipient before the channel": (
+        HARMONY,
+        START,
+        f" to=functions.led<|channel|>commentary json{MESSAGE}{NOTE}",
+        ("", "", ON),
+    ),
+    "an abandoned head": (
+        HARMONY,
+        START,
+        f"<|channel|>analysis<|channel|>final{MESSAGE}c",
+        ("c", "", []),
+    ),
+    "an abandoned head of a call": (
+        HARMONY,
+        START,
+        f"<|channel|>commentary to=functions.led{FINAL}No",
+        ("No", "", []),
+    ),
+    "a head abandoned at its end": (
+        HARMONY,
+        START,
+        f"<|channel|>analysis{END}{START}{FINAL}c",
+        ("c", "", []),
+    ),
+    "a stray head within thoughts": (HARMONY, START, f"{THOUGHTS}hm{FINAL}c", ("c", "hm", [])),
+    "a stray head without a message": (
+        HARMONY,
+        START,
+        f"{FINAL}c<|channel|>analysis",
+        ("c", "", []),
+    ),
+    "a stray message marker": (
+        HARMONY,
+        START,
+        f"{THOUGHTS}{MESSAGE}hm{END}{FINAL}c",
+        ("c", "hm", []),
+    ),
+    "an apology to a function": (HARMONY, START, f"{TO_LED}Sorry, no.", ("Sorry, no.", "", [])),
+    "an empty message to a function": (HARMONY, START, f"{TO_LED}{END}", ("", "", [("led", "{}")])),
+    "text behind the JSON of a message": (
+        HARMONY,
+        START,
+        f"{TO_LED}{NOTE} ok{END}{START}{FINAL}c",
+        ("c", "", ON),
+    ),
+    "no message at all": (HARMONY, START, "plain <b>", ("plain <b>", "", [])),
+    "thoughts behind a call of Muse": (
+        MUSE,
+        START,
+        f" to=led{MESSAGE}<atem:function_calls>\n{ATEM}\n</atem:function_calls><|eom|>{START}"
+        f" to=self{MESSAGE}hm<|eom|>{START} to=user{MESSAGE}c",
+        ("c", "hm", ON),
+    ),
+    # ---- a call without its opening marker
+    "tags alone": (TAGS, "", TAGGED, ("", "", ON)),
+    "tags behind text": (TAGS, "", f"So.\n{TAGGED}\n</tool_call>", ("So.", "", ON)),
+    "tags of a Hermes model": (HERMES, "", f"So.\n\n{TAGGED}\n\n", ("So.", "", ON)),
+    "JSON with the closing marker only": (HERMES, "", f"{JSON_CALL}\n</tool_call>", ("", "", ON)),
+    "a call without its section": (KIMI_K2, "", f"{KIMI_CALL}<|tool_call_end|>", ("", "", ON)),
+    "an invoke without its block": (MUSE, "", f"a\n{ATEM}", ("a", "", ON)),
+    "tags of an unknown tool": (TAGS, "", OTHER, (OTHER, "", [])),
+    "tags in a sentence": (TAGS, "", f"Write {TAGGED}.", (f"Write {TAGGED}.", "", [])),
+    "a tag that is only named": (
+        TAGS,
+        "",
+        "<function=led> is it.",
+        ("<function=led> is it.", "", []),
+    ),
+    "a tag that is cut off": (TAGS, "", "<function=led>\n", ("<function=led>\n", "", [])),
+    # ---- a call inside thoughts that are not closed
+    "JSON in thoughts": (
+        HERMES,
+        "<think>\n",
+        f"hm\n<tool_call>\n{JSON_CALL}\n</tool_call>",
+        ("", "hm", ON),
+    ),
+    "tags in thoughts": (
+        TAGS,
+        "<think>\n",
+        f"hm\n<tool_call>\n{TAGGED}\n</tool_call>",
+        ("", "hm", ON),
+    ),
+    "tags alone in thoughts": (TAGS, "", f"<think>\nhm\n{TAGGED}\n", ("", "hm", ON)),
+    "a section in thoughts": (
+        KIMI_K2,
+        "<think>",
+        f"hm<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|>",
+        ("", "hm", ON),
+    ),
+    "an array in thoughts": (MISTRAL, "", f"[THINK]hm[TOOL_CALLS][{JSON_CALL}]", ("", "hm", ON)),
+    "thoughts closed behind a call": (
+        HERMES,
+        "<think>\n",
+        f"hm\n<tool_call>\n{JSON_CALL}\n</tool_call>\n</think>\n\nc",
+        ("c", "hm", ON),
+    ),
+    "a marker that thoughts name": (
+        HERMES,
+        "<think>",
+        "I need <tool_call> here</think>c",
+        ("c", "I need <tool_call> here", []),
+    ),
+    "an unknown tool in thoughts": (
+        HERMES,
+        "<think>",
+        '<tool_call>{"name": "x", "a": 1}</tool_call></think>c',
+        ("c", '<tool_call>{"name": "x", "a": 1}</tool_call>', []),
+    ),
+    # ---- other places of markers and blanks
+    "two blocks of thoughts": (HERMES, "", "<think>a</think>\n<think>b</think>c", ("c", "ab", [])),
+    "no last closer": (TAGS, "", f"<tool_call>\n{TAGGED}\nDone.", ("Done.", "", ON)),
+    "no closer of a section": (
+        KIMI_K2,
+        "",
+        f"<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|> Done.",
+        ("Done.", "", ON),
+    ),
+    "no line ends": (TAGS, "", f"<tool_call>{TAGGED}</tool_call>".replace("\n", ""), ("", "", ON)),
+    "more line ends": (
+        TAGS,
+        "",
+        f"<tool_call>{TAGGED}</tool_call>".replace("><", ">\n\n<"),
+        ("", "", ON),
+    ),
+    "blanks around JSON": (
+        HERMES,
+        "",
+        f"<tool_call>  {JSON_CALL}\n\n</tool_call>\n\n",
+        ("", "", ON),
+    ),
+}
+
+
+def collect(pieces: Sequence[Piece]) -> Read:
+    texts, calls = {"content": "", "reasoning": ""}, list[tuple[str, str]]()
+    for piece in pieces:
+        match piece:
+            case Text():
+                texts[piece.kind] += piece.text
+            case Call():
+                calls.append((piece.name, ""))
+            case Arguments():
+                name, text = calls[piece.index]
+                calls[piece.index] = name, text + piece.text
+    return texts["content"], texts["reasoning"], calls
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """Yield the text whole, by characters, and in two parts at every place."""
+    yield [text]
+    yield list(text)
+    for at in range(1, len(text)):
+        yield [text[:at], text[at:]]
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_deviations_mean_what_the_model_meant(name: str) -> None:
+    form, tail, answer, expected = DEVIATIONS[name]
+    for parts in cuts(answer):
+        reader = AnswerReader(form, TOOLS, tail=tail, plain_calls=tuple(TOOLS))
+        pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
+        assert collect(pieces) == expected, parts
+        for piece in pieces:
+            if isinstance(piece, Text):
+                assert answer[piece.at :].startswith(piece.text)
+
+
+STOP_ON = NOTE.replace("on", "STOP")
+STOPPED: list[tuple[CallFormat, str, str, str | None]] = [
+    (HERMES, "<think>", "STOP</think>It is STOP on.", "It is "),
+    (HERMES, "", f"<tool_call>{JSON_CALL.replace('on', 'STOP')}</tool_call>So STOP.", "So "),
+    (HERMES, "", f"```json\n{JSON_CALL.replace('on', 'STOP')}\n```", None),
+    (HERMES, "", f"```json\n{JSON_CALL.replace('led', 'STOP')}\n```", '```json\n{"name": "'),
+    (LLAMA, "", f'{{"name": "led", "parameters": {STOP_ON}}}', None),
+    (HERMES, "", f"ST<tool_call>{JSON_CALL}</tool_call>OP", None),
+    (TAGS, "", TAGGED.replace("on\n", "STOP\n"), None),
+    (TAGS, "", "<function=led> STOP", "<function=led> "),
+    (HARMONY, START, f"{THOUGHTS}STOP{END}{START}{TO_LED}{STOP_ON}{END}{START}{FINAL}a STOP", "a "),
+    (MUSE, START, f" to=self{MESSAGE}STOP<|eom|>{START} to=user{MESSAGE}a STOP", "a "),
+    (
+        KIMI_K3,
+        "<|open|>think<|sep|>",
+        "STOP<|close|>think<|sep|><|open|>response<|sep|>a STOP",
+        "a ",
+    ),
+    (FUNCTIONARY_3_2, ">>>", f"all\na STOP>>>led\n{NOTE}", "a "),
+    (MINIMAX_M3, "", "a STO", None),
+]
+
+
+@pytest.mark.parametrize(("form", "tail", "answer", "content"), STOPPED)
+def test_stop_strings_end_content_and_nothing_else(
+    form: CallFormat, tail: str, answer: str, content: str | None
+) -> None:
+    for parts in cuts(answer):
+        reader = AnswerReader(form, TOOLS, tail=tail, plain_calls=tuple(TOOLS))
+        stream = TextStream(["STOP"], reader)
+        chunks = [*(stream.push(part.encode()) for part in parts), stream.flush()]
+        shown = collect([piece for chunk in chunks for piece in chunk.pieces])
+        assert (stream.stopped is not None) == (content is not None)
+        assert content is None or shown[0] == content
+        # Every character is decided once, and those of the content are known as such.
+        chars = list(itertools.chain.from_iterable(chunk.chars for chunk in chunks))
+        ends = list(itertools.accumulate(len(char.encode()) for char in answer))
+        assert [end for end, _ in chars] == ends[: len(chars)]
+        marked = "".join(char for char, (_, mark) in zip(answer, chars, strict=False) if mark)
+        assert marked == shown[0]
+        assert all(json.loads(arguments) for _, arguments in shown[2])
