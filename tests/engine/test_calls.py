@@ -776,7 +776,7 @@ def test_required_call_follows_thoughts_that_reach_their_limit(
     tool_set = ToolSet(HERMES, SMALL, required=True, parallel=False)
     tail = "assistant\n<think>\n"
     closing = vocab.tokenize("</think>", add_special=False, parse_special=True)
-    marker = ThoughtMarker(b"<think>", b"</think>", closing)
+    marker = ThoughtMarker("<think>", "</think>", closing)
     for limit in (0, 3, 20):
         thoughts = ThoughtLimit(limit, [marker], tail, vocab.piece, vocab.size)
         guide = CombinedGuide(thoughts, make_matcher(vocab, tool_set, tail=tail))

@@ -95,7 +95,7 @@ def test_thoughts_of_any_text_end_in_time_and_once(
     preferred: list[int], limit: int, tail: str, rollbacks: list[int]
 ) -> None:
     """`preferred` are the tokens of the model; some are rolled back and repeated."""
-    marker = ThoughtMarker(b"<think>", b"</think>", CLOSING)
+    marker = ThoughtMarker("<think>", "</think>", CLOSING)
     guide = ThoughtLimit(limit, [marker], tail, BYTES.__getitem__, len(BYTES))
     output: list[int] = []
 
@@ -131,6 +131,20 @@ def test_thoughts_of_any_text_end_in_time_and_once(
         )
     elif b"</think>" not in b"".join(BYTES[token_choice] for token_choice in preferred):
         assert len(thoughts) >= limit  # no token here is empty
+
+
+def test_a_second_block_of_thoughts_counts_as_well() -> None:
+    marker = ThoughtMarker("<think>", "</think>", [BYTES.index(b"</think>")])
+    opening, closing, letter, line = map(BYTES.index, (b"<think>", b"</think>", b"a", b"\n"))
+    guide = ThoughtLimit(4, [marker], "", BYTES.__getitem__, len(BYTES))
+    for token in [opening, letter, letter, closing, line, opening, letter]:
+        assert not guide.forced_tokens()
+        guide.consume(token)
+    assert guide.is_thinking
+    guide.consume(letter)
+    assert guide.forced_tokens() == [closing]
+    guide.consume(closing)
+    assert not guide.is_thinking
 
 
 def count_opening_tokens(tokens: list[int]) -> int:

@@ -281,7 +281,7 @@ class Preparer:
         vocab, markers = self._pair.vocab, []
         for opening, closing in pairs:
             tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
-            markers.append(ThoughtMarker(opening.encode(), closing.encode(), tokens))
+            markers.append(ThoughtMarker(opening, closing, tokens))
         if not markers:
             return None
         piece = partial(vocab.piece, special=True)

@@ -1,19 +1,21 @@
 """A guide that limits the number of tokens in a model's thoughts.
 
-When the limit is reached, the marker that closes the thoughts is forced, as if the model had written it, and
-the answer follows. A marker may be one control token or several text tokens, so markers are found in the
-text. Forced tokens are handled like those of a grammar: drafts that differ are cut, and the marker itself is
-drafted at no cost.
+When the limit is reached, the marker that closes the thoughts is forced, as if the model had written it,
+and the answer follows. A marker may be one control token or several text tokens, so markers are found in
+the text. Forced tokens are handled like those of a grammar: drafts that differ are cut, and the marker
+itself is drafted at no cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from localspec.chat.markers import AnswerMarkers, Place, as_bytes
 
 NO_LIMIT = 1 << 60  # tokens
 _MAX_STATES = 128  # States kept for `take_back`; one pass consumes fewer tokens.
@@ -24,27 +26,28 @@ _GRACE_TOKENS = 8  # Tokens beyond the limit in which a begun character or marke
 class ThoughtMarker:
     """The texts that open and close thoughts. `tokens` are those of the closing text."""
 
-    opening: bytes
-    closing: bytes
+    opening: str
+    closing: str
     tokens: list[int]
 
 
 class _State(NamedTuple):
     """The state after one token of the answer.
 
-    text: the answer so far while thoughts may still begin; later the end of the thoughts. spent: number of
-    tokens in the thoughts so far. forced: number of marker tokens that were forced.
+    held: the end of the text that may begin a marker. last: the last characters, one for each byte.
+    spent: number of tokens in thoughts so far. forced: number of tokens of the closing marker that were
+    forced.
     """
 
-    phase: Literal["before", "thinking", "over"]
-    text: bytes = b""
-    marker: ThoughtMarker | None = None
+    place: Place
+    held: str = ""
+    last: str = ""
     spent: int = 0
     forced: int = 0
 
 
 class ThoughtLimit:
-    """A guide that lets the thoughts of one answer have at most `limit` tokens."""
+    """A guide that lets all thoughts of one answer together have at most `limit` tokens."""
 
     forbids_often = False
 
@@ -61,17 +64,17 @@ class ThoughtLimit:
         piece: returns a token's bytes.
         """
         self._limit = limit
-        self._markers = markers
+        pairs = [(as_bytes(marker.opening), as_bytes(marker.closing)) for marker in markers]
+        self._markers = AnswerMarkers(pairs, as_bytes(tail), channels=False)
+        self._closing = {as_bytes(marker.closing): marker.tokens for marker in markers}
         self._piece = piece
         self._n_vocab = n_vocab
-        prompt_end = tail.rstrip().encode()
-        marker = next((m for m in markers if prompt_end.endswith(m.opening.rstrip())), None)
-        self._states = [_State("thinking", marker=marker) if marker else _State("before")]
+        self._states = [_State(self._markers.start)]
 
     @property
     def is_thinking(self) -> bool:
         """Whether the answer is in its thoughts."""
-        return self._states[-1].phase == "thinking"
+        return self._states[-1].place.region == "thoughts"
 
     @property
     def is_open(self) -> bool:
@@ -118,52 +121,37 @@ class ThoughtLimit:
 
     def _forced(self, state: _State) -> list[int]:
         """Return the tokens of the closing marker that must follow `state`."""
-        if state.phase != "thinking" or state.spent < self._limit or state.marker is None:
+        if state.place.region != "thoughts" or state.spent < self._limit:
             return []
-        incomplete = _ends_within_character(state.text) or _ends_with_part_of(
-            state.text, state.marker
-        )
-        if incomplete and not state.forced and 0 < state.spent < self._limit + _GRACE_TOKENS:
+        tokens = self._closing[state.place.close]
+        # A marker that is a single token has no parts.
+        has_part = len(tokens) > 1 and len(state.held) > 1
+        is_incomplete = has_part or _ends_within_character(state.last)
+        if is_incomplete and not state.forced and 0 < state.spent < self._limit + _GRACE_TOKENS:
             return []
-        return state.marker.tokens[state.forced :]
+        return tokens[state.forced :]
 
     def _next_state(self, state: _State, token: int) -> _State:
         """Return the state that follows `state` after `token`."""
-        if state.phase == "over":
+        if state.place.region == "text":
             return state
+        text = state.held + self._piece(token).decode("latin-1")
+        place, held = self._markers.follow(state.place, text)
+        if state.place.region != "thoughts":
+            return _State(place, held, spent=state.spent)
         forced = state.forced + bool(self._forced(state))
-        text = state.text + self._piece(token)
-        if state.phase == "before":
-            return self._open(text)
-        assert state.marker is not None
-        if state.marker.closing in text or forced == len(state.marker.tokens):
-            return _State("over")
-        text = text[-len(state.marker.closing) :]
-        return _State("thinking", text, state.marker, state.spent + 1, forced)
-
-    def _open(self, text: bytes) -> _State:
-        """Return the state after the first text of the answer, which may open the thoughts."""
-        stripped = text.lstrip()
-        for marker in self._markers:
-            if stripped.startswith(marker.opening):
-                return _State("thinking", marker=marker)
-        may_open = any(marker.opening.startswith(stripped) for marker in self._markers)
-        return _State("before", text) if may_open else _State("over")
+        if place.region == "thoughts" and forced < len(self._closing[place.close]):
+            return _State(place, held, text[-4:], state.spent + 1, forced)
+        # All of the marker was forced, or the model has written it.
+        place, held = (Place("behind"), "") if place.region == "thoughts" else (place, held)
+        return _State(place, held, spent=state.spent)
 
 
-def _ends_with_part_of(text: bytes, marker: ThoughtMarker) -> bool:
-    """Return whether `text` ends with part of the closing marker; a single token has no parts."""
-    if len(marker.tokens) == 1:
-        return False
-    closing = marker.closing
-    return any(text.endswith(closing[:size]) for size in range(2, len(closing)))
-
-
-def _ends_within_character(text: bytes) -> bool:
-    """Return whether UTF-8 `text` ends in the middle of a character."""
-    for back, byte in enumerate(reversed(text[-4:]), start=1):
-        if byte < 0x80:
+def _ends_within_character(text: str) -> bool:
+    """Return whether UTF-8 ends in the middle of a character, with one of these for each byte."""
+    for back, char in enumerate(reversed(text), start=1):
+        if char < "\x80":
             return False
-        if byte >= 0xC0:
-            return back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+        if char >= "\xc0":
+            return back < (2 if char < "\xe0" else 3 if char < "\xf0" else 4)
     return False
