@@ -1,10 +1,10 @@
 """A guide that applies grammars from a marker on, and allows any text before it.
 
 Examples are tool calls that the model opens by itself, and an answer that follows the model's thoughts. A
-gate is a marker with a grammar, which begins with the marker. While the text ends with part of a marker, a
-token that completes the marker is allowed only if the grammar also accepts the token's bytes after the
-marker. The text after a gate therefore follows the grammar from its first byte, however it is tokenized, and
-also within a run of draft tokens.
+gate is a marker with a grammar, which begins with the marker. While the text ends with part of a marker,
+a token that completes the marker is allowed only if the grammar also accepts the token's bytes after the
+marker. The text after a gate therefore follows the grammar from its first byte, however it is tokenized,
+and also within a run of draft tokens.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
+from localspec.chat.markers import AnswerMarkers, Place
 from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
 from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
 from localspec.engine.sampling.grammars.sources import GrammarTokens
@@ -65,8 +66,9 @@ class PieceIndex:
 class Gate:
     """A marker and the grammar that applies from it on.
 
-    marker: the bytes that open the gate. grammar: in its initial state, before the marker. wrong: tokens that
-    contain the whole marker but do not fit the grammar. last: whether the answer ends with the grammar.
+    marker: the bytes that open the gate. grammar: in its initial state, before the marker. wrong: tokens
+    that contain the whole marker but do not fit the grammar. last: whether the answer ends with the
+    grammar.
     """
 
     marker: bytes
@@ -101,15 +103,15 @@ class GatePlan:
 class _State(NamedTuple):
     """The state between two tokens.
 
-    phase: "first" is the beginning of the answer, where a grammar applies unless thoughts are opened; "start"
-    is the beginning without such a grammar; "answer" is the place after thoughts; "inside" is within a
-    gate's grammar. held: the end of the text that may be the beginning of a marker. close: the marker that
-    ends the thoughts. inner: the matcher of the grammar that applies. last: whether the answer ends with it.
+    place: where the text is, as long as no grammar applies; None if the answer is over. held: the end of
+    the text that may be the beginning of a marker. is_first: the answer begins here with a grammar,
+    unless thoughts are opened. inner: the matcher of the grammar that applies. last: whether the answer
+    ends with it.
     """
 
-    phase: Literal["first", "start", "thinking", "answer", "free", "inside", "over"]
+    place: Place | None
     held: bytes = b""
-    close: bytes = b""
+    is_first: bool = False
     inner: _Inner | None = None
     last: bool = False
 
@@ -137,21 +139,25 @@ class GatedMatcher:
     ) -> None:
         """Begin an answer.
 
-        close: the marker that ends thoughts which the prompt has opened. tail: the end of the prompt, which
-        may be the beginning of a gate's marker.
+        close: the marker that ends thoughts which the prompt has opened. tail: the end of the prompt,
+        which may be the beginning of a gate's marker.
         """
         self.forbids_often = plan.first is not None
         self._plan = plan
         self._surroundings = surroundings
         self._earlier_states: list[_State] = []  # The state before each consumed token.
+        pairs = [
+            (opening.decode("latin-1"), end.decode("latin-1")) for opening, end in plan.thoughts
+        ]
+        self._markers = AnswerMarkers(pairs, channels=False)
         if close:
-            self._state = _State("thinking", close=close)
+            self._state = _State(Place("thoughts", close.decode("latin-1")))
         elif plan.first is None:
-            self._state = _State("start", _tail(tail, [gate.marker for gate in plan.gates]))
+            self._state = _State(Place(), _tail(tail, [gate.marker for gate in plan.gates]))
         elif plan.may_think:
-            self._state = _State("first")
+            self._state = _State(Place(), is_first=True)
         else:
-            self._state = _State("inside", inner=self._start_grammar(plan.first), last=True)
+            self._state = _State(Place(), inner=self._start_grammar(plan.first), last=True)
 
     def begin_round(self) -> bool:
         return True
@@ -161,14 +167,14 @@ class GatedMatcher:
 
     def mask(self) -> Mask | None:
         state = self._state
-        if state.phase == "first":
+        if state.is_first:
             assert self._plan.first is not None
             allowed = self._start_grammar(self._plan.first).mask().copy()
             allowed[list(self._plan.may_think)] = True
             return allowed
         if state.inner is not None and not state.inner.ended:
             return state.inner.mask()
-        if state.inner is not None or state.phase == "over":
+        if state.inner is not None or state.place is None:
             allowed = np.zeros(self._surroundings.n_vocab, dtype=np.bool_)
             allowed[list(self._surroundings.ends)] = True
             return allowed
@@ -232,15 +238,15 @@ class GatedMatcher:
 
     def _gates(self, state: _State) -> Sequence[Gate]:
         """Return the gates that can be opened in `state`."""
-        if state.phase == "thinking":
-            gate = self._plan.after.get(state.close)
+        if state.place is not None and state.place.region == "thoughts":
+            gate = self._plan.after.get(state.place.close.encode("latin-1"))
             return [gate] if gate is not None else []
         return self._plan.gates
 
     def _bare_grammar(self, state: _State) -> LLMatcher | None:
         """Return the grammar of an answer that begins with a brace, if it can begin in `state`."""
-        at_start = state.phase in ("start", "answer") and not state.held
-        return self._plan.bare if at_start else None
+        at_start = state.place is not None and state.place.region in ("start", "behind")
+        return self._plan.bare if at_start and not state.held.strip() else None
 
     # ------------------------------------------------------------------------ transitions
 
@@ -262,60 +268,37 @@ class GatedMatcher:
 
     def _next(self, state: _State, token: int) -> _State:
         """Return the state that follows `state` after `token`."""
-        if state.phase == "over":
+        if state.place is None:
             return state
         if state.inner is not None:
             return self._advance_inner(state, state.inner, token)
         piece = self._surroundings.piece(token)
-        if state.phase == "first" and token not in self._plan.may_think:
+        if state.is_first and token not in self._plan.may_think:
             assert self._plan.first is not None
             inner = self._start_grammar(self._plan.first)
-            return self._advance_inner(_State("inside", inner=inner, last=True), inner, token)
+            return self._advance_inner(_State(state.place, inner=inner, last=True), inner, token)
         for gate in self._gates(state):
             for prefix in (*_overlaps(state.held, gate.marker), b""):
                 if piece.startswith(gate.marker[len(prefix) :]):
                     inner = self._enter(gate, prefix)
-                    inside = _State("inside", inner=inner, last=gate.last)
+                    inside = _State(state.place, inner=inner, last=gate.last)
                     return self._advance_inner(inside, inner, token)
         bare = self._bare_grammar(state)
         if bare is not None and piece.lstrip().startswith(b"{"):
             inner = self._start_grammar(bare)
-            return self._advance_inner(_State("inside", inner=inner, last=True), inner, token)
-        return self._read(state, piece)
+            return self._advance_inner(_State(state.place, inner=inner, last=True), inner, token)
+        text = state.held + piece
+        place, held = self._markers.follow(state.place, text.decode("latin-1"))
+        if place.region == "text":
+            return _State(place, _tail(text, [gate.marker for gate in self._plan.gates]))
+        return _State(place, held.encode("latin-1"))
 
     def _advance_inner(self, state: _State, inner: _Inner, token: int) -> _State:
         """Return the state after a token within a grammar."""
         inner.consume(token)
         if not inner.ended or state.last:
             return state
-        return _State("over" if self._plan.single else "free")
-
-    def _read(self, state: _State, piece: bytes) -> _State:
-        """Return the state after the text of a token that opens no gate."""
-        held = state.held + piece
-        if state.phase == "thinking":
-            return self._in_thoughts(state.close, held)
-        if state.phase in ("first", "start", "answer"):
-            text = held.lstrip()
-            if not text:
-                return state
-            for opening, close in self._plan.thoughts if state.phase != "answer" else ():
-                if text.startswith(opening):
-                    return self._in_thoughts(close, text[len(opening) :])
-                if opening.startswith(text):
-                    return _State("start", text)
-        return self._free(held)
-
-    def _in_thoughts(self, close: bytes, held: bytes) -> _State:
-        """Return the state after `held`, a text within thoughts that `close` ends."""
-        index = held.find(close)
-        if index < 0:
-            return _State("thinking", _tail(held, [close]), close)
-        remaining = held[index + len(close) :].lstrip()
-        return self._free(remaining) if remaining else _State("answer")
-
-    def _free(self, text: bytes) -> _State:
-        return _State("free", _tail(text, [gate.marker for gate in self._plan.gates]))
+        return _State(None if self._plan.single else Place("text"))
 
 
 def _overlaps(text: bytes, marker: bytes) -> Iterator[bytes]:
