@@ -22,7 +22,7 @@ import yaml
 from localspec import extras
 from localspec.daemon import routes
 from localspec.protocol import answers, conversations, pairs, requests
-from localspec.registry.pulls.pull import PullState
+from localspec.registry.pulls.messages import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
 MARKER = "    # From here on made by scripts/openapi.py.\n"

@@ -84,6 +84,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     ),
     "registry": (
         {
+            "children",
             "compatibility",
             "errors",
             "files",

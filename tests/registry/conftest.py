@@ -9,8 +9,7 @@ import pytest
 
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.retry import RetryPolicy
-from localspec.registry.hub.transfer import Tuning
+from localspec.registry.hub.retry import RetryPolicy, Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
 from tests.registry.pulling import DRAFT, TARGET
@@ -21,6 +20,7 @@ QUICK = Tuning(
     connections=3,
     segment=256 << 10,
     sync=1 << 20,
+    stall_s=1.0,
     retry_policy=RetryPolicy(tries=4, first_pause_s=0.01, longest_pause_s=0.05),
 )
 
@@ -29,7 +29,10 @@ QUICK = Tuning(
 def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf-cache"))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -47,7 +50,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def puller(hub: TestHub, store: Store) -> Puller:
+def puller(hub: TestHub, store: Store, monkeypatch: pytest.MonkeyPatch) -> Puller:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)  # for pulls that are processes
     return Puller(store, Hub(hub.endpoint, stall=1.0), QUICK)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from localspec.errors import ModelNotFound
-from localspec.registry.catalogue import Catalogue
+from localspec.registry.pulls.messages import Job
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import UnfinishedPulls
 from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model
@@ -19,9 +19,13 @@ SIZE = len(TARGET) + len(DRAFT)
 
 
 def create_pulls(puller: Puller, unfinished: UnfinishedPulls | None = None) -> Pulls:
-    """Return the pulls of a puller, for pairs that need no catalogue."""
+    """Return pulls with the store, hub and tuning of a puller, for pairs that need no catalogue."""
+
+    def make_job(target: PullTarget) -> Job:
+        return Job(target=target, store=str(puller.store.root), tuning=puller.tuning)
+
     unfinished = unfinished or UnfinishedPulls(puller.store.root / "pulls.json")
-    return Pulls(puller, lambda: Catalogue({}, {}), unfinished)
+    return Pulls(make_job, unfinished)
 
 
 def assert_installed(store: Store, name: str = "p") -> None:

@@ -5,10 +5,12 @@ No network is used: responses and exceptions are built as the HTTP library retur
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from unittest import mock
 
 import httpx2
 import pytest
@@ -26,14 +28,12 @@ from localspec.errors import (
     WebPage,
 )
 from localspec.registry.hub import network as causes
-from localspec.registry.hub.network import HUB_URL, Network
+from localspec.registry.hub.offline import HUB_URL
 from localspec.registry.hub.retry import RetryableError
 
 MIRROR = "http://mirror.example"
 SECRET = "canarysecretword"
-PROXIED = Network.from_environment(
-    {"HTTPS_PROXY": f"http://me:{SECRET}@proxy.example:3128", "HF_ENDPOINT": MIRROR}
-)
+PROXIED = {"HTTPS_PROXY": f"http://me:{SECRET}@proxy.example:3128", "HF_ENDPOINT": MIRROR}
 
 
 def build_response(
@@ -90,7 +90,7 @@ def build_response(
 def test_each_refusal_of_the_hub_has_its_error(
     response: httpx2.Response, kind: type, message: str
 ) -> None:
-    error = causes.error_from_status(response, Network(), HUB_URL, "a/b", "f.gguf")
+    error = causes.error_from_status(response, HUB_URL, "a/b", "f.gguf")
     assert type(error) is kind
     assert message in str(error)
     assert SECRET not in str(error)
@@ -98,14 +98,12 @@ def test_each_refusal_of_the_hub_has_its_error(
 
 def test_a_missing_revision_is_named() -> None:
     response = build_response(404, x_error_code="RevisionNotFound")
-    assert "no such revision of a/b" in str(
-        causes.error_from_status(response, Network(), HUB_URL, "a/b", "")
-    )
+    assert "no such revision of a/b" in str(causes.error_from_status(response, HUB_URL, "a/b", ""))
 
 
 def test_a_web_page_from_another_endpoint_is_named() -> None:
     response = build_response(404, f"{MIRROR}/a/b", content_type="text/html")
-    error = causes.error_from_status(response, PROXIED, MIRROR, "a/b", "f.gguf")
+    error = causes.error_from_status(response, MIRROR, "a/b", "f.gguf")
     assert isinstance(error, WebPage)
     assert "(HF_ENDPOINT)" in str(error)
 
@@ -147,13 +145,14 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
         (httpx2.RemoteProtocolError(SECRET), RetryableError, "(RemoteProtocolError)"),
     ],
 )
-@pytest.mark.parametrize("network", [Network(), PROXIED], ids=["directly", "by a proxy"])
+@pytest.mark.parametrize("variables", [{}, PROXIED], ids=["directly", "by a proxy"])
 def test_each_exception_of_the_http_library_has_its_error(
-    error: Exception, kind: type, message: str, network: Network
+    error: Exception, kind: type, message: str, variables: dict[str, str]
 ) -> None:
-    hub_error = causes.error_from_exception(
-        error, network, httpx2.URL(f"{HUB_URL}/a/b"), "a/b", "f.gguf"
-    )
+    with mock.patch.dict(os.environ, variables):
+        hub_error = causes.error_from_exception(
+            error, httpx2.URL(f"{HUB_URL}/a/b"), "a/b", "f.gguf"
+        )
     assert type(hub_error) is kind
     assert message in str(hub_error)
     assert SECRET not in f"{hub_error} {getattr(hub_error, 'advice', '')}"
@@ -184,9 +183,9 @@ def test_an_invalid_retry_after_is_ignored(value: str) -> None:
 
 def test_our_own_errors_pass_unchanged() -> None:
     for error in (HubError("ours"), RetryableError("ours")):
-        assert causes.error_from_exception(error, Network(), None, "a/b", "f.gguf") is error
+        assert causes.error_from_exception(error, None, "a/b", "f.gguf") is error
 
 
 def test_an_error_without_an_address_is_unreachable() -> None:
-    error = causes.error_from_exception(httpx2.ConnectError("x"), Network(), None, "a/b", "f.gguf")
+    error = causes.error_from_exception(httpx2.ConnectError("x"), None, "a/b", "f.gguf")
     assert type(error) is Unreachable

@@ -11,12 +11,14 @@ from benchmarks.synthetic import Shape, target_cycle, write_model
 from benchmarks.synthetic_heads import write_heads, write_heads_apart
 from localspec.errors import InvalidRequest, ModelNotFound, NotOnHub
 from localspec.model_traits import POOLINGS
+from localspec.protocol.pairs import PullRequest
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
 from localspec.registry.hub.repository import Reference
+from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import PullTarget, decide, resolve_target
+from localspec.registry.pulls.targets import PullTarget, resolve_target
 from localspec.registry.store.store import Part, Record, StoredModel
 from tests.support.gguf_files import U32, model
 from tests.support.hub import TestHub
@@ -32,10 +34,6 @@ def files(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Test
     for quant, filler in (("Q8_0", 800_000), ("Q4_K_M", 400_000), ("Q2_K", 200_000)):
         hub.add(REPO, f"Tiny-8B-{quant}.gguf", model(filler=filler, seed=1).data())
     return hub
-
-
-def make_catalogue(**pairs: CataloguePair) -> Catalogue:
-    return Catalogue(pairs, {})
 
 
 def make_pair(target: str, draft: str) -> CataloguePair:
@@ -62,8 +60,8 @@ def test_the_largest_file_that_fits_is_chosen(files: TestHub, puller: Puller, qu
         fit.total_need(reference, None, LoadOptions(context=reference.context)) - reference.weights
     )
     room = offered.get(quant, 0) + overhead
-    puller.memory = lambda: fit.FreeMemory(room)
-    decision = decide(puller, make_target(no_draft=True), make_catalogue())
+    puller.memory = fit.FreeMemory(room)
+    decision = decide(puller, make_target(no_draft=True), {})
     chosen = quant if quant in offered else "Q2_K"
     assert decision.pair.target.file == f"Tiny-8B-{chosen}.gguf"
     assert [(name.quant, name.taken) for name in decision.offers] == [
@@ -81,18 +79,16 @@ def test_a_draft_of_the_catalogue_is_similar_and_matches(
     files.add("maker/alien", "d.gguf", (tmp_path / "alien.gguf").read_bytes())
     files.add("maker/large", "d.gguf", model(filler=500_000, seed=3).data())
     files.add("maker/small", "d.gguf", SMALL)
-    pairs = make_catalogue(
-        other=make_pair("maker/Big-8B", "maker/small"),
-        family=make_pair("maker/Tiny-14B-GGUF", "maker/small"),
-        gone=make_pair("maker/tiny-8b", "maker/gone"),
-        alien=make_pair("else/Tiny-8B", "maker/alien"),
-    )
+    pairs = {
+        "other": make_pair("maker/Big-8B", "maker/small"),
+        "family": make_pair("maker/Tiny-14B-GGUF", "maker/small"),
+        "gone": make_pair("maker/tiny-8b", "maker/gone"),
+        "alien": make_pair("else/Tiny-8B", "maker/alien"),
+    }
     decision = decide(puller, make_target(), pairs)
     assert decision.pair.draft == HubFile(repo="maker/small", file="d.gguf")
     assert decision.said == ("Draft: maker/small/d.gguf, which the catalogue lists for family.",)
-    decision = decide(
-        puller, make_target(), make_catalogue(same=make_pair("maker/Tiny-8B", "maker/large"))
-    )
+    decision = decide(puller, make_target(), {"same": make_pair("maker/Tiny-8B", "maker/large")})
     assert decision.pair.draft is None, "as large as the target"
 
 
@@ -102,9 +98,9 @@ def test_other_programs_files_are_searched_only_when_allowed(
     place = tmp_path / ".lmstudio" / "models" / "d.gguf"
     place.parent.mkdir(parents=True)
     place.write_bytes(SMALL)
-    decision = decide(puller, make_target(), make_catalogue())
+    decision = decide(puller, make_target(), {})
     assert decision.pair.draft == HubFile(repo="", file=str(place))
-    decision = decide(puller, make_target(whole_disk=False), make_catalogue())
+    decision = decide(puller, make_target(whole_disk=False), {})
     assert decision.pair.draft is None
     assert not any("d.gguf" in sentence for sentence in decision.said)
 
@@ -118,7 +114,7 @@ def test_an_embedding_model_gets_no_draft_and_is_for_embeddings(
         file.tensors.append(("cls.output.weight", (8, 1), 0))
         hub.add(REPO, "Tiny-8B-Q8_0.gguf", file.data())
         decision = decide(
-            puller, make_target(), make_catalogue(same=make_pair("maker/Tiny-8B", "maker/small"))
+            puller, make_target(), {"same": make_pair("maker/Tiny-8B", "maker/small")}
         )
         assert (decision.pair.roles, decision.pair.draft, decision.said) == ((role,), None, ())
         record = puller.pull(f"it-{role}", decision.pair)
@@ -130,7 +126,7 @@ def test_a_repository_that_has_only_drafts_is_no_model(hub: TestHub, puller: Pul
     hub.add(REPO, "Tiny-8B-MTP-ONLY-Q8_0.gguf", b"heads")
     hub.add(REPO, "dflash-kquant.gguf", b"a draft")
     with pytest.raises(NotOnHub, match=r"no model, .* \(DFlash and MTP heads\).* --draft"):
-        decide(puller, make_target(), make_catalogue())
+        decide(puller, make_target(), {})
 
 
 def test_a_path_is_pulled_from_its_own_folder(hub: TestHub, puller: Puller) -> None:
@@ -143,9 +139,12 @@ def test_a_path_is_pulled_from_its_own_folder(hub: TestHub, puller: Puller) -> N
     names = set()
     for file, content in contents.items():
         wanted = resolve_target(
-            f"{REPO}:{file}", make_catalogue(), lambda _: None, blob_path, no_draft=True
+            PullRequest(f"{REPO}:{file}", no_draft=True),
+            Catalogue({}, {}),
+            lambda _: None,
+            blob_path,
         )
-        record = puller.pull(wanted.name, decide(puller, wanted, make_catalogue()).pair)
+        record = puller.pull(wanted.name, decide(puller, wanted, {}).pair)
         assert record.target.file == file
         assert puller.store.model_path(record.target).read_bytes() == content
         names.add(record.name)
@@ -166,9 +165,9 @@ def test_a_model_and_the_same_with_heads_are_asked_about(
             wanted = make_target(reference=Reference(repo=repo, quant=quant))
             if is_asked:
                 with pytest.raises(InvalidRequest, match=r"Qwythos-9B-MTP-Q6_K.gguf.*example"):
-                    decide(puller, wanted, make_catalogue())
+                    decide(puller, wanted, {})
             else:
-                pair = decide(puller, wanted, make_catalogue()).pair
+                pair = decide(puller, wanted, {}).pair
                 assert pair.target.file == "Qwythos-9B-Q6_K.gguf"
                 assert pair.sidecar
                 assert pair.sidecar.file == "Qwythos-9B-MTP-Q6_K.gguf"
@@ -176,7 +175,7 @@ def test_a_model_and_the_same_with_heads_are_asked_about(
 
 def test_a_decided_pair_is_not_decided_again(files: TestHub, puller: Puller) -> None:
     pair = make_pair("a/b", "c/d")
-    assert decide(puller, make_target(pair=pair, decided=True), make_catalogue()).pair is pair
+    assert decide(puller, make_target(pair=pair, decided=True), {}).pair is pair
     assert not files.requests
 
 
@@ -193,7 +192,9 @@ def test_a_pair_dropped_from_the_catalogue_keeps_its_source() -> None:
         parts=(Part(file="small.gguf", size=1, sha256="1" * 64),), architecture="llama"
     )
     record = Record(name="tiny", target=stored, draft=shared)
-    decision = resolve_target("Tiny", Catalogue({}, {}), {"tiny": record}.get, blob_path)
+    decision = resolve_target(
+        PullRequest("Tiny"), Catalogue({}, {}), {"tiny": record}.get, blob_path
+    )
     assert decision.name == "tiny"
     assert decision.pair is not None
     assert decision.pair.draft is not None
@@ -201,4 +202,4 @@ def test_a_pair_dropped_from_the_catalogue_keeps_its_source() -> None:
     assert (decision.pair.draft.repo, decision.pair.draft.file) == ("", f"/blobs/{'1' * 64}")
     own = msgspec.structs.replace(record, source="own")
     with pytest.raises(ModelNotFound):
-        resolve_target("tiny", Catalogue({}, {}), {"tiny": own}.get, blob_path)
+        resolve_target(PullRequest("tiny"), Catalogue({}, {}), {"tiny": own}.get, blob_path)

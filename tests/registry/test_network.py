@@ -6,14 +6,16 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from localspec.daemon.pairs.tasks import pull_environment
 from localspec.errors import (
     BadToken,
     Gated,
@@ -27,10 +29,11 @@ from localspec.errors import (
     WebPage,
 )
 from localspec.protocol.pairs import Network as PullNetwork
+from localspec.protocol.pairs import PullRequest
 from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.network import Network
-from localspec.registry.hub.retry import RetryableError
+from localspec.registry.hub.network import find_proxy
+from localspec.registry.hub.retry import RetryableError, RetryPolicy, Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
@@ -57,15 +60,18 @@ def secure(certificate: Path) -> Iterator[TestHub]:
         yield hub
 
 
-def pull(store: Store, pair: CataloguePair, **variables: str) -> None:
-    """Pull as from a shell that has these variables and no other."""
-    home = str(store.root.parent / "hf")
-    network = Network.from_environment({"HF_HOME": home, **variables})
-    environment_before = dict(os.environ)
-    try:
-        Puller(store, Hub(network=network, stall=1.0), QUICK).pull("p", pair)
-    finally:
-        assert dict(os.environ) == environment_before
+def pull(store: Store, pair: CataloguePair, tuning: Tuning = QUICK, **variables: str) -> None:
+    """Pull as a process with these variables."""
+    with (
+        mock.patch.dict(os.environ, variables),
+        # These were read when it was imported.
+        mock.patch.multiple(
+            constants,
+            HF_TOKEN_PATH=variables.get("HF_TOKEN_PATH", "/none"),
+            HF_HUB_DISABLE_IMPLICIT_TOKEN="HF_HUB_DISABLE_IMPLICIT_TOKEN" in variables,
+        ),
+    ):
+        Puller(store, Hub(stall=tuning.stall_s), tuning).pull("p", pair)
 
 
 # Which proxy, certificate and token a pull uses.
@@ -113,10 +119,10 @@ def test_the_environment_decides_which_proxy_is_used(
 ) -> None:
     import httpx2
 
-    url = httpx2.URL(address)
-    chosen = Network.from_environment(variables).proxy_for(url.scheme, url.host, url.port)
+    with mock.patch.dict(os.environ, variables):
+        chosen = find_proxy(httpx2.URL(address))
     assert (chosen.place if chosen else "") == proxy
-    assert "canarysecretword" not in repr(Network.from_environment(variables))
+    assert "canarysecretword" not in repr(chosen)
 
 
 @pytest.mark.usefixtures("faults")
@@ -139,7 +145,7 @@ def test_a_certificate_of_the_environment_is_trusted(
     """A proxy stands between, so this holds for tunnelled connections too."""
     with TestProxy(secure.port).running() as proxy:
         pull(
-            store, pair, HF_ENDPOINT=secure.endpoint, https_proxy=proxy.url(),
+            store, pair, QUICK, HF_ENDPOINT=secure.endpoint, https_proxy=proxy.url(),
             **{variable: str(certificate)},
         )  # fmt: skip
         assert f"127.0.0.1:{secure.port}" in proxy.requests
@@ -159,7 +165,7 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
         ({}, ""),
     ):
         hub.requests.clear()
-        pull(store, pair, HF_ENDPOINT=hub.endpoint, **variables)
+        pull(store, pair, QUICK, HF_ENDPOINT=hub.endpoint, **variables)
         headers = {request.authorization for request in hub.requests if not request.to_storage}
         assert headers == {f"Bearer {token}" if token else ""}
         assert not any(request.authorization for request in hub.requests if request.to_storage)
@@ -191,7 +197,7 @@ def test_a_refusal_of_the_hub_is_explained(
     faults.answer = response
     variables = {"HF_TOKEN": token} if token else {}
     with pytest.raises(kind, match=message) as caught:
-        pull(store, pair, HF_ENDPOINT=hub.endpoint, **variables)
+        pull(store, pair, QUICK, HF_ENDPOINT=hub.endpoint, **variables)
     assert type(caught.value) is kind
     assert not token or token not in str(caught.value)
     requests = [request for request in hub.requests if "target.gguf" in request.path]
@@ -311,13 +317,9 @@ def test_a_silent_proxy_is_named(store: Store, pair: CataloguePair) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         place = f"127.0.0.1:{silent.getsockname()[1]}"
-        network = Network.from_environment(
-            {"HTTPS_PROXY": f"http://{PASSWORD}@{place}", "HF_HOME": "/none"}
-        )
-        patient = replace(QUICK.retry_policy, tries=1)
-        quick = Puller(store, Hub(network=network, stall=0.3), replace(QUICK, retry_policy=patient))
+        tuning = replace(QUICK, stall_s=0.3, retry_policy=RetryPolicy(tries=1))
         with pytest.raises(Unreachable) as caught:
-            quick.pull("p", pair)
+            pull(store, pair, tuning, HTTPS_PROXY=f"http://{PASSWORD}@{place}")
     error_text = str(caught.value)
     assert f"the proxy {place} (HTTPS_PROXY) stalled" in error_text
     assert "check HTTPS_PROXY or unset it" in error_text
@@ -327,10 +329,9 @@ def test_a_silent_server_is_named(
     store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
 ) -> None:
     faults.stall_after = [0] * 50
-    patient = replace(QUICK.retry_policy, tries=1)
-    mine = Hub(hub.endpoint, stall=0.2)
+    tuning = replace(QUICK, stall_s=0.2, retry_policy=RetryPolicy(tries=1))
     with pytest.raises(Unreachable, match=r"the connection to localhost:\d+ stalled"):
-        Puller(store, mine, replace(QUICK, retry_policy=patient)).pull("p", pair)
+        pull(store, pair, tuning, HF_ENDPOINT=hub.endpoint)
 
 
 TEXTS = st.one_of(
@@ -351,10 +352,16 @@ TEXTS = st.one_of(
 def test_any_environment_works_or_is_refused_with_our_own_error(
     variables: dict[str, str], secure: bool
 ) -> None:
-    error_text = {"HF_ENDPOINT": f"http{'s' * secure}://hub.invalid", **variables}
+    stated = {"HF_ENDPOINT": f"http{'s' * secure}://hub.invalid", **variables}
+    network = PullNetwork(**{name.lower(): value for name, value in stated.items()})
+    try:
+        environment = pull_environment(PullRequest("p", network=network))
+    except NetworkSettings:
+        return
     with (
         mock.patch("socket.getaddrinfo", side_effect=socket.gaierror(-2, "unknown")),
+        mock.patch.dict(os.environ, environment, clear=True),
         pytest.raises((LocalspecError, RetryableError)) as caught,
     ):
-        Hub(network=Network.from_environment(error_text)).resolve("own/target", "target.gguf")
+        Hub().resolve("own/target", "target.gguf")
     assert "Error)" not in str(caught.value)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from localspec.errors import BadGguf, NotMatched, Unreachable
+from localspec.protocol.pairs import PullRequest
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.disk.projectors import find_projector, list_projectors
 from localspec.registry.file_names import is_projector, rank_projectors
@@ -21,8 +22,9 @@ from localspec.registry.header.projector import (
 )
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.repository import Reference
+from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import PullTarget, decide, resolve_target
+from localspec.registry.pulls.targets import PullTarget, resolve_target
 from localspec.registry.store import integrity, local
 from localspec.registry.store.store import Record, Store
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model
@@ -69,7 +71,7 @@ def make_target(*, no_projector: bool = False) -> PullTarget:
 
 
 def pull(puller: Puller, target: PullTarget) -> tuple[Record, tuple[str, ...]]:
-    decision = decide(puller, target, Catalogue({}, {}))
+    decision = decide(puller, target, {})
     puller.asked = target.asked
     return puller.pull(target.name, decision.pair, known=decision.known), decision.said
 
@@ -205,7 +207,7 @@ def test_a_repeated_pull_keeps_the_projector(
     repository: TestHub, puller: Puller, store: Store
 ) -> None:
     record, _ = pull(puller, make_target())
-    again = resolve_target("w", Catalogue({}, {}), lambda _: record, store.part_path)
+    again = resolve_target(PullRequest("w"), Catalogue({}, {}), lambda _: record, store.part_path)
     assert isinstance(again.pair, CataloguePair)
     assert again.pair.projector is not None
     assert again.pair.projector.file == "mmproj-F16.gguf"
@@ -220,11 +222,11 @@ def test_a_pair_of_the_catalogue_keeps_its_draft_beside_a_projector(
     if role != "none":
         entry = msgspec.structs.replace(entry, **{role: other})
     request = PullTarget(name="w", asked="", pair=entry)
-    pair = decide(puller, request, Catalogue({"w": entry}, {})).pair
+    pair = decide(puller, request, {"w": entry}).pair
     projector = HubFile(repo=REPO, file="mmproj-F16.gguf")
     assert pair == msgspec.structs.replace(entry, projector=projector)
     without = msgspec.structs.replace(request, no_projector=True)
-    pair = decide(puller, without, Catalogue({"w": entry}, {})).pair
+    pair = decide(puller, without, {"w": entry}).pair
     left_out = "mmproj-Tiny-VL-Q8_0.gguf"
     assert pair == msgspec.structs.replace(entry, other_projector=left_out)
 
@@ -234,7 +236,7 @@ def test_a_pair_of_the_catalogue_whose_files_cannot_be_listed_is_pulled(
 ) -> None:
     entry = CataloguePair(summary="", target=HubFile(repo="maker/none", file="none.gguf"))
     request = PullTarget(name="w", asked="", pair=entry)
-    assert decide(puller, request, Catalogue({"w": entry}, {})).pair == entry
+    assert decide(puller, request, {"w": entry}).pair == entry
 
 
 def test_a_hub_that_cannot_be_reached_is_tried_once_for_a_pair_of_the_catalogue(
@@ -249,7 +251,7 @@ def test_a_hub_that_cannot_be_reached_is_tried_once_for_a_pair_of_the_catalogue(
 
     monkeypatch.setattr(Hub, "list_files", fail)
     with pytest.raises(Unreachable):
-        decide(puller, request, Catalogue({"w": entry}, {}))
+        decide(puller, request, {"w": entry})
 
 
 # ------------------------------------------------------------------------ own files

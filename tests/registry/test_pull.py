@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,8 +24,9 @@ from localspec.errors import (
 )
 from localspec.registry.catalogue import CataloguePair
 from localspec.registry.header import fit
-from localspec.registry.pulls.pull import FileState, Puller
-from localspec.registry.pulls.resolve import PullTarget
+from localspec.registry.pulls.messages import FileState
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.targets import PullTarget
 from localspec.registry.store import files as files_module
 from localspec.registry.store import integrity
 from localspec.registry.store.local import add_own_pair
@@ -107,7 +111,7 @@ def test_an_architecture_that_cannot_roll_back_is_refused(
 
 
 def test_too_little_memory_is_refused(hub: TestHub, puller: Puller, pair: CataloguePair) -> None:
-    puller.memory = lambda: fit.FreeMemory(ram=10 << 20)
+    puller.memory = fit.FreeMemory(ram=10 << 20)
     message = pull_refused_by_headers(
         hub, puller, pair, model(layers=4), model(layers=1), DoesNotFit
     )
@@ -216,6 +220,20 @@ def test_a_second_request_joins_the_running_pull(
     assert [state.name for state in pulls.states()] == ["p"]
     assert pulls.start(PullTarget(name="p", pair=pair)) is not pull
     pulls.close()
+
+
+def test_the_daemon_does_not_import_what_speaks_to_the_network() -> None:
+    program = """
+import sys
+import localspec.registry.pulls.running
+print([name for name in sys.modules if name.startswith(("httpx2", "localspec.registry.hub"))])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    names = {name.rpartition(".")[2] for name in ast.literal_eval(run.stdout)}
+    assert names == {"hub", "offline", "repository", "retry"}
+    assert "'localspec.registry.hub.hub'" not in run.stdout
 
 
 def test_progress_and_cancel(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_field
 
 from localspec.errors import (
     DiskFull,
@@ -93,7 +94,7 @@ def test_machines_of_a_server_may_differ_in_support_of_ranges(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, after: int
 ) -> None:
     """The content is right whichever machine answers when."""
-    puller = replace(puller, tuning=replace(QUICK, segment=100_000))
+    puller = replace(puller, tuning=replace_field(QUICK, segment=100_000))
 
     def sometimes() -> None:
         while not stop.wait(0.001):
@@ -206,12 +207,12 @@ def test_retry_after_zero_still_backs_off(
 ) -> None:
     """Otherwise every client that was sent away would return at once."""
     waits: list[Retry | None] = []
-    retry_policy = RetryPolicy(
-        tries=4, first_pause_s=0.05, longest_pause_s=0.2, on_wait=waits.append
+    tuning = replace_field(
+        QUICK, retry_policy=RetryPolicy(tries=4, first_pause_s=0.05, longest_pause_s=0.2)
     )
     faults.head_statuses = [(503, "0")] * 20
     with pytest.raises(Unreachable):
-        replace(puller, tuning=replace(QUICK, retry_policy=retry_policy)).pull("p", pair)
+        replace(puller, tuning=tuning, on_wait=waits.append).pull("p", pair)
     retries = [retry for retry in waits if retry]
     assert [retry.attempt for retry in retries] == [2, 3, 4]
     for wait, least in zip(retries, (0.05, 0.1, 0.2), strict=True):
@@ -227,7 +228,7 @@ def test_a_refusing_storage_is_retried_with_a_fresh_address(
 ) -> None:
     """A signed address expires in a long transfer: the hub is asked for another one."""
     faults.close_after = [50_000]
-    puller = replace(puller, tuning=replace(QUICK, connections=1))
+    puller = replace(puller, tuning=replace_field(QUICK, connections=1))
     faults.statuses = [(status, ""), (status, "")]
     puller.pull("p", pair)
     assert_installed(store)

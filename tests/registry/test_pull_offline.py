@@ -11,7 +11,8 @@ import pytest
 
 from localspec.errors import HubError, Unreachable
 from localspec.registry.catalogue import CataloguePair
-from localspec.registry.hub.hub import Hub, resolve_in_cache
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.offline import resolve_in_cache
 from localspec.registry.pulls.plan import FROM_CACHE
 from localspec.registry.pulls.pull import Puller
 from tests.registry.pulling import DRAFT, TARGET

@@ -17,12 +17,13 @@ from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
-from localspec.registry.catalogue import Catalogue
 from localspec.registry.header.fit import FreeMemory
-from localspec.registry.hub.hub import Hub, ListedFile
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.offline import ListedFile
 from localspec.registry.hub.repository import parse_reference
+from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import PullTarget, decide
+from localspec.registry.pulls.targets import PullTarget
 from tests.support.gguf_files import STRING, model
 from tests.support.hub import TestHub
 
@@ -447,11 +448,11 @@ def test_a_pull_takes_the_right_files(
     monkeypatch.setattr(Hub, "list_files", lambda *_: listed)
     if "-of-" in listing.target:  # the content is one file, whatever its name says
         monkeypatch.setattr("localspec.registry.pulls.plan.list_parts", lambda file: [file])
-    puller.memory = lambda: MEMORY
+    puller.memory = MEMORY
     reference = parse_reference(listing.repo + listing.asked)
     assert reference is not None
     request = PullTarget(name="w", asked=listing.repo, target=reference)
-    decision = decide(puller, request, Catalogue({}, {}))
+    decision = decide(puller, request, {})
     pair = decision.pair
     assert pair.target.file == listing.target
     taken = pair.sidecar or pair.draft

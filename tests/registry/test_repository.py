@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from localspec.errors import HubError, InvalidRequest, LocalspecError, NotOnHub, WebPage
 from localspec.registry.catalogue import NAME_PATTERN, REPO_PATTERN
 from localspec.registry.file_names import strip_part
-from localspec.registry.hub.hub import Hub, ListedFile
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.offline import ListedFile
 from localspec.registry.hub.repository import (
     Choice,
     Reference,

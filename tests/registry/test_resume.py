@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.transfer import Tuning
+from localspec.registry.hub.retry import Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
 pair = CataloguePair(

@@ -12,8 +12,8 @@ from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls import running
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import PullTarget, UnfinishedPulls
 from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
 from tests.registry.pulling import SIZE, create_pulls
 from tests.support.daemons import wait_for
 from tests.support.hub import Faults, TestHub
@@ -157,16 +157,21 @@ def test_a_temporary_failure_keeps_its_target(
 
 
 def test_only_the_latest_finished_pulls_are_remembered(
-    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
+    puller: Puller,
+    hub: TestHub,
+    faults: Faults,
+    pair: CataloguePair,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(running, "_MAX_LISTED_PULLS", 3)
     pulls = create_pulls(puller)
     start_slow_pull(pulls, hub, pair)  # a running pull is never forgotten
     hub.rate = 100.0  # slow enough to outlast all others
-    for number in range(40):  # the hub has no such repository
+    for number in range(4):  # the hub has no such repository
         pulls.start(make_target(f"gone{number}", pair=PAIR)).wait(PATIENCE)
     names = [state.name for state in pulls.states()]
-    assert names == ["p", *(f"gone{number}" for number in range(9, 40))]
-    assert pulls.get("gone39").state.state == "failed"
+    assert names == ["p", "gone2", "gone3"]
+    assert pulls.get("gone3").state.state == "failed"
     with pytest.raises(NotFound, match="no pull of 'gone0'"):
         pulls.get("gone0")
     pulls.close()

@@ -40,7 +40,7 @@ from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.pairs import DiskRequest, DraftsRequest, PullRequest
 
 if TYPE_CHECKING:
-    from localspec.registry.pulls.pull import PullState
+    from localspec.registry.pulls.messages import PullState
     from localspec.registry.pulls.running import Pull
 
 
@@ -288,7 +288,7 @@ async def pull_events(request: Request) -> Response:
 
 async def report_states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
     """Call `emit` with every state of the pull, the present one first and the final one last."""
-    from localspec.registry.pulls.pull import RUNNING_STATES
+    from localspec.registry.pulls.messages import RUNNING_STATES
 
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 

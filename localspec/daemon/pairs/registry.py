@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from localspec.machine import Host
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.header.fit import FreeMemory
-    from localspec.registry.pulls.resolve import UnfinishedPulls
+    from localspec.registry.pulls.messages import Job
     from localspec.registry.pulls.running import Pulls
+    from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
     from localspec.registry.store.files import HashCache
     from localspec.registry.store.store import Record, Store
 
@@ -187,7 +188,7 @@ class Registry:
         return Store(self.paths.store, self._known_hashes(), self._unfinished().files)
 
     def _unfinished(self) -> UnfinishedPulls:
-        from localspec.registry.pulls.resolve import UnfinishedPulls
+        from localspec.registry.pulls.targets import UnfinishedPulls
 
         with self._lock:
             self._unfinished_pulls = self._unfinished_pulls or UnfinishedPulls(
@@ -216,18 +217,27 @@ class Registry:
 
     @property
     def pulls(self) -> Pulls:
-        from localspec.registry.hub.hub import Hub
-        from localspec.registry.pulls.pull import Puller
         from localspec.registry.pulls.running import Pulls
 
-        store, unfinished = self.store, self._unfinished()
+        unfinished = self._unfinished()
         with self._lock:
             if self._pulls is None:
-                puller = Puller(store, Hub(), memory=self.free_memory)
-                self._pulls = Pulls(puller, lambda: self.catalogue, unfinished)
+                self._pulls = Pulls(self._make_job, unfinished)
                 if self._ending:
                     self._pulls.close(timeout=0)
             return self._pulls
+
+    def _make_job(self, target: PullTarget) -> Job:
+        from localspec.registry.hub.offline import find_endpoint
+        from localspec.registry.pulls.messages import Job
+
+        return Job(
+            target=target,
+            store=str(self.paths.store),
+            pairs=dict(self.catalogue.pairs),
+            memory=self.free_memory(),
+            login_endpoint=find_endpoint(),
+        )
 
     def free_memory(self) -> FreeMemory:
         """Return the memory that a pair could have if it were loaded instead of the present one."""
@@ -275,7 +285,7 @@ class Registry:
         """The names of the pairs that are being pulled."""
         if self._pulls is None:
             return ()
-        from localspec.registry.pulls.pull import RUNNING_STATES
+        from localspec.registry.pulls.messages import RUNNING_STATES
 
         return tuple(state.name for state in self._pulls.states() if state.state in RUNNING_STATES)
 

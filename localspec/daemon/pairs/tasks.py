@@ -14,17 +14,29 @@ import msgspec
 from localspec.daemon.http.sse import rate_limited
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.supervisor import Supervisor
-from localspec.errors import Conflict, InvalidRequest, LocalspecError, Unavailable
+from localspec.errors import (
+    Conflict,
+    InvalidRequest,
+    LocalspecError,
+    NetworkSettings,
+    Unavailable,
+)
 from localspec.protocol import frames
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.pairs import DraftKind, DraftView, FileReport, PullRequest, Verifying
+from localspec.protocol.pairs import (
+    DraftKind,
+    DraftView,
+    FileReport,
+    Network,
+    PullRequest,
+    Verifying,
+)
 from localspec.registry.disk.drafts import Trial
 from localspec.registry.header.model import read_local_model
 
 if TYPE_CHECKING:
-    from localspec.registry.hub.network import Network
-    from localspec.registry.pulls.resolve import PullTarget
     from localspec.registry.pulls.running import Pull
+    from localspec.registry.pulls.targets import PullTarget
     from localspec.registry.store.store import Record
 
 
@@ -36,66 +48,72 @@ def start_pull(registry: Registry, request: PullRequest, *, whole_disk: bool = T
     Raises:
         ModelNotFound: The pair is not in the catalogue.
         Offline: The network may not be used, but is needed.
+        NetworkSettings: A variable of the network cannot be used.
         InvalidRequest: The endpoint is not an address, or the name is not a repository.
         Conflict: Another pair or another pull has the name.
     """
-    from localspec.registry.hub.hub import Hub
-    from localspec.registry.hub.network import is_hub_url
-    from localspec.registry.pulls.resolve import is_cached
+    from localspec.registry.hub.offline import check_online, find_endpoint, is_hub_url
+    from localspec.registry.pulls.targets import is_cached
 
     registry.refuse_reserved(request.name)
-    hub = Hub(request.endpoint, token=request.token, network=_network(request))
-    if not is_hub_url(hub.endpoint):
+    environment = pull_environment(request)
+    endpoint = (request.endpoint or find_endpoint(environment)).rstrip("/")
+    if not is_hub_url(endpoint):
         raise InvalidRequest(
             "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
             param="endpoint",
         )
-    target = _running_target(registry, request) or _new_target(
-        registry, request, hub.endpoint, whole_disk
-    )
-    if not is_cached(target):
-        hub.check_online()
-    return registry.pulls.start(target, hub)
+    target = None
+    if not (request.draft or request.no_draft or request.no_projector or request.pair):
+        target = registry.pulls.find_target(request.name.strip().lower())
+    target = target or _new_target(registry, request, endpoint, whole_disk)
+    if not is_cached(target, environment):
+        check_online(environment)
+    return registry.pulls.start(target, environment, endpoint=endpoint, token=request.token or "")
 
 
-def _network(request: PullRequest) -> Network:
-    """Return the network settings of the client's shell, or of this process if the request has none."""
-    from localspec.registry.hub.network import Network
+def pull_environment(request: PullRequest) -> dict[str, str]:
+    """Return the variables of a pull's process.
 
-    variables: dict[str, str | None] = dict(os.environ)
+    They are those of this process, but where the request has the network settings of a client's shell, these
+    stand in place of this process's own.
+
+    Raises:
+        NetworkSettings: A variable contains an unprintable character.
+    """
+    environment = dict(os.environ)
+    names = {*Network.__struct_encode_fields__}
     if request.network is not None:
-        variables = msgspec.to_builtins(request.network)
-    network = Network.from_environment(
-        {name: value for name, value in variables.items() if value is not None}
-    )
-    return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
-
-
-def _running_target(registry: Registry, request: PullRequest) -> PullTarget | None:
-    """Return the target of a pull under a plain name that is running or unfinished."""
-    if request.draft or request.no_draft or request.no_projector or request.pair:
-        return None
-    return registry.pulls.find_target(request.name.strip().lower())
+        for name in (*names, "HUGGING_FACE_HUB_TOKEN"):
+            environment.pop(name, None)
+            environment.pop(name.lower(), None)
+        stated = msgspec.to_builtins(request.network)
+        environment |= {name: value for name, value in stated.items() if value is not None}
+    if request.offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    environment.pop(
+        "HF_OIDC_RESOURCE", None
+    )  # huggingface_hub would log in as the daemon's service
+    environment["HF_TOKEN"] = "".join(environment.get("HF_TOKEN", "").split())
+    for name, value in environment.items():
+        if name.upper() in names and not value.strip().isprintable():
+            raise NetworkSettings(f"{name} contains an unprintable character; correct it.")
+    return environment
 
 
 def _new_target(
     registry: Registry, request: PullRequest, endpoint: str, whole_disk: bool
 ) -> PullTarget:
     """Return the target of a request, under a name that is not taken."""
-    from localspec.registry.pulls.resolve import describe_target, resolve_target
+    from localspec.registry.pulls.targets import resolve_target
     from localspec.registry.store.store import explain_own_pair
 
     target = resolve_target(
-        request.name,
+        request,
         registry.catalogue,
         registry.readable_record,
         registry.store.part_path,
-        draft=request.draft,
-        no_draft=request.no_draft,
-        no_projector=request.no_projector,
-        pair=request.pair,
         endpoint=endpoint,
-        limit_rate=request.limit_rate,
         whole_disk=whole_disk,
     )
     registry.refuse_reserved(target.name)
@@ -105,7 +123,7 @@ def _new_target(
     if record and record.asked != target.asked:
         raise Conflict(
             f"A pair '{target.name}' already exists; it was pulled as "
-            f"{record.asked or record.name}, not as {describe_target(target)}. Choose another name (--name "
+            f"{record.asked or record.name}, not as {target.described}. Choose another name (--name "
             f"NAME), or run: localspec rm {target.name}"
         )
     return target

@@ -20,7 +20,7 @@ from localspec.protocol.pairs import PairView
 from localspec.protocol.requests import sampling_parameters
 
 if TYPE_CHECKING:
-    from localspec.registry.pulls.pull import PullState
+    from localspec.registry.pulls.messages import PullState
 
 
 # The release of Ollama whose API this is. Clients refuse servers that are older than they support.

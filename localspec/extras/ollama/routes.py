@@ -60,7 +60,7 @@ from localspec.protocol.pairs import PairView, PullRequest
 from localspec.protocol.requests import ChatRequest
 
 if TYPE_CHECKING:
-    from localspec.registry.pulls.pull import PullState
+    from localspec.registry.pulls.messages import PullState
     from localspec.registry.pulls.running import Pull
 
 

@@ -1,7 +1,6 @@
 """Resolve and download files of the Hugging Face hub.
 
-huggingface_hub builds URLs and headers and renews a login. It is imported on first use, which takes 0.3 s.
-Each Hub object has its own HTTP client, because huggingface_hub's client serves only one environment.
+huggingface_hub builds URLs and headers and knows the login. It is imported on first use, which takes 0.3 s.
 """
 
 from __future__ import annotations
@@ -20,52 +19,23 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from localspec.errors import (
-    BadToken,
-    FileChanged,
-    HubError,
-    NotOnHub,
-    Offline,
-)
-from localspec.paths import hf_cache_folder
+from localspec.errors import BadToken, FileChanged, HubError, NetworkSettings, NotOnHub
 from localspec.registry.hub import network as causes
-from localspec.registry.hub.network import HUB_URL, Network
+from localspec.registry.hub.offline import (
+    HUB_URL,
+    SHA256,
+    ListedFile,
+    RemoteFile,
+    check_online,
+    find_endpoint,
+)
 
 if TYPE_CHECKING:
     import httpx2
 
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 10
 _MAX_PAGES = 20  # of a file list, with a thousand files each; no repository of models has that many
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """One file on the hub, pinned to a commit and a hash. The size is in bytes."""
-
-    repo: str
-    file: str
-    commit: str
-    sha256: str
-    size: int
-
-    @property
-    def name(self) -> str:
-        return self.file.rsplit("/", 1)[-1]
-
-
-class ListedFile(msgspec.Struct, frozen=True):
-    """One file in the hub's list of a repository, or a folder (see `type`). The size is in bytes.
-
-    oid: the same for files of the same content, empty if unknown.
-    """
-
-    file: str = msgspec.field(name="path")
-    size: int = 0
-    type: str = "file"
-    oid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,48 +52,28 @@ class Download:
 class Hub:
     """A hub, as one pull reaches it.
 
-    endpoint: the URL of the hub; None for that of the network. token: None for the network's token, which is
-    used only for the network's own endpoint. Another endpoint gets no token except one passed here, and no
-    token is sent to a host that the endpoint redirects to. stall: a connection is given up after this many
-    seconds without a byte. network: None for this process's own environment.
+    endpoint: the URL of the hub; empty for that of the environment. token: empty for the environment's token,
+    which is used only for the environment's own endpoint. Another endpoint gets no token except one passed
+    here, and no token is sent to a host that the endpoint redirects to. login_endpoint: one that gets a
+    stored login, as the public hub does. stall: seconds without a byte after which a connection is given up.
     """
 
     def __init__(
-        self,
-        endpoint: str | None = None,
-        *,
-        token: str | None = None,
-        stall: float = 20.0,
-        network: Network | None = None,
+        self, endpoint: str = "", *, token: str = "", login_endpoint: str = "", stall: float = 20.0
     ) -> None:
-        self._network = network
-        self._endpoint = endpoint
+        self.endpoint = (endpoint or find_endpoint()).rstrip("/")
         self._token = token
-        self.stall = stall
+        self._login_endpoint = login_endpoint
+        self._stall = stall
         self._lock = threading.Lock()
         self._http_client: httpx2.Client | None = None
-
-    @property
-    def network(self) -> Network:
-        return self._network or Network.from_environment(os.environ)
-
-    @property
-    def endpoint(self) -> str:
-        return (self._endpoint or self.network.endpoint).rstrip("/")
-
-    def check_online(self) -> None:
-        """Raise Offline if a variable forbids the network."""
-        if self.network.offline:
-            raise Offline(
-                f"{self.network.offline} is set, so nothing can be pulled; installed pairs still work."
-            )
 
     def _library(self) -> ModuleType:
         """Import huggingface_hub without its telemetry.
 
         A pull thus tells the hub which file it needs and nothing more.
         """
-        self.check_online()
+        check_online()
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.utils
@@ -132,10 +82,9 @@ class Hub:
         return huggingface_hub
 
     def _client(self) -> httpx2.Client:
-        """Return this hub's own HTTP client; the session of huggingface_hub is shared by all hubs."""
         with self._lock:
             if self._http_client is None:
-                self._http_client = self.network.make_client()
+                self._http_client = causes.make_client()
                 weakref.finalize(self, self._http_client.close)
             return self._http_client
 
@@ -163,24 +112,19 @@ class Hub:
 
         A stored login is sent only to the public hub or the endpoint that the daemon was started with. An
         endpoint that a shell names gets only a token that the shell names too.
+
+        Raises:
+            NetworkSettings: HF_TOKEN_PATH names a file that cannot be read.
         """
-        network, constants = self.network, library.constants
-        if self.endpoint != network.endpoint:
+        constants = library.constants
+        is_stored = not (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"))
+        if self.endpoint != find_endpoint() or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
             return ""
-        if network.token:
-            return network.token
-        file = network.token_file
-        if file is None and self.endpoint in (HUB_URL, constants.ENDPOINT):
-            file = network.login
-        if file is None:
+        if is_stored and os.environ.get("HF_TOKEN_PATH"):
+            _check_token_file(Path(constants.HF_TOKEN_PATH))
+        elif is_stored and self.endpoint not in (HUB_URL, self._login_endpoint):
             return ""
-        is_library_file = str(file) == constants.HF_TOKEN_PATH
-        if (
-            is_library_file
-            and not {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"} & os.environ.keys()
-        ):
-            return library.get_token() or ""  # it renews a token that is about to expire
-        return network.read_token(file)
+        return library.get_token() or ""  # it renews a token that is about to expire
 
     @contextmanager
     def _translate_errors(self, url: str, repo: str, file: str) -> Iterator[None]:
@@ -194,10 +138,10 @@ class Hub:
                 parsed_url = httpx2.URL(url)
             except httpx2.InvalidURL:
                 parsed_url = None
-            raise causes.error_from_exception(error, self.network, parsed_url, repo, file) from None
+            raise causes.error_from_exception(error, parsed_url, repo, file) from None
 
     def _refusal_error(self, response: httpx2.Response, repo: str, file: str) -> Exception:
-        return causes.error_from_status(response, self.network, self.endpoint, repo, file)
+        return causes.error_from_status(response, self.endpoint, repo, file)
 
     def _request_metadata(self, url: str, repo: str, file: str) -> httpx2.Response:
         """Return the response to a HEAD request that states commit, hash and size. It may be a redirect.
@@ -213,7 +157,7 @@ class Hub:
                     "HEAD",
                     url,
                     headers=headers,
-                    timeout=min(_CONNECT_TIMEOUT_S, self.stall),
+                    timeout=min(_CONNECT_TIMEOUT_S, self._stall),
                     follow_redirects=False,
                 )
             if response.status_code >= 400:
@@ -252,13 +196,11 @@ class Hub:
             )
         if not commit or not size.isdecimal():
             raise causes.web_page_error(self.endpoint, repo)
-        etag = headers.get("x-linked-etag") or headers.get("etag") or ""
-        etag = _strip_etag(etag)
-        if not _SHA256.fullmatch(etag):
+        if not (sha256 := _read_etag(response)):
             raise HubError(
                 f"The hub states no SHA-256 for {repo}/{file}, so it cannot be verified."
             )
-        return RemoteFile(repo, file, commit, etag, int(size))
+        return RemoteFile(repo, file, commit, sha256, int(size))
 
     def list_files(self, repo: str, revision: str = "main") -> tuple[ListedFile, ...]:
         """Return every file of a repository, in all its folders.
@@ -275,7 +217,7 @@ class Hub:
                     response = self._client().get(
                         url,
                         headers=headers,
-                        timeout=min(_CONNECT_TIMEOUT_S, self.stall),
+                        timeout=min(_CONNECT_TIMEOUT_S, self._stall),
                         follow_redirects=True,
                     )
                 if response.status_code != 200:
@@ -301,7 +243,7 @@ class Hub:
 
         url = self._url(remote.repo, remote.file, remote.commit)
         headers = self._headers() | {"Range": f"bytes={start}-{end - 1}"}
-        timeout = httpx2.Timeout(self.stall, connect=_CONNECT_TIMEOUT_S)
+        timeout = httpx2.Timeout(self._stall, connect=_CONNECT_TIMEOUT_S)
         with (
             self._translate_errors(url, remote.repo, remote.file),
             self._client().stream(
@@ -322,8 +264,26 @@ class Hub:
             yield from chunks
 
 
-def _strip_etag(etag: str) -> str:
-    return etag.removeprefix("W/").strip('"')
+def _check_token_file(path: Path) -> None:
+    """Raise NetworkSettings if HF_TOKEN_PATH names a file that huggingface_hub would ignore or wait for."""
+    problem = ""
+    if not path.exists():
+        problem = "does not exist"
+    elif not path.is_file():
+        problem = "cannot be read (not a file)"
+    elif not os.access(path, os.R_OK):
+        problem = "cannot be read (Permission denied)"
+    if problem:
+        raise NetworkSettings(
+            f"HF_TOKEN_PATH names {path}, which {problem}; correct or unset it, and try again."
+        )
+
+
+def _read_etag(response: httpx2.Response) -> str:
+    """Return the SHA-256 of a file, if that is its entity tag; of small files it is another one."""
+    etag: str = response.headers.get("x-linked-etag") or response.headers.get("etag") or ""
+    etag = etag.removeprefix("W/").strip('"')
+    return etag if SHA256.fullmatch(etag) else ""
 
 
 def _content_encoding(response: httpx2.Response, remote: RemoteFile) -> str:
@@ -357,9 +317,7 @@ def _check_response(response: httpx2.Response, remote: RemoteFile, start: int) -
     )
     for redirect in (*response.history, response):
         commit = redirect.headers.get("x-repo-commit", remote.commit)
-        etag: str = redirect.headers.get("x-linked-etag") or redirect.headers.get("etag") or ""
-        etag = _strip_etag(etag)
-        if commit != remote.commit or (_SHA256.fullmatch(etag) and etag != remote.sha256):
+        if commit != remote.commit or _read_etag(redirect) not in ("", remote.sha256):
             raise file_changed
     if status == 206:
         content_range = re.fullmatch(
@@ -377,59 +335,3 @@ def _check_response(response: httpx2.Response, remote: RemoteFile, start: int) -
     if length is not None and not encoding and int(length) != remote.size:
         raise file_changed
     return True
-
-
-# ------------------------------------------------------------------------ cache
-# Look up files in the Hugging Face cache on this disk, for when there is no network.
-
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Path | None:
-    """Return the file in the Hugging Face cache if its size matches.
-
-    Its hash still has to be checked.
-    """
-    folder = hf_cache_folder() / f"models--{repo.replace('/', '--')}"
-    for path in (folder / "snapshots" / commit / file, folder / "blobs" / sha256):
-        try:
-            if path.resolve().name == sha256 and path.stat().st_size == size:
-                return path
-        except OSError:
-            continue
-    return None
-
-
-def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile | None:
-    """Return what the Hugging Face cache knows of a file on the hub, if the cache has all of it.
-
-    The cache names large files by their SHA-256, and `refs` has the commit of each revision.
-    """
-    folder = hf_cache_folder() / f"models--{repo.replace('/', '--')}"
-    try:
-        ref = folder / "refs" / revision
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
-        blob = (folder / "snapshots" / commit / file).resolve(strict=True)
-        size = blob.stat().st_size
-    except (OSError, ValueError, RuntimeError):
-        return None
-    if blob.parent.name != "blobs" or not _SHA256.fullmatch(blob.name):
-        return None
-    return RemoteFile(repo, file, commit, blob.name, size)
-
-
-def list_in_cache(repo: str, revision: str = "main") -> tuple[ListedFile, ...]:
-    """Return the models of a repository that are complete in the Hugging Face cache."""
-    folder = hf_cache_folder() / f"models--{repo.replace('/', '--')}"
-    try:
-        ref = folder / "refs" / revision
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
-        snapshot = folder / "snapshots" / commit
-        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
-    except (OSError, ValueError):
-        return ()
-    resolved = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
-    return tuple(
-        ListedFile(remote.file, remote.size, oid=remote.sha256) for remote in resolved if remote
-    )

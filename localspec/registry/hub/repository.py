@@ -29,7 +29,7 @@ from localspec.registry.file_names import (
 )
 from localspec.registry.header.fit import Fits
 from localspec.registry.header.model import shard_names
-from localspec.registry.hub.hub import ListedFile
+from localspec.registry.hub.offline import ListedFile
 
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHER_PATHS = ("datasets", "spaces", "api", "collections", "papers")

@@ -1,18 +1,15 @@
-"""Retry interrupted requests with growing pauses, up to a limit."""
+"""Retry interrupted requests with growing pauses, up to a limit, and the parameters of a download."""
 
 from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from localspec.errors import Unreachable
-from localspec.registry.store.files import check_cancel
 
 T = TypeVar("T")
 
@@ -39,10 +36,6 @@ class RetryableError(Exception):
         self.what = what
         self.max_tries = max_tries
 
-    def max_attempts(self, retry_policy: RetryPolicy) -> int:
-        """Return the maximum number of tries."""
-        return min(retry_policy.tries, self.max_tries or retry_policy.tries)
-
 
 class Retry(msgspec.Struct, frozen=True):
     """A failed request that is tried again after `seconds`. `attempt`: the coming try, from 2 to `tries`."""
@@ -53,64 +46,79 @@ class Retry(msgspec.Struct, frozen=True):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often to try without progress, and how long to wait between the tries.
-
-    on_wait: called from the waiting thread, before each wait with the coming attempt and after it with None.
-    """
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How often to try without progress, and how long to wait between the tries."""
 
     tries: int = 8
     first_pause_s: float = 1.0
     longest_pause_s: float = 30.0
-    on_wait: Callable[[Retry | None], None] = field(default=lambda _: None, compare=False)
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """The parameters of a download. Sizes are in bytes.
+
+    Segments are large, because each one costs a request to the hub, which redirects to a signed URL. They are
+    small enough that all connections end at about the same time. stall_s: a connection is given up after this
+    many seconds without a byte.
+    """
+
+    connections: int = 4
+    segment: int = 32 << 20
+    sync: int = 64 << 20
+    stall_s: float = 20.0
+    retry_policy: RetryPolicy = RetryPolicy()
+
+
+DEFAULT_TUNING = Tuning()
+# Called from the waiting thread, before each wait with the coming attempt and after it with None.
+OnWait = Callable[[Retry | None], None]
+
+
+def ignore_wait(_retry: Retry | None) -> None:
+    """Do nothing about a wait."""
 
 
 def call_with_retries(
-    action: Callable[[], T],
-    retry_policy: RetryPolicy | None = None,
-    cancel: threading.Event | None = None,
+    action: Callable[[], T], policy: RetryPolicy, on_wait: OnWait = ignore_wait
 ) -> T:
     """Call `action` until it succeeds or the tries are used up.
 
     Raises:
         Unreachable: all tries failed.
-        PullCancelled: `cancel` was set.
         Others: any exception of `action` except RetryableError.
     """
-    retry_policy = retry_policy or RetryPolicy()
-    for attempt in range(retry_policy.tries):
+    failures = 0
+    while True:
         try:
             return action()
         except RetryableError as error:
-            if attempt + 1 >= error.max_attempts(retry_policy):
-                raise unreachable_error(error) from None
-            wait_before_retry(attempt, error, retry_policy, cancel)
-    raise AssertionError("tries is at least 1")
-
-
-def unreachable_error(error: RetryableError) -> Unreachable:
-    """Return the error after the last try."""
-    next_step = f"{error.advice}, and try again" if error.advice else "try again later"
-    return Unreachable(f"{error.what}: {error}. Anything already downloaded is kept; {next_step}.")
+            failures += 1
+            wait_before_retry(failures, error, policy, on_wait)
 
 
 def wait_before_retry(
-    attempt: int, error: RetryableError, retry_policy: RetryPolicy, cancel: threading.Event | None
+    failures: int,
+    error: RetryableError,
+    policy: RetryPolicy,
+    on_wait: OnWait,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Wait before the next attempt.
+    """Wait after the last of so many failures in a row, or until `stop` is set. 0: there was progress since.
 
-    The pause doubles with each attempt, has some jitter, and is at least as long as the server asked. The
+    The pause doubles with each failure, has some jitter, and is at least as long as the server asked. The
     jitter spreads the clients that a busy server asks to wait for the same time.
+
+    Raises:
+        Unreachable: all tries failed.
     """
-    seconds = min(retry_policy.first_pause_s * 2**attempt, retry_policy.longest_pause_s)
+    tries = min(policy.tries, error.max_tries or policy.tries)
+    if failures >= tries:
+        next_step = f"{error.advice}, and try again" if error.advice else "try again later"
+        raise Unreachable(
+            f"{error.what}: {error}. Anything already downloaded is kept; {next_step}."
+        ) from None
+    seconds = min(policy.first_pause_s * 2 ** max(failures - 1, 0), policy.longest_pause_s)
     seconds = max(seconds, error.retry_after or 0.0) * random.uniform(1.0, 1.3)
-    retry_policy.on_wait(Retry(str(error), attempt + 2, error.max_attempts(retry_policy), seconds))
-    try:
-        if cancel is None:
-            time.sleep(seconds)
-        else:
-            cancel.wait(seconds)
-            check_cancel(cancel)
-    finally:
-        retry_policy.on_wait(None)
+    on_wait(Retry(str(error), max(failures, 1) + 1, tries, seconds))
+    (stop or threading.Event()).wait(seconds)
+    on_wait(None)

@@ -1,4 +1,11 @@
-"""Download one file from the hub into the store: in parallel ranges, resumable and verified."""
+"""Download one file from the hub into the store: in parallel ranges, resumable and verified.
+
+A journal beside an unfinished file says which of its bytes are written, so a kill at any moment loses almost
+nothing. Beside `SHA256.part` lies `SHA256.journal`. For each segment of the file it has the number of bytes
+written, and the number of bytes known to be on the disk. What a killed process wrote stays in the system's
+memory, so the first number is right as long as the machine has not been restarted. After a power cut only the
+second one is right. The boot id in the journal shows which case it is.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +17,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from localspec.errors import FileChanged, HashMismatch
 from localspec.files import sync_folder
 from localspec.paths import read_file
-from localspec.registry.hub.hub import Hub, RemoteFile
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.offline import RemoteFile
 from localspec.registry.hub.retry import (
+    OnWait,
     RetryableError,
     RetryPolicy,
+    Tuning,
     call_with_retries,
-    unreachable_error,
+    ignore_wait,
     wait_before_retry,
 )
 from localspec.registry.store.files import (
@@ -32,19 +42,6 @@ from localspec.registry.store.files import (
     store_error,
 )
 from localspec.registry.store.store import Store
-
-# ------------------------------------------------------------------------ journal
-# Record which bytes of an unfinished download are written.
-#
-# A kill at any moment thus loses almost nothing. Beside `SHA256.part` lies `SHA256.journal`. For each
-# segment
-# of the file it has the number of bytes written, and the number of bytes known to be on the disk. What a
-# killed
-# process wrote stays in the system's memory, so the first number is right as long as the machine has not
-# been
-# restarted. After a power cut only the second one is right. The boot id in the journal shows which case it
-# is.
-
 
 _HEAD = struct.Struct("<8sQQ40s")  # magic, file size, segment size, boot id
 _MAGIC = b"LSPART01"
@@ -185,8 +182,7 @@ class Journal:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Entries:
+class _Entries(NamedTuple):
     """The trustworthy content of a journal, in bytes per segment."""
 
     segment: int
@@ -246,10 +242,6 @@ def read_written_prefix(part: Path, size: int) -> bytes:
         return b""
 
 
-# ------------------------------------------------------------------------ remote
-# Read the start of a file on the hub for its header, and keep what was downloaded of it.
-
-
 class Flow:
     """A download of a whole file from a server that ignores ranges. Its next bytes begin at `at`.
 
@@ -281,11 +273,12 @@ class RemoteSource:
         hub: Hub,
         remote: RemoteFile,
         prefix: bytes = b"",
-        retry_policy: RetryPolicy | None = None,
-        cancel: threading.Event | None = None,
+        *,
+        retry_policy: RetryPolicy,
+        on_wait: OnWait = ignore_wait,
     ) -> None:
         self._hub, self._remote = hub, remote
-        self._retry_policy, self._cancel = retry_policy, cancel
+        self._retry_policy, self._on_wait = retry_policy, on_wait
         self.prefix = bytearray(prefix)
         self.name = remote.name
         self.size = remote.size
@@ -298,7 +291,7 @@ class RemoteSource:
         data = bytes(self.prefix[offset:start])
         if start < end:
             data += call_with_retries(
-                lambda: self._read(start, end), self._retry_policy, self._cancel
+                lambda: self._read(start, end), self._retry_policy, self._on_wait
             )
         if offset <= len(self.prefix) < end:
             self.prefix[offset:] = data
@@ -309,7 +302,12 @@ class RemoteSource:
             with ExitStack() as connection:
                 response = connection.enter_context(self._hub.stream(self._remote, start, end))
                 if not response.whole:
-                    return self._read_range(response.chunks, end - start)
+                    data = bytearray()
+                    for chunk in response.chunks:
+                        data += chunk
+                        if len(data) >= end - start:
+                            return bytes(data[: end - start])
+                    raise RetryableError("the connection closed early")
                 self.flow = Flow(response.chunks, connection.pop_all())
         try:
             return self._read_flow(self.flow, start, end)
@@ -318,63 +316,34 @@ class RemoteSource:
             self.flow = None
             raise
 
-    def _read_range(self, chunks: Iterator[bytes], size: int) -> bytes:
-        data = bytearray()
-        for chunk in chunks:
-            check_cancel(self._cancel)
-            data += chunk
-            if len(data) >= size:
-                return bytes(data[:size])
-        raise RetryableError("the connection closed early")
-
     def _read_flow(self, flow: Flow, start: int, end: int) -> bytes:
         """Read from the flow up to `end`, and keep everything in the prefix."""
-        if len(self.prefix) >= end:
-            return bytes(self.prefix[start:end])
-        for chunk in flow:
-            check_cancel(self._cancel)
+        chunks = iter(flow)
+        while len(self.prefix) < end:
+            if (chunk := next(chunks, None)) is None:
+                raise RetryableError("the connection closed early")
             known = len(self.prefix) - (flow.at - len(chunk))
             self.prefix += chunk[known:]
-            if len(self.prefix) >= end:
-                return bytes(self.prefix[start:end])
-        raise RetryableError("the connection closed early")
-
-
-# ------------------------------------------------------------------------ transfer
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The parameters of a download. Sizes are in bytes.
-
-    Segments are large, because each one costs a request to the hub, which redirects to a signed URL. They are
-    small enough that all connections end at about the same time.
-    """
-
-    connections: int = 4
-    segment: int = 32 << 20
-    sync: int = 64 << 20
-    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+        return bytes(self.prefix[start:end])
 
 
 class RateLimit:
-    """A limit in bytes per second for all connections of a pull together."""
+    """A limit in bytes per second for all connections of a pull together; 0 means no limit."""
 
-    def __init__(self, rate: int) -> None:
-        """Set the limit to `rate` bytes per second; 0 means no limit."""
+    def __init__(self, rate: int = 0) -> None:
         self._rate = rate
         self._lock = threading.Lock()
         self._due = 0.0
 
-    def take(self, size: int, cancel: threading.Event) -> None:
-        """Wait until `size` more bytes are within the limit, or until `cancel` is set."""
+    def take(self, size: int, stop: threading.Event) -> None:
+        """Wait until `size` more bytes are within the limit, or until `stop` is set."""
         if not self._rate:
             return
         with self._lock:
             now = time.monotonic()
             start = max(self._due, now)
             self._due = start + size / self._rate
-        cancel.wait(start - now)
+        stop.wait(start - now)
 
 
 class _RangeIgnored(Exception):
@@ -384,7 +353,9 @@ class _RangeIgnored(Exception):
 class Transfer:
     """The download of one file.
 
-    Other threads may read `done` and `hashed` while `run` works.
+    Other threads may read `done` and `hashed` while `run` works. prefix: bytes that were downloaded to read
+    the header. flow: an open download of the whole file, if the server ignores ranges. stop: set if another
+    file of the pull failed.
     """
 
     def __init__(
@@ -393,25 +364,26 @@ class Transfer:
         store: Store,
         remote: RemoteFile,
         tuning: Tuning,
-        cancel: threading.Event,
+        stop: threading.Event,
+        *,
         prefix: bytes = b"",
-        limit: RateLimit | None = None,
+        limit: RateLimit,
         flow: Flow | None = None,
+        on_wait: OnWait = ignore_wait,
     ) -> None:
         self.remote = remote
-        self._limit = limit or RateLimit(0)
-        self._prefix = prefix  # bytes that were downloaded to read the header
-        self._flow = flow  # an open download of the whole file, if the server ignores ranges
         self.hashed = 0
         self._hub = hub
         self._tuning = tuning
-        self._cancel = cancel
+        self._stop = stop
+        self._prefix, self._flow = prefix, flow
+        self._limit, self._on_wait = limit, on_wait
         self._blob = store.blob(remote.sha256)
         self._part = store.unfinished(remote.sha256)
-        self._lock = self._part.with_suffix(".lock")
         self._journal: Journal | None = None
-        self._written = count_written_bytes(self._part, remote.size)
+        self._written = 0
         self._finished = False
+        self._update_progress()
 
     @property
     def done(self) -> int:
@@ -428,13 +400,14 @@ class Transfer:
         Raises:
             HubError and below, DiskFull, StoreError, UnsafePath, PullCancelled.
         """
-        with hold_lock(self._lock, cancel=self._cancel, waiting=self._update_progress):
+        lock = self._part.with_suffix(".lock")
+        with hold_lock(lock, cancel=self._stop, waiting=self._update_progress):
             if not self._is_complete():
                 self._fetch()
             self._finished = True
 
     def _update_progress(self) -> None:
-        """Read the progress of the pull that this one waits for."""
+        """Read what is written, by an earlier pull or by the one that this one waits for."""
         self._written = count_written_bytes(self._part, self.remote.size)
 
     def _is_complete(self) -> bool:
@@ -469,7 +442,12 @@ class Transfer:
                 self._download_segments(journal, self._tuning.connections)
             except _RangeIgnored:
                 self._download_segments(journal, 1)
-            self._verify(journal)
+            if self._hash_file(self._part) != self.remote.sha256:
+                journal.discard()
+                raise HashMismatch(
+                    f"{self.remote.repo}/{self.remote.file} was damaged in transit: its SHA-256 is "
+                    "not the one the hub states. Nothing was installed; pull again."
+                )
             journal.finish(self._blob)
             sync_folder(self._blob.parent)
         except FileChanged:
@@ -494,21 +472,21 @@ class Transfer:
             if journal.done(index) < journal.span(index)[1] - journal.span(index)[0]
         )
         count = min(connections, len(pending))
-        stop = threading.Event()
+        failed = threading.Event()
         ranges_work = threading.Event() if count > 1 else None
 
         def run_worker(is_first: bool) -> None:
             try:
                 if ranges_work and not is_first:
                     ranges_work.wait()
-                while pending and not stop.is_set():
+                while not failed.is_set():
                     try:
                         index = pending.popleft()
                     except IndexError:
                         return
-                    self._download_segment(journal, index, stop, ranges_work)
+                    self._download_segment(journal, index, failed, ranges_work)
             except BaseException:
-                stop.set()
+                failed.set()
                 raise
             finally:
                 if ranges_work:
@@ -527,29 +505,28 @@ class Transfer:
         self,
         journal: Journal,
         index: int,
-        stop: threading.Event,
+        failed: threading.Event,
         ranges_work: threading.Event | None,
     ) -> None:
         """Download one segment, and retry as long as there is progress."""
         start, end = journal.span(index)
         failures = 0
-        while journal.done(index) < end - start and not stop.is_set():
+        while journal.done(index) < end - start and not failed.is_set():
             before = journal.done(index)
             try:
-                self._download_range(journal, index, stop, ranges_work)
+                self._download_range(journal, index, failed, ranges_work)
             except RetryableError as error:
                 failures = 0 if journal.done(index) > before else failures + 1
-                if failures >= error.max_attempts(self._tuning.retry_policy):
-                    raise unreachable_error(error) from None
                 wait_before_retry(
-                    max(0, failures - 1), error, self._tuning.retry_policy, self._cancel
+                    failures, error, self._tuning.retry_policy, self._on_wait, self._stop
                 )
+                check_cancel(self._stop)
 
     def _download_range(
         self,
         journal: Journal,
         index: int,
-        stop: threading.Event,
+        failed: threading.Event,
         ranges_work: threading.Event | None,
     ) -> None:
         """Download the missing part of one segment over one connection.
@@ -560,17 +537,15 @@ class Transfer:
         start, end = journal.span(index)
         start += journal.done(index)
         with self._hub.stream(self.remote, start, end) as response:
-            if response.whole and ranges_work and ranges_work.is_set():
-                raise _RangeIgnored
             if response.whole:
+                if ranges_work and ranges_work.is_set():
+                    raise _RangeIgnored
                 self._write_whole(journal, 0, response.chunks)
                 return
             if ranges_work:
                 ranges_work.set()
-            for chunk in response.chunks:
-                self._limit.take(len(chunk), self._cancel)
-                check_cancel(self._cancel)
-                if stop.is_set():
+            for chunk in self._limited(response.chunks):
+                if failed.is_set():
                     return
                 journal.write(index, chunk[: end - start])
                 start += len(chunk)
@@ -581,9 +556,7 @@ class Transfer:
 
     def _write_whole(self, journal: Journal, offset: int, chunks: Iterable[bytes]) -> None:
         """Write the file from `offset` to its end. No other thread may write."""
-        for chunk in chunks:
-            self._limit.take(len(chunk), self._cancel)
-            check_cancel(self._cancel)
+        for chunk in self._limited(chunks):
             journal.fill(offset, chunk)
             offset += len(chunk)
             journal.sync(self._tuning.sync)
@@ -591,17 +564,14 @@ class Transfer:
                 return
         raise RetryableError("the connection closed early")
 
-    def _verify(self, journal: Journal) -> None:
-        """Compare the hash of the file; if it is wrong, delete all of it."""
-        if self._hash_file(self._part) != self.remote.sha256:
-            journal.discard()
-            raise HashMismatch(
-                f"{self.remote.repo}/{self.remote.file} was damaged in transit: its SHA-256 is "
-                "not the one the hub states. Nothing was installed; pull again."
-            )
+    def _limited(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._limit.take(len(chunk), self._stop)
+            check_cancel(self._stop)
+            yield chunk
 
     def _hash_file(self, path: Path) -> str:
         def progress(done: int) -> None:
             self.hashed = done
 
-        return sha256_of(path, progress=progress, cancel=self._cancel)
+        return sha256_of(path, progress=progress, cancel=self._stop)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from localspec.errors import BadGguf, DiskFull, NotMatched, Offline, Unreachable
 from localspec.files import format_size
@@ -24,13 +25,20 @@ from localspec.registry.header.projector import (
     read_local_projector,
     read_projector,
 )
-from localspec.registry.hub.hub import Hub, RemoteFile, cached_file, resolve_in_cache
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.offline import RemoteFile, find_in_cache, resolve_in_cache
 from localspec.registry.hub.repository import list_parts
-from localspec.registry.hub.retry import RetryPolicy, call_with_retries
+from localspec.registry.hub.retry import (
+    DEFAULT_TUNING,
+    OnWait,
+    RetryPolicy,
+    Tuning,
+    call_with_retries,
+    ignore_wait,
+)
 from localspec.registry.hub.transfer import (
     Flow,
     RemoteSource,
-    Tuning,
     count_written_bytes,
     read_written_prefix,
 )
@@ -104,20 +112,20 @@ class Planner:
 
     store: Store
     hub: Hub = field(default_factory=Hub)
-    tuning: Tuning = field(default_factory=Tuning)
-    memory: Callable[[], fit.FreeMemory] | None = None
+    tuning: Tuning = DEFAULT_TUNING
+    memory: fit.FreeMemory | None = None
+    on_wait: OnWait = ignore_wait
 
     @property
     def first_contact(self) -> RetryPolicy:
         """The retry policy for the first response of the hub, for which a user waits."""
         usual = self.tuning.retry_policy
-        return replace(usual, tries=min(usual.tries, _MAX_FIRST_TRIES))
+        return msgspec.structs.replace(usual, tries=min(usual.tries, _MAX_FIRST_TRIES))
 
     def preflight(
         self,
         name: str,
         pair: CataloguePair,
-        cancel: threading.Event | None = None,
         known: Mapping[HubFile, PlannedModel] | None = None,
     ) -> PullPlan:
         """Return the plan of a pull after all checks that headers allow.
@@ -127,14 +135,15 @@ class Planner:
         Raises:
             NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
         """
-        target, draft, notes = self._read_models(pair, cancel, known or {})
+        target, draft, notes = self._read_models(pair, known or {})
         models = (target, draft) if draft else (target,)
-        projector = self.look_projector(pair.projector, cancel) if pair.projector else None
+        projector = self.look_projector(pair.projector) if pair.projector else None
         if projector:
             check_projector(target.model, projector.projector)
-        needed = projector.projector.needed_bytes if projector else 0
-        fit_result = self._check_memory(target.model, draft.model if draft else None, needed)
-        notes += fit_result.notes if fit_result else ()
+        if self.memory:
+            load = LoadOptions(projector=projector.projector.needed_bytes if projector else 0)
+            draft_model = draft.model if draft else None
+            notes += fit.fit_pair(target.model, draft_model, self.memory, load).notes
         notes += [note for model in models for note in _catalogue_differences(model)]
         if any(model.from_cache for model in models):
             notes.append(FROM_CACHE)
@@ -142,27 +151,16 @@ class Planner:
             notes.append(
                 f"{reason[:1].upper()}{reason[1:]}; drafts come from the text itself (n-gram)."
             )
-        planned_files = [file for model in models for file in model.files]
-        planned_files += projector.files if projector else ()
-        files = {file.remote.sha256: file for file in planned_files}
+        planned = (*models, projector) if projector else models
+        files = {file.remote.sha256: file for entry in planned for file in entry.files}
         fetch = sum(self.missing(file.remote) for file in files.values())
         self._check_disk(fetch)
         return PullPlan(
-            name=name,
-            pair=pair,
-            target=target,
-            draft=draft,
-            projector=projector,
-            files=tuple(files.values()),
-            fetch=fetch,
-            notes=tuple(notes),
+            name, pair, target, draft, projector, tuple(files.values()), fetch, tuple(notes)
         )
 
     def _read_models(
-        self,
-        pair: CataloguePair,
-        cancel: threading.Event | None,
-        known: Mapping[HubFile, PlannedModel],
+        self, pair: CataloguePair, known: Mapping[HubFile, PlannedModel]
     ) -> tuple[PlannedModel, PlannedModel | None, list[str]]:
         """Return the target, the model that drafts, and notes about the two.
 
@@ -171,8 +169,7 @@ class Planner:
         draft_weights = pair.draft or pair.sidecar
 
         def read(weights: HubFile) -> PlannedModel:
-            as_draft = weights is draft_weights
-            return known.get(weights) or self.look(weights, cancel, as_draft=as_draft)
+            return known.get(weights) or self.look(weights, as_draft=weights is draft_weights)
 
         with ThreadPoolExecutor(2, thread_name_prefix="header") as pool:
             target_future = pool.submit(read, pair.target)
@@ -187,13 +184,7 @@ class Planner:
             sidecar_notes.append(f"{error.message} Drafts come from the text itself (n-gram).")
         return target, None, [*check_pair(target.model, None), *sidecar_notes]
 
-    def look(
-        self,
-        weights: HubFile,
-        cancel: threading.Event | None = None,
-        *,
-        as_draft: bool | None = False,
-    ) -> PlannedModel:
+    def look(self, weights: HubFile, *, as_draft: bool | None = False) -> PlannedModel:
         """Find a model's files and read their headers; without a repository, those of a local file.
 
         as_draft: as `read_model`.
@@ -202,43 +193,39 @@ class Planner:
             path = Path(weights.file)
             model = read_local_model(path, as_draft=as_draft)
             return PlannedModel(weights, (), model, self._find_stored(path, model))
-        remotes, from_cache = self._resolve(weights, cancel)
-        sources = [self._open_source(remote, cancel) for remote in remotes]
+        remotes, from_cache = self._resolve(weights)
+        sources = [self._open_source(remote) for remote in remotes]
         model = read_model(sources, as_draft=as_draft)
         files = tuple(map(_planned_file, remotes, sources))
         return PlannedModel(weights, files, model, from_cache=from_cache)
 
-    def look_projector(
-        self, weights: HubFile, cancel: threading.Event | None = None
-    ) -> PlannedProjector:
+    def look_projector(self, weights: HubFile) -> PlannedProjector:
         """Find a projector's file and read its header. Raises BadGguf, HubError and below."""
         if not weights.repo:
             return PlannedProjector(weights, (), read_local_projector(Path(weights.file)))
-        (remote,), _ = self._resolve(weights, cancel)
-        source = self._open_source(remote, cancel)
+        (remote,), _ = self._resolve(weights)
+        source = self._open_source(remote)
         projector = read_projector(source)
         return PlannedProjector(weights, (_planned_file(remote, source),), projector)
 
-    def _resolve(
-        self, weights: HubFile, cancel: threading.Event | None
-    ) -> tuple[tuple[RemoteFile, ...], bool]:
+    def _resolve(self, weights: HubFile) -> tuple[tuple[RemoteFile, ...], bool]:
         """Return a model's files on the hub, and whether they come from its local cache."""
-        files = list_parts(weights.file)
+        repo, revision, files = weights.repo, weights.revision, list_parts(weights.file)
         try:
             return tuple(
                 call_with_retries(
-                    partial(self.hub.resolve, weights.repo, file, weights.revision),
+                    partial(self.hub.resolve, repo, file, revision),
                     self.first_contact,
-                    cancel,
+                    self.on_wait,
                 )
                 for file in files
             ), False
         except (Offline, Unreachable):
-            cached = [resolve_in_cache(weights.repo, file, weights.revision) for file in files]
-            known = tuple(file for file in cached if file)
-            if len(known) < len(files):
+            known = [resolve_in_cache(repo, file, revision) for file in files]
+            cached = tuple(file for file in known if file)
+            if len(cached) < len(files):
                 raise
-            return known, True
+            return cached, True
 
     def _find_stored(self, path: Path, header_model: ModelInfo) -> StoredModel:
         """Return the store's entry for a local file.
@@ -257,7 +244,7 @@ class Planner:
             sidecar=header_model.sidecar,
         )
 
-    def _open_source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
+    def _open_source(self, remote: RemoteFile) -> Source:
         """Return the source for a header: the disk if the file is there, else the hub."""
         for path in (self.store.blob(remote.sha256), find_in_cache(remote)):
             if path and path.is_file() and path.stat().st_size == remote.size:
@@ -265,14 +252,8 @@ class Planner:
                 source.name = remote.name
                 return source
         prefix = read_written_prefix(self.store.unfinished(remote.sha256), remote.size)
-        return RemoteSource(self.hub, remote, prefix, self.tuning.retry_policy, cancel)
-
-    def _check_memory(
-        self, target: ModelInfo, draft: ModelInfo | None, projector: int
-    ) -> fit.MemoryFit | None:
-        if self.memory is None:
-            return None
-        return fit.fit_pair(target, draft, self.memory(), LoadOptions(projector=projector))
+        policy = self.tuning.retry_policy
+        return RemoteSource(self.hub, remote, prefix, retry_policy=policy, on_wait=self.on_wait)
 
     def missing(self, remote: RemoteFile) -> int:
         """Return how many bytes of a file are neither in the store nor in the Hugging Face cache."""
@@ -299,11 +280,6 @@ def _planned_file(remote: RemoteFile, source: Source) -> PlannedFile:
     if isinstance(source, RemoteSource):
         return PlannedFile(remote, bytes(source.prefix), source.flow)
     return PlannedFile(remote)
-
-
-def find_in_cache(remote: RemoteFile) -> Path | None:
-    """Return the file in the Hugging Face cache, or None."""
-    return cached_file(remote.repo, remote.file, remote.commit, remote.sha256, remote.size)
 
 
 def _catalogue_differences(model: PlannedModel) -> list[str]:

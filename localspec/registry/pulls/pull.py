@@ -8,25 +8,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from localspec.errors import FileChanged, PullCancelled
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.header.projector import ARCHITECTURE
-from localspec.registry.hub.hub import RemoteFile
-from localspec.registry.hub.repository import Offer
-from localspec.registry.hub.retry import Retry
+from localspec.registry.hub.offline import RemoteFile, find_in_cache
 from localspec.registry.hub.transfer import RateLimit, Transfer
-from localspec.registry.pulls.plan import (
-    PlannedModel,
-    PlannedProjector,
-    Planner,
-    PullPlan,
-    find_in_cache,
-)
-from localspec.registry.store.files import check_cancel, sha256_of
+from localspec.registry.pulls.messages import FileState
+from localspec.registry.pulls.plan import PlannedModel, PlannedProjector, Planner, PullPlan
+from localspec.registry.store.files import sha256_of
 from localspec.registry.store.store import (
     Part,
     Record,
@@ -34,53 +24,6 @@ from localspec.registry.store.store import (
     list_local_parts,
     roles_for_pooling,
 )
-
-# ------------------------------------------------------------------------ state
-# The state of a pull, in one form from the downloading threads to the terminal.
-
-
-State = Literal[
-    "checking", "downloading", "verifying", "done", "failed", "cancelled", "interrupted"
-]
-RUNNING_STATES = ("checking", "downloading", "verifying")
-
-
-class FileState(msgspec.Struct, frozen=True):
-    """One file of a pull. Numbers are in bytes."""
-
-    file: str
-    done: int
-    size: int
-    hashed: int = 0
-
-
-class PullState(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull at one moment. `rate` is in bytes per second, `seconds_left` is None while unknown.
-
-    While `state` is "verifying", `hashed` is the progress. An "interrupted" pull was stopped by the end of
-    the daemon and resumes at its next start. `retry`: a request failed and will be tried again; if several
-    will, the first of them. `message` is the error's sentence and `code` its code. `notes` are remarks of
-    the checks. `offers`: the available quantizations, if none was named. `said`: what was chosen, and why.
-    """
-
-    name: str
-    state: State
-    done: int = 0
-    size: int = 0
-    hashed: int = 0
-    rate: float = 0
-    seconds_left: float | None = None
-    files: tuple[FileState, ...] = ()
-    notes: tuple[str, ...] = ()
-    offers: tuple[Offer, ...] = ()
-    said: tuple[str, ...] = ()
-    message: str = ""
-    code: str = ""
-    retry: Retry | None = None
-
-
-# ------------------------------------------------------------------------ pull
-
 
 _REPORT_INTERVAL_S = 0.25
 _MAX_PLANS = 3  # a pull is planned again if a file changes on the hub meanwhile
@@ -92,7 +35,7 @@ Report = Callable[[tuple[FileState, ...]], None]
 class Puller(Planner):
     """Pulls pairs into a store. `asked` is written into the record."""
 
-    limit: RateLimit = field(default_factory=lambda: RateLimit(0))
+    limit: RateLimit = field(default_factory=RateLimit)
     asked: str = ""
 
     def pull(
@@ -100,11 +43,10 @@ class Puller(Planner):
         name: str,
         pair: CataloguePair,
         report: Report = lambda files: None,
-        cancel: threading.Event | None = None,
         planned: Callable[[PullPlan], None] = lambda plan: None,
         known: Mapping[HubFile, PlannedModel] | None = None,
     ) -> Record:
-        """Check, download, verify and store a pair. It blocks, so call it in a thread.
+        """Check, download, verify and store a pair.
 
         report: called with the state of all files. planned: called with the plan. known: models whose
         headers are read already.
@@ -112,15 +54,14 @@ class Puller(Planner):
         Raises:
             RegistryError and below. What was downloaded is kept for the next try.
         """
-        cancel = cancel or threading.Event()
         self.store.prepare()
         with self.store.pulling():
             for attempt in range(_MAX_PLANS):
                 try:
-                    plan = self.preflight(name, pair, cancel, known)
+                    plan = self.preflight(name, pair, known)
                     known = None  # if a file changes, all headers are read again
                     planned(plan)
-                    record = self._make_record(plan, _Fetch(self, plan, report, cancel).run())
+                    record = self._make_record(plan, _Fetch(self, plan, report).run())
                     self.store.put_new(record)  # last, because a pair exists once its record does
                     return record
                 except FileChanged:
@@ -129,48 +70,43 @@ class Puller(Planner):
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _make_record(self, plan: PullPlan, cached_paths: Mapping[str, Path]) -> Record:
+        target = plan.target.model
         return Record(
             name=plan.name,
             target=self._to_stored(plan.target, cached_paths),
             draft=self._to_stored(plan.draft, cached_paths) if plan.draft else None,
-            projector=self._to_stored_projector(plan.projector, cached_paths),
+            projector=self._to_stored(plan.projector, cached_paths) if plan.projector else None,
             created=time.time(),
             summary=plan.pair.summary,
             licence=plan.pair.licence,
-            roles=roles_for_pooling(plan.target.model.pooling) or plan.pair.roles,
+            roles=roles_for_pooling(target.pooling) or plan.pair.roles,
             notes=plan.notes,
-            template_sha256=plan.target.model.template_hash,
+            template_sha256=target.template_hash,
             asked=self.asked,
             other_projector=plan.pair.other_projector,
         )
 
-    def _to_stored(self, planned: PlannedModel, cached_paths: Mapping[str, Path]) -> StoredModel:
-        if planned.stored:
+    def _to_stored(
+        self, planned: PlannedModel | PlannedProjector, cached_paths: Mapping[str, Path]
+    ) -> StoredModel:
+        if isinstance(planned, PlannedModel) and planned.stored:
             return planned.stored
+        if not planned.files:
+            parts = list_local_parts(Path(planned.weights.file))
+            return StoredModel(parts=parts, architecture=ARCHITECTURE)
+        parts = tuple(self._to_part(file.remote, cached_paths) for file in planned.files)
+        repo, revision = planned.weights.repo, planned.files[0].remote.commit
+        if isinstance(planned, PlannedProjector):
+            return StoredModel(parts=parts, architecture=ARCHITECTURE, repo=repo, revision=revision)
         return StoredModel(
-            parts=tuple(self._to_part(file.remote, cached_paths) for file in planned.files),
+            parts=parts,
             architecture=planned.model.architecture,
-            repo=planned.weights.repo,
-            revision=planned.files[0].remote.commit,
+            repo=repo,
+            revision=revision,
             parameters=planned.model.parameters,
             heads=planned.model.drafting_heads,
             pooling=planned.model.pooling,
             sidecar=planned.model.sidecar,
-        )
-
-    def _to_stored_projector(
-        self, planned: PlannedProjector | None, cached_paths: Mapping[str, Path]
-    ) -> StoredModel | None:
-        if planned is None:
-            return None
-        if not planned.files:
-            parts = list_local_parts(Path(planned.weights.file))
-            return StoredModel(parts=parts, architecture=ARCHITECTURE)
-        return StoredModel(
-            parts=tuple(self._to_part(file.remote, cached_paths) for file in planned.files),
-            architecture=ARCHITECTURE,
-            repo=planned.weights.repo,
-            revision=planned.files[0].remote.commit,
         )
 
     def _to_part(self, remote: RemoteFile, cached_paths: Mapping[str, Path]) -> Part:
@@ -187,12 +123,8 @@ class Puller(Planner):
 class _Fetch:
     """The download of what a plan lacks. `report` is called with the state of each file."""
 
-    def __init__(
-        self, puller: Puller, plan: PullPlan, report: Report, cancel: threading.Event
-    ) -> None:
-        self._puller, self._plan = puller, plan
-        self._report, self._cancel = report, cancel
-        self._cached_paths: dict[str, Path] = {}
+    def __init__(self, puller: Puller, plan: PullPlan, report: Report) -> None:
+        self._puller, self._plan, self._report = puller, plan, report
         self._files = {
             file.remote.sha256: FileState(
                 file.remote.name, file.remote.size - puller.missing(file.remote), file.remote.size
@@ -206,27 +138,29 @@ class _Fetch:
         Returns:
             The files that stay in the Hugging Face cache, by hash.
         """
-        stop = threading.Event()  # set if the user cancels or another file fails
+        puller = self._puller
+        cached_paths: dict[str, Path] = {}
         transfers: list[Transfer] = []
+        stop = threading.Event()
         for file in self._plan.files:
             if path := self._find_verified(file.remote):
-                self._cached_paths[file.remote.sha256] = path
-            else:
-                transfers.append(
-                    Transfer(
-                        self._puller.hub,
-                        self._puller.store,
-                        file.remote,
-                        self._puller.tuning,
-                        stop,
-                        file.prefix,
-                        self._puller.limit,
-                        file.flow,
-                    )
-                )
+                cached_paths[file.remote.sha256] = path
+                continue
+            transfer = Transfer(
+                puller.hub,
+                puller.store,
+                file.remote,
+                puller.tuning,
+                stop,
+                prefix=file.prefix,
+                limit=puller.limit,
+                flow=file.flow,
+                on_wait=puller.on_wait,
+            )
+            transfers.append(transfer)
         if transfers:
             self._transfer(transfers, stop)
-        return self._cached_paths
+        return cached_paths
 
     def _find_verified(self, remote: RemoteFile) -> Path | None:
         """Return the file in the Hugging Face cache if its hash is right.
@@ -241,9 +175,7 @@ class _Fetch:
             self._set_progress(remote, remote.size, bytes_read)
             self._report(tuple(self._files.values()))
 
-        check_cancel(self._cancel)
-        sha256 = sha256_of(path, progress=report_progress, cancel=self._cancel)
-        return path if sha256 == remote.sha256 else None
+        return path if sha256_of(path, progress=report_progress) == remote.sha256 else None
 
     def _transfer(self, transfers: list[Transfer], stop: threading.Event) -> None:
         """Download all files at once; if one fails, the others stop and keep their bytes."""
@@ -255,7 +187,7 @@ class _Fetch:
                     done, pending = wait(
                         pending, timeout=_REPORT_INTERVAL_S, return_when=FIRST_EXCEPTION
                     )
-                    if self._cancel.is_set() or any(future.exception() for future in done):
+                    if any(future.exception() for future in done):
                         stop.set()
                     for transfer in transfers:
                         self._set_progress(transfer.remote, transfer.done, transfer.hashed)
@@ -264,7 +196,7 @@ class _Fetch:
                 stop.set()
                 raise
         failures = [error for future in futures if (error := future.exception())]
-        # The file that failed comes before those that were cancelled because of it.
+        # The file that failed comes before those that were stopped because of it.
         failures.sort(key=lambda error: isinstance(error, PullCancelled))
         if failures:
             raise failures[0]

@@ -1,17 +1,19 @@
-"""The pulls in progress in this process: each is started once, may be watched by many, and has a name."""
+"""The pulls of a daemon, each a process that is started once, may be watched by many, and has a name."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
+import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import msgspec
 
+from localspec.children import Child, Deadline
 from localspec.errors import (
+    Cancelled,
     Conflict,
     DiskFull,
     Gated,
@@ -25,17 +27,12 @@ from localspec.errors import (
     Unreachable,
     Untrusted,
     WebPage,
+    error_from_code,
 )
-from localspec.registry.catalogue import Catalogue
-from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.repository import derive_pair_name, parse_reference
-from localspec.registry.hub.retry import Retry
-from localspec.registry.hub.transfer import RateLimit
-from localspec.registry.pulls.plan import PullPlan
-from localspec.registry.pulls.pull import RUNNING_STATES, FileState, Puller, PullState, State
-from localspec.registry.pulls.resolve import PullTarget, UnfinishedPulls, decide
+from localspec.registry.pulls.messages import RUNNING_STATES, Job, PullState, Report, State
+from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
 
-_RATE_WINDOW_S = 5.0
 # Failures that may be temporary. Such a pull is tried again when the daemon starts the next time.
 _TEMPORARY_ERRORS = (
     Unreachable,
@@ -51,46 +48,43 @@ _MAX_LISTED_PULLS = 32  # finished ones beyond that are forgotten
 
 
 class Pull:
-    """One pull in its own thread. It continues whether or not anybody watches."""
+    """One pull in its own process. It continues whether or not anybody watches.
+
+    make_job: returns the job for a target. environment: the variables of the process. resumed: the previous
+    daemon began it.
+    """
 
     def __init__(
         self,
-        puller: Puller,
-        request: PullTarget,
-        catalogue: Callable[[], Catalogue],
+        target: PullTarget,
+        make_job: Callable[[PullTarget], Job],
+        environment: Mapping[str, str],
         unfinished: UnfinishedPulls,
         *,
+        endpoint: str = "",
+        token: str = "",
         resumed: bool = False,
     ) -> None:
-        self.name = name = request.name
-        self.target = request
+        self.name = target.name
+        self.target = target
         self.error: LocalspecError | None = None
         self.ended_at = 0.0  # monotonic time; 0 while it runs
-        self._catalogue = catalogue
-        self._lock = threading.Lock()
-        self._waits: dict[int, Retry] = {}  # by the id of the waiting thread
-        self._watchers: list[Callable[[], None]] = []
-        retry_policy = dataclasses.replace(puller.tuning.retry_policy, on_wait=self._set_retry)
-        tuning = dataclasses.replace(puller.tuning, retry_policy=retry_policy)
-        self._puller = dataclasses.replace(puller, tuning=tuning)
+        self.state = PullState(name=target.name, state="checking")
+        self._make_job = make_job
+        self._endpoint, self._token = endpoint or target.endpoint, token
+        self._child = Child("localspec.registry.pulls.child", environment=environment)
         self._unfinished, self._resumed = unfinished, resumed
+        self._lock = threading.Lock()
+        self._watchers: list[Callable[[], None]] = []
         self._interrupted = False
-        self._remember(request)
         self._cancel = threading.Event()
         self._finished = threading.Event()
-        self._samples: deque[tuple[float, int]] = deque()
-        self._state = PullState(name=name, state="checking")
-        self._thread = threading.Thread(target=self._run, name=f"pull-{name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def state(self) -> PullState:
-        """A snapshot of the pull; cheap to read from any thread."""
-        return self._state
+        unfinished.keep(target)
+        threading.Thread(target=self._run, name=f"pull-{self.name}", daemon=True).start()
 
     @contextmanager
     def watched(self, changed: Callable[[], None]) -> Iterator[None]:
-        """Call `changed` after each change of `state`, from the pull's threads, until the block ends."""
+        """Call `changed` after each change of `state`, from the pull's thread, until the block ends."""
         with self._lock:
             self._watchers.append(changed)
         try:
@@ -102,8 +96,8 @@ class Pull:
     def cancel(self) -> None:
         """Stop the pull and forget that it was requested; what was downloaded is kept."""
         self._cancel.set()
-        if self._finished.is_set() and self._forget():
-            self._update_state(
+        if self._finished.is_set() and self._unfinished.drop(self.name):
+            self._show(
                 state="cancelled",
                 message="The pull is cancelled; anything already downloaded is kept for the next one.",
                 code="pull_cancelled",
@@ -119,116 +113,91 @@ class Pull:
         """Wait until the pull has ended; return False after `timeout` seconds."""
         return self._finished.wait(timeout)
 
+    @property
+    def is_running(self) -> bool:
+        return self.state.state in RUNNING_STATES
+
     def _run(self) -> None:
         try:
-            decision = decide(self._puller, self.target, self._catalogue(), self._cancel)
-            self._remember(msgspec.structs.replace(self.target, pair=decision.pair, decided=True))
-            self._update_state(offers=decision.offers, said=decision.said)
-            self._puller.pull(
-                self.name,
-                decision.pair,
-                self._on_progress,
-                self._cancel,
-                self._on_plan,
-                decision.known,
-            )
-            self._forget()
-            self._update_state(
-                state="done",
-                seconds_left=0.0,
-                rate=0.0,
-                done=self._state.size,
-                hashed=self._state.size,
-            )
+            self._follow()
+        except Cancelled:
+            self._end_cancelled()
         except LocalspecError as error:
-            self._end_with(error)
+            self._fail(error)
+        except EOFError:
+            self._fail(LocalspecError("The pull failed: its process ended unexpectedly."))
         except Exception as error:  # a bug must not leave the pull running for ever
-            self._end_with(LocalspecError(f"The pull failed: {type(error).__name__}."))
+            self._fail(LocalspecError(f"The pull failed: {type(error).__name__}."))
         finally:
             self.ended_at = time.monotonic()
             self._finished.set()
 
-    def _end_with(self, error: LocalspecError) -> None:
-        """Set the final state after an error: interrupted, cancelled or failed.
+    def _follow(self) -> None:
+        """Run the process and show its states until the pull is done.
 
-        Only a pull with a temporary error is tried again later.
+        Raises:
+            LocalspecError: the process reported it.
+            EOFError: the process has ended.
+            Cancelled: the process was killed, because the pull is cancelled or interrupted.
         """
+        job = msgspec.structs.replace(
+            self._make_job(self.target), endpoint=self._endpoint, token=self._token
+        )
+        deadline = Deadline(math.inf, self._cancel.is_set)
+        with self._child as child:
+            child.send(msgspec.json.encode(job), deadline)
+            while self.is_running:
+                report = msgspec.json.decode(child.receive(deadline), type=Report)
+                if report.target:
+                    self.target = report.target
+                    self._unfinished.keep(report.target)
+                if report.state.state == "failed":
+                    raise error_from_code(report.state.code, report.state.message)
+                if report.state.state == "done":
+                    self._unfinished.drop(self.name)
+                self.state = report.state
+                self._notify()
+
+    def _end_cancelled(self) -> None:
         if self._interrupted:
             sentence = (
                 f"The pull of {self.name} is interrupted because the daemon is stopping; it "
                 "resumes when the daemon starts again."
             )
-            self._fail(PullCancelled(sentence), "interrupted")
-            return
+            self._end_with(PullCancelled(sentence), "interrupted")
+        else:
+            sentence = (
+                "The pull was cancelled; anything already downloaded is kept for the next one."
+            )
+            self._unfinished.drop(self.name)
+            self._end_with(PullCancelled(sentence), "cancelled")
+
+    def _fail(self, error: LocalspecError) -> None:
+        """Show an error. Only a pull that has started and has a temporary error is tried again later."""
         has_started = self._resumed or bool(self.target.files)
         # A resumed pull has no token, since tokens are not stored.
         temporary = (*_TEMPORARY_ERRORS, Gated) if self._resumed else _TEMPORARY_ERRORS
         if not has_started or not isinstance(error, temporary):
-            self._forget()
-        self._fail(error, "cancelled" if error.code == "pull_cancelled" else "failed")
+            self._unfinished.drop(self.name)
+        self._end_with(error, "failed")
 
-    def _fail(self, error: LocalspecError, state: State) -> None:
+    def _end_with(self, error: LocalspecError, state: State) -> None:
         self.error = error
-        self._update_state(
-            state=state, rate=0.0, seconds_left=None, message=error.message, code=error.code
+        self._show(
+            state=state,
+            rate=0.0,
+            seconds_left=None,
+            message=error.message,
+            code=error.code,
+            retry=None,
         )
 
-    def _remember(self, request: PullTarget) -> None:
-        """Store the request as far as it is known."""
-        self.target = request
-        self._unfinished.keep(request)
+    def _show(self, **values: object) -> None:
+        self.state = msgspec.structs.replace(self.state, **values)
+        self._notify()
 
-    def _forget(self) -> bool:
-        return self._unfinished.drop(self.name)
-
-    def _on_plan(self, plan: PullPlan) -> None:
-        remotes = [file.remote for file in plan.files]
-        hashes = tuple(file.sha256 for file in remotes)
-        self._remember(msgspec.structs.replace(self.target, files=hashes))
-        files = tuple(FileState(file.name, 0, file.size) for file in remotes)
-        size = sum(file.size for file in remotes)
-        self._update_state(
-            state="downloading", files=files, size=size, done=size - plan.fetch, notes=plan.notes
-        )
-
-    def _on_progress(self, files: tuple[FileState, ...]) -> None:
-        """Update the state; the pull's own thread calls this four times a second."""
-        now = time.monotonic()
-        done, hashed = sum(file.done for file in files), sum(file.hashed for file in files)
-        size = sum(file.size for file in files)
-        verifying = done == size
-        position = hashed if verifying else done
-        if verifying != (self._state.state == "verifying"):
-            self._samples.clear()  # they belong to the other phase
-        self._samples.append((now, position))
-        while now - self._samples[0][0] > _RATE_WINDOW_S:
-            self._samples.popleft()
-        start_time, start_position = self._samples[0]
-        rate = (
-            max(0.0, (position - start_position) / (now - start_time)) if now > start_time else 0.0
-        )
-        self._update_state(
-            state="verifying" if verifying else "downloading",
-            done=done,
-            size=size,
-            hashed=hashed,
-            rate=rate,
-            seconds_left=(size - position) / rate if rate else None,
-            files=files,
-        )
-
-    def _set_retry(self, retry: Retry | None) -> None:
-        """Update the retry that is shown; the downloading threads call this."""
+    def _notify(self) -> None:
         with self._lock:
-            self._waits.pop(threading.get_ident(), None)
-            if retry:
-                self._waits[threading.get_ident()] = retry
-            next_retry = min(self._waits.values(), key=lambda wait: wait.seconds, default=None)
-        self._update_state(retry=next_retry)
-
-    def _update_state(self, **values: object) -> None:
-        with self._lock:
-            self._state = msgspec.structs.replace(self._state, **values)
             watchers = tuple(self._watchers)
         for notify in watchers:
             notify()
@@ -237,32 +206,25 @@ class Pull:
 class Pulls:
     """All pulls of a daemon. The unfinished pulls of the previous daemon resume at once."""
 
-    def __init__(
-        self,
-        puller: Puller,
-        catalogue: Callable[[], Catalogue],
-        unfinished: UnfinishedPulls,
-    ) -> None:
-        self._puller, self._catalogue, self._unfinished = puller, catalogue, unfinished
+    def __init__(self, make_job: Callable[[PullTarget], Job], unfinished: UnfinishedPulls) -> None:
+        self._make_job, self._unfinished = make_job, unfinished
         self._lock = threading.Lock()
-        self._pulls: dict[str, Pull] = {}
-        for request in unfinished.all():
-            hub = Hub(request.endpoint) if request.endpoint else None
-            self._pulls[request.name] = self._start_pull(request, hub, resumed=True)
+        self._pulls: dict[str, Pull] = {
+            target.name: Pull(target, make_job, os.environ, unfinished, resumed=True)
+            for target in unfinished.all()
+        }
 
-    def _start_pull(self, request: PullTarget, hub: Hub | None, *, resumed: bool = False) -> Pull:
-        puller = dataclasses.replace(
-            self._puller,
-            hub=hub or self._puller.hub,
-            limit=RateLimit(request.limit_rate),
-            asked=request.asked,
-        )
-        return Pull(puller, request, self._catalogue, self._unfinished, resumed=resumed)
-
-    def start(self, wanted: PullTarget, hub: Hub | None = None) -> Pull:
+    def start(
+        self,
+        wanted: PullTarget,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        endpoint: str = "",
+        token: str = "",
+    ) -> Pull:
         """Start a pull, or join the running one of this pair.
 
-        hub: a hub other than the usual one.
+        environment: the variables of its process. endpoint, token: as in `Hub`.
 
         Raises:
             Conflict: something else is being pulled under this name.
@@ -270,7 +232,7 @@ class Pulls:
         name = wanted.name
         with self._lock:
             running = self._pulls.get(name)
-            if running and running.state.state in RUNNING_STATES:
+            if running and running.is_running:
                 if running.target.asked != wanted.asked:
                     raise Conflict(
                         f"'{name}' is already being pulled, as {running.target.asked or name}; wait until "
@@ -278,16 +240,24 @@ class Pulls:
                     )
                 return running
             self._pulls.pop(name, None)
-            while len(self._pulls) >= _MAX_LISTED_PULLS and self._forget_oldest():
-                pass
-            pull = self._pulls[name] = self._start_pull(wanted, hub)
+            ended = [key for key, pull in self._pulls.items() if not pull.is_running]
+            for key in ended[: max(0, len(self._pulls) + 1 - _MAX_LISTED_PULLS)]:
+                del self._pulls[key]
+            pull = self._pulls[name] = Pull(
+                wanted,
+                self._make_job,
+                environment,
+                self._unfinished,
+                endpoint=endpoint,
+                token=token,
+            )
             return pull
 
     def find_target(self, name: str) -> PullTarget | None:
         """Return the request that is being pulled under this name, or that failed and will be resumed."""
         with self._lock:
             pull = self._pulls.get(name)
-        if pull and pull.state.state in RUNNING_STATES:
+        if pull and pull.is_running:
             return pull.target
         return next((request for request in self._unfinished.all() if request.name == name), None)
 
@@ -331,10 +301,3 @@ class Pulls:
         end = time.monotonic() + timeout
         for pull in pulls:
             pull.wait(max(0.0, end - time.monotonic()))
-
-    def _forget_oldest(self) -> bool:
-        for name, pull in self._pulls.items():
-            if pull.state.state not in RUNNING_STATES:
-                del self._pulls[name]
-                return True
-        return False

@@ -1,19 +1,13 @@
-"""What a user asked to pull, and the list of unfinished pulls.
-
-Unfinished pulls resume when the daemon starts again.
-"""
+"""Turn what a user asked for into a pair: choose the file of a repository and what drafts for it."""
 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -23,21 +17,11 @@ from localspec.errors import (
     ModelNotFound,
     NotOnHub,
     Offline,
-    PullCancelled,
     RegistryError,
     Unreachable,
-    UnsafePath,
 )
-from localspec.files import sync_folder
 from localspec.model_traits import SIDECAR_LABELS, SidecarKind
-from localspec.paths import read_file
-from localspec.registry.catalogue import (
-    FILE_PATTERN,
-    NAME_PATTERN,
-    Catalogue,
-    CataloguePair,
-    HubFile,
-)
+from localspec.registry.catalogue import FILE_PATTERN, CataloguePair, HubFile
 from localspec.registry.disk.discovery import find_models
 from localspec.registry.file_names import (
     SidecarFile,
@@ -52,261 +36,20 @@ from localspec.registry.header.fit import LoadOptions
 from localspec.registry.header.model import ModelInfo, read_local_model
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.projector import check_projector
-from localspec.registry.hub.hub import ListedFile, list_in_cache, resolve_in_cache
+from localspec.registry.hub.offline import ListedFile, list_in_cache
 from localspec.registry.hub.repository import (
     Choice,
     Offer,
     Reference,
     choose_quantization,
     derive_model_name,
-    derive_pair_name,
     list_choices,
-    list_parts,
     match_choices,
-    parse_reference,
 )
 from localspec.registry.hub.retry import call_with_retries
 from localspec.registry.pulls.plan import PlannedModel, Planner
-from localspec.registry.store.files import make_folder, write_atomically
-from localspec.registry.store.store import Part, Record, StoredModel, roles_for_pooling
-
-VERSION = 1  # format version of the file
-
-
-class PullTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull as it was requested. It contains no token.
-
-    name: the name that the pair will have. pair: the catalogue's entry, or what was decided before
-    (`decided`). target: the repository, if there is no `pair`. draft: the draft to use instead. no_draft:
-    use none. no_projector: leave out the file by which the target reads pictures. asked: the request as text,
-    empty for a pair as the catalogue has it. endpoint: the hub. limit_rate: bytes per second, 0 for no limit.
-    whole_disk: a draft may be proposed among the files of other programs. files: the hashes of the files to
-    download, once they are known.
-    """
-
-    name: str
-    pair: CataloguePair | None = None
-    target: Reference | None = None
-    draft: Reference | None = None
-    no_draft: bool = False
-    no_projector: bool = False
-    decided: bool = False
-    asked: str = ""
-    endpoint: str = ""
-    limit_rate: int = 0
-    whole_disk: bool = True
-    files: tuple[str, ...] = ()
-
-
-def describe_target(request: PullTarget) -> str:
-    """Return what is being pulled, for a sentence."""
-    return request.asked or f"{request.name} from the catalogue"
-
-
-def is_cached(request: PullTarget) -> bool:
-    """Return whether the Hugging Face cache has all files of a pull, so that it needs no network."""
-    pair = request.pair
-    if pair is None and request.target:
-        return bool(list_in_cache(request.target.repo, request.target.revision))
-    models = [model for model in (pair.target, pair.draft) if model and model.repo] if pair else []
-    return bool(models) and all(
-        resolve_in_cache(model.repo, part, model.revision)
-        for model in models
-        for part in list_parts(model.file)
-    )
-
-
-def resolve_target(
-    text: str,
-    catalogue: Catalogue,
-    find_record: Callable[[str], Record | None],
-    part_path: Callable[[Part], Path],
-    *,
-    draft: str | None = None,
-    no_draft: bool = False,
-    no_projector: bool = False,
-    pair: str | None = None,
-    endpoint: str = "",
-    limit_rate: int = 0,
-    whole_disk: bool = True,
-) -> PullTarget:
-    """Return the pull that `text` asks for.
-
-    The text names a repository, a pair that was pulled from one before, or a pair of the catalogue.
-    find_record: returns the record of an installed pair. part_path: returns the path of a pair's file. pair:
-    the name for the pair, if not the usual one.
-
-    Raises:
-        InvalidRequest: the repository is invalid, or the name is invalid or belongs to a catalogue pair.
-        ModelNotFound: there is no such pair.
-    """
-    target = parse_reference(text, endpoint)
-    draft_model = _parse_draft(draft, no_draft, endpoint) if draft else None
-    options = f" --draft {draft_model}" if draft_model else " --no-draft" if no_draft else ""
-    options += " --no-projector" if no_projector else ""
-    catalogue_pair = None
-    if target is None:
-        record = find_record(text.strip().lower())
-        if record and not (options or pair) and _can_pull_again(record, catalogue):
-            return _repeat_pull(record, part_path, endpoint, limit_rate)
-        usual_name, catalogue_pair = catalogue.find(text)
-    else:
-        usual_name = derive_pair_name(target)
-    source = str(target) if target else (usual_name if options or pair else "")
-    name = _check_name(pair, usual_name, catalogue) if pair or target else usual_name
-    return PullTarget(
-        name=name,
-        pair=catalogue_pair,
-        target=target,
-        draft=draft_model,
-        no_draft=no_draft,
-        no_projector=no_projector,
-        asked=f"{source}{options}",
-        endpoint=endpoint,
-        limit_rate=limit_rate,
-        whole_disk=whole_disk,
-    )
-
-
-def _parse_draft(draft: str, no_draft: bool, endpoint: str) -> Reference:
-    if no_draft:
-        raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
-    parsed = parse_reference(draft, endpoint)
-    if not parsed:
-        raise InvalidRequest(
-            f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].", param="draft"
-        )
-    return parsed
-
-
-def _check_name(chosen: str | None, default_name: str, catalogue: Catalogue) -> str:
-    """Return the name for the pair.
-
-    Raises:
-        InvalidRequest: it is invalid, or means another pair of the catalogue.
-    """
-    name = (chosen or default_name).strip().lower()
-    if not NAME_PATTERN.fullmatch(name) or name.endswith(".gguf"):
-        raise InvalidRequest(
-            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
-            "digits, '.', '_' and '-', starting with a letter or digit and not ending in "
-            ".gguf.",
-            param="pair",
-        )
-    try:
-        catalogue_name, _ = catalogue.find(name)
-    except ModelNotFound:
-        return name
-    if chosen is None or catalogue_name != default_name:
-        raise InvalidRequest(
-            f"'{name}' is a pair in the catalogue; choose another name: --name NAME", param="pair"
-        )
-    return name
-
-
-def _can_pull_again(record: Record, catalogue: Catalogue) -> bool:
-    """Return whether the pair was pulled from a repository, or is no longer in the catalogue."""
-    return record.source == "hub" and bool(record.asked or record.name not in catalogue.pairs)
-
-
-def _repeat_pull(
-    record: Record, part_path: Callable[[Part], Path], endpoint: str, limit_rate: int
-) -> PullTarget:
-    """Return a pull of the same files, as the hub has them now."""
-    pair = CataloguePair(
-        summary=record.summary,
-        target=as_weights(record.target, part_path),
-        draft=as_weights(record.draft, part_path) if record.draft else None,
-        projector=as_weights(record.projector, part_path) if record.projector else None,
-        licence=record.licence,
-        roles=tuple(role for role in ("chat", "fim", "embed", "rerank") if role in record.roles),
-    )
-    return PullTarget(
-        name=record.name,
-        pair=pair,
-        decided=True,
-        asked=record.asked,
-        endpoint=endpoint,
-        limit_rate=limit_rate,
-    )
-
-
-def as_weights(stored: StoredModel, part_path: Callable[[Part], Path]) -> HubFile:
-    """Return what to pull for a stored model: its file in its repository, or the local file."""
-    if stored.repo:
-        return HubFile(repo=stored.repo, file=stored.file)
-    return HubFile(repo="", file=str(part_path(stored.parts[0])))
-
-
-class _UnfinishedFile(msgspec.Struct):
-    pulls: tuple[PullTarget, ...] = ()
-    version: int = VERSION
-
-
-class UnfinishedPulls:
-    """The list of unfinished pulls, stored in one file. It may be used from several threads.
-
-    The file is replaced as a whole, and deleted when the list is empty. If it cannot be written, the pull
-    continues but does not resume by itself later.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-
-    def all(self) -> tuple[PullTarget, ...]:
-        """Return the unfinished pulls, oldest first; none if the file is broken."""
-        try:
-            content = msgspec.json.decode(read_file(self._path), type=_UnfinishedFile)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return ()
-        return content.pulls if content.version == VERSION else ()
-
-    def files(self) -> frozenset[str]:
-        """Return the hashes of all files that are being downloaded."""
-        return frozenset(sha256 for pull in self.all() for sha256 in pull.files)
-
-    def keep(self, request: PullTarget) -> None:
-        """Add a pull, replacing any other of the same name."""
-        request = msgspec.structs.replace(request, endpoint=_without_secrets(request.endpoint))
-        with self._lock:
-            other_pulls = [pull for pull in self.all() if pull.name != request.name]
-            self._write((*other_pulls, request))
-
-    def drop(self, name: str) -> bool:
-        """Remove a pull; return whether it was in the list."""
-        with self._lock:
-            pulls = self.all()
-            remaining = tuple(pull for pull in pulls if pull.name != name)
-            if remaining != pulls:
-                self._write(remaining)
-            return remaining != pulls
-
-    def _write(self, pulls: tuple[PullTarget, ...]) -> None:
-        with suppress(RegistryError, UnsafePath, OSError):
-            if pulls:
-                make_folder(self._path.parent)
-                write_atomically(self._path, msgspec.json.encode(_UnfinishedFile(pulls)))
-            else:
-                self._path.unlink(missing_ok=True)
-                sync_folder(self._path.parent)
-
-
-def _without_secrets(endpoint: str) -> str:
-    """Return the URL without user name, password, query and fragment, which may contain a key."""
-    if not endpoint:
-        return ""
-    try:
-        address = urlsplit(endpoint)
-    except ValueError:
-        return ""
-    host = address.netloc.rpartition("@")[2]
-    return urlunsplit((address.scheme, host, address.path, "", ""))
-
-
-# ------------------------------------------------------------------------ decide
-# Turn what a user asked for into a pair: choose the file of a repository and what drafts for it.
-
+from localspec.registry.pulls.targets import PullTarget, as_weights, is_cached
+from localspec.registry.store.store import Record, roles_for_pooling
 
 # Target weights / draft weights. A larger draft takes about as much time as it saves.
 _MIN_WEIGHT_RATIO = 3
@@ -336,12 +79,11 @@ class Decision:
 
 
 def decide(
-    planner: Planner,
-    request: PullTarget,
-    catalogue: Catalogue,
-    cancel: threading.Event | None = None,
+    planner: Planner, request: PullTarget, catalogue: Mapping[str, CataloguePair]
 ) -> Decision:
     """Return the pair to pull. A pair that was pulled from the same reference before keeps its files.
+
+    catalogue: its pairs, by name.
 
     Raises:
         NotOnHub, HubError and below: the repository cannot be read, or has no model.
@@ -351,7 +93,7 @@ def decide(
     """
     if request.pair and request.decided:
         return Decision(request.pair)
-    return _Decider(planner, request, catalogue, cancel).run()
+    return _Decider(planner, request, catalogue).run()
 
 
 # What a file is: a model, a sidecar of this kind, or something else.
@@ -362,14 +104,9 @@ class _Decider:
     """One decision in progress, which reads each header only once."""
 
     def __init__(
-        self,
-        planner: Planner,
-        request: PullTarget,
-        catalogue: Catalogue,
-        cancel: threading.Event | None,
+        self, planner: Planner, request: PullTarget, catalogue: Mapping[str, CataloguePair]
     ) -> None:
-        self._planner, self._request = planner, request
-        self._catalogue, self._cancel = catalogue, cancel
+        self._planner, self._request, self._catalogue = planner, request, catalogue
         self._known: dict[HubFile, PlannedModel] = {}
         self._purposes: dict[tuple[str, tuple[str, str]], _Purpose] = {}  # by repository and model
         self._offers: tuple[Offer, ...] = ()
@@ -404,12 +141,10 @@ class _Decider:
 
     def _list_beside(self, pair: CataloguePair) -> tuple[ListedFile, ...]:
         """Return the files that lie beside a catalogue's target; () if its projector is known."""
+        if pair.projector:
+            return ()
         try:
-            return (
-                () if pair.projector else self._list_files(pair.target.repo, pair.target.revision)
-            )
-        except PullCancelled:
-            raise
+            return self._list_files(pair.target.repo, pair.target.revision)
         except (Offline, Unreachable):
             if is_cached(self._request):
                 return ()
@@ -423,7 +158,7 @@ class _Decider:
             return call_with_retries(
                 lambda: self._planner.hub.list_files(repo, revision),
                 self._planner.first_contact,
-                self._cancel,
+                self._planner.on_wait,
             )
         except (Offline, Unreachable):
             cached = list_in_cache(repo, revision)
@@ -514,9 +249,7 @@ class _Decider:
         weights = _to_weights(reference, choice)
         purpose: _Purpose
         try:
-            planned = self._planner.look(weights, self._cancel, as_draft=None)
-        except PullCancelled:
-            raise
+            planned = self._planner.look(weights, as_draft=None)
         except LocalspecError:
             purpose = guess_sidecar_kind(choice.file) or (
                 "" if may_be_no_model(choice.file) else "model"
@@ -545,7 +278,7 @@ class _Decider:
 
         It uses the file size, and if given, the header of another quantization of the same model.
         """
-        free = self._planner.memory() if self._planner.memory else None
+        free = self._planner.memory
 
         def check_fit(choice: Choice) -> fit.Fits:
             if free is None:
@@ -564,7 +297,7 @@ class _Decider:
 
     def _read_header(self, weights: HubFile, *, as_draft: bool = False) -> PlannedModel:
         if weights not in self._known:
-            self._known[weights] = self._planner.look(weights, self._cancel, as_draft=as_draft)
+            self._known[weights] = self._planner.look(weights, as_draft=as_draft)
         return self._known[weights]
 
     def _read_draft(self, weights: HubFile) -> ModelInfo:
@@ -649,10 +382,8 @@ class _Decider:
         for name in names[:_MAX_SIDECARS]:
             weights = HubFile(repo=pair.target.repo, file=name, revision=pair.target.revision)
             try:
-                planned = self._planner.look_projector(weights, self._cancel)
+                planned = self._planner.look_projector(weights)
                 check_projector(target, planned.projector)
-            except PullCancelled:
-                raise
             except LocalspecError:
                 continue
             sentence = f"Pictures: {name} in the same repository; to leave it out: --no-projector."
@@ -713,8 +444,6 @@ class _Decider:
         try:
             draft = read_draft()
             check_pair(target, draft)
-        except PullCancelled:
-            raise
         except LocalspecError:
             return False
         is_small = draft.weights * _MIN_WEIGHT_RATIO <= target.weights
@@ -729,7 +458,7 @@ class _Decider:
         """
         yielded: list[HubFile] = []
         for name in [derive_model_name(target.repo), *_base_names(model)]:
-            for catalogue_name, pair in self._catalogue.pairs.items():
+            for catalogue_name, pair in self._catalogue.items():
                 is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
                 # A sidecar fits only a target of that size.
                 draft = pair.draft or (pair.sidecar if simplify is _keep_name else None)
