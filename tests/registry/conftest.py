@@ -12,7 +12,7 @@ from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.retry import RetryPolicy, Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
-from tests.registry.pulling import DRAFT, TARGET
+from tests.registry.pulling import DRAFT, TARGET, Rig
 from tests.support.hub import Faults, TestHub
 
 # Small segments and short waits keep the tests quick; large files behave the same.
@@ -71,3 +71,8 @@ def faults(hub: TestHub) -> Faults:
     """Put a matched pair on the hub, and return the faults of its target."""
     hub.add("own/draft", "draft.gguf", DRAFT)
     return hub.add("own/target", "target.gguf", TARGET)
+
+
+@pytest.fixture
+def rig(hub: TestHub, faults: Faults, puller: Puller, pair: CataloguePair) -> Rig:
+    return Rig(hub, faults, puller, pair)

@@ -1,21 +1,52 @@
-"""The pair that the pull tests put on their hub, and assertions on a store after a pull."""
+"""The pair that the pull tests put on their hub, and what pulls it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 
 from localspec.errors import ModelNotFound
+from localspec.registry.catalogue import CataloguePair
 from localspec.registry.pulls.messages import Job
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.running import Pulls
 from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
 from localspec.registry.store import integrity
-from localspec.registry.store.store import Store
+from localspec.registry.store.store import Record, Store
 from tests.support.gguf_files import model
+from tests.support.hub import Faults, TestHub
 
 TARGET = model(filler=3 << 20, seed=1).data()
 DRAFT = model(layers=1, filler=1 << 20, seed=2).data()
 SIZE = len(TARGET) + len(DRAFT)
+
+
+@dataclass
+class Rig:
+    """A hub with a matched pair, the faults of its target, and a puller with its store."""
+
+    hub: TestHub
+    faults: Faults
+    puller: Puller
+    pair: CataloguePair
+
+    @property
+    def store(self) -> Store:
+        return self.puller.store
+
+    def pull(self) -> Record:
+        return self.puller.pull("p", self.pair)
+
+    def assert_installed(self, name: str = "p") -> None:
+        record = integrity.ensure_ready(self.store, name)
+        assert record.draft is not None
+        assert self.store.model_path(record.target).read_bytes() == TARGET
+        assert self.store.model_path(record.draft).read_bytes() == DRAFT
+
+    def assert_absent(self, name: str = "p") -> None:
+        with pytest.raises(ModelNotFound):
+            self.store.get(name)
 
 
 def create_pulls(puller: Puller, unfinished: UnfinishedPulls | None = None) -> Pulls:
@@ -26,15 +57,3 @@ def create_pulls(puller: Puller, unfinished: UnfinishedPulls | None = None) -> P
 
     unfinished = unfinished or UnfinishedPulls(puller.store.root / "pulls.json")
     return Pulls(make_job, unfinished)
-
-
-def assert_installed(store: Store, name: str = "p") -> None:
-    record = integrity.ensure_ready(store, name)
-    assert record.draft is not None
-    assert store.model_path(record.target).read_bytes() == TARGET
-    assert store.model_path(record.draft).read_bytes() == DRAFT
-
-
-def assert_absent(store: Store, name: str = "p") -> None:
-    with pytest.raises(ModelNotFound):
-        store.get(name)

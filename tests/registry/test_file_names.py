@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
 from localspec.model_traits import SidecarKind
 from localspec.registry.file_names import (
+    SidecarFile,
     guess_sidecar_kind,
     is_no_model,
     may_be_no_model,
-    rank_sidecars,
+    sidecar_order,
 )
 
 GB = 1_000_000_000
@@ -64,29 +66,31 @@ def test_some_names_leave_doubt(name: str, is_sure: bool) -> None:
     assert is_no_model(name) == is_sure
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_best_sidecar_comes_first(seed: int) -> None:
+def rank(sizes: dict[str, int], target: str, target_size: int) -> list[str]:
+    kinds = {name: guess_sidecar_kind(name) or "mtp" for name in sizes}
+    order = partial(sidecar_order, target=target, target_size=target_size)
+    return sorted(sizes, key=lambda name: order(SidecarFile(name, kinds[name]), sizes[name]))
+
+
+def test_the_best_sidecar_comes_first() -> None:
     """8 bits before 4, 16 bits after all of them, fewer than 4 last, whatever the order of the listing."""
-    best_first = [
-        ("mtp-Qwen3.6-27B-Q8_0.gguf", GB),
-        ("mtp-Qwen3.6-27B-Q4_0.gguf", GB // 2),
-        ("mtp-Qwen3.6-27B-UD-Q4_K_XL.gguf", GB // 2),
-        ("mtp-Qwen3.6-27B.gguf", GB),
-        ("mtp-Qwen3.6-27B-BF16.gguf", 2 * GB),
-        ("mtp-Qwen3.6-27B-IQ2_XXS.gguf", GB // 4),
-        ("mtp-Qwen3.6-35B-A3B-Q8_0.gguf", GB // 2),  # of another model
-        ("dflash-Qwen3.6-27B-Q8_0.gguf", GB),
-        ("eagle3-Qwen3.6-27B-Q8_0.gguf", GB),
-    ]
-    shuffled = best_first.copy()
-    random.Random(seed).shuffle(shuffled)
-    kinds = {name: kind for name, _ in shuffled if (kind := guess_sidecar_kind(name))}
-    ranked = rank_sidecars(kinds, dict(shuffled), TARGET, 16 * GB)
-    assert [sidecar.file for sidecar in ranked] == [name for name, _ in best_first]
+    sizes = {
+        "mtp-Qwen3.6-27B-Q8_0.gguf": GB,
+        "mtp-Qwen3.6-27B-Q4_0.gguf": GB // 2,
+        "mtp-Qwen3.6-27B-UD-Q4_K_XL.gguf": GB // 2,
+        "mtp-Qwen3.6-27B.gguf": GB,
+        "mtp-Qwen3.6-27B-BF16.gguf": 2 * GB,
+        "mtp-Qwen3.6-27B-IQ2_XXS.gguf": GB // 4,
+        "mtp-Qwen3.6-35B-A3B-Q8_0.gguf": GB // 2,  # of another model
+        "dflash-Qwen3.6-27B-Q8_0.gguf": GB,
+        "eagle3-Qwen3.6-27B-Q8_0.gguf": GB,
+    }
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(sorted(sizes.items()), len(sizes))
+        assert rank(dict(shuffled), TARGET, 16 * GB) == list(sizes)
 
 
 def test_four_bits_are_preferred_where_eight_would_be_a_large_part_of_a_round() -> None:
     sizes = {"mtp-a-Q8_0.gguf": GB, "mtp-a-Q4_0.gguf": GB // 2, "mtp-a-BF16.gguf": 2 * GB}
-    kinds: dict[str, SidecarKind] = dict.fromkeys(sizes, "mtp")
-    ranked = [sidecar.file for sidecar in rank_sidecars(kinds, sizes, "a-Q4_K_M.gguf", 3 * GB)]
+    ranked = rank(sizes, "a-Q4_K_M.gguf", 3 * GB)
     assert ranked == ["mtp-a-Q4_0.gguf", "mtp-a-Q8_0.gguf", "mtp-a-BF16.gguf"]

@@ -30,16 +30,14 @@ from localspec.errors import (
 )
 from localspec.protocol.pairs import Network as PullNetwork
 from localspec.protocol.pairs import PullRequest
-from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.network import find_proxy
 from localspec.registry.hub.retry import RetryableError, RetryPolicy, Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store import integrity
-from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import DRAFT, TARGET, assert_installed
-from tests.support.hub import Faults, TestHub
+from tests.registry.pulling import DRAFT, TARGET, Rig
+from tests.support.hub import TestHub
 from tests.support.proxies import TestProxy, dead_port, make_certificate
 
 VARIABLES = {name.upper() for name in PullNetwork.__struct_fields__} | {"http_proxy", "no_proxy"}
@@ -60,10 +58,10 @@ def secure(certificate: Path) -> Iterator[TestHub]:
         yield hub
 
 
-def pull(store: Store, pair: CataloguePair, tuning: Tuning = QUICK, **variables: str) -> None:
+def pull(rig: Rig, tuning: Tuning = QUICK, **variables: str) -> None:
     """Pull as a process with these variables."""
     with (
-        mock.patch.dict(os.environ, variables),
+        mock.patch.dict(os.environ, {"HF_ENDPOINT": "", **variables}),
         # These were read when it was imported.
         mock.patch.multiple(
             constants,
@@ -71,7 +69,7 @@ def pull(store: Store, pair: CataloguePair, tuning: Tuning = QUICK, **variables:
             HF_HUB_DISABLE_IMPLICIT_TOKEN="HF_HUB_DISABLE_IMPLICIT_TOKEN" in variables,
         ),
     ):
-        Puller(store, Hub(stall=tuning.stall_s), tuning).pull("p", pair)
+        Puller(rig.store, Hub(stall=tuning.stall_s), tuning).pull("p", rig.pair)
 
 
 # Which proxy, certificate and token a pull uses.
@@ -125,37 +123,36 @@ def test_the_environment_decides_which_proxy_is_used(
     assert "canarysecretword" not in repr(chosen)
 
 
-@pytest.mark.usefixtures("faults")
-def test_a_proxy_of_the_environment_is_used(
-    store: Store, pair: CataloguePair, hub: TestHub
-) -> None:
-    with TestProxy(hub.port, password=PASSWORD).running() as proxy:
+def test_a_proxy_of_the_environment_is_used(rig: Rig) -> None:
+    with TestProxy(rig.hub.port, password=PASSWORD).running() as proxy:
         pull(
-            store, pair, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=proxy.url(PASSWORD),
+            rig,
+            HF_ENDPOINT="http://hub.invalid",
+            HTTP_PROXY=proxy.url(PASSWORD),
             NO_PROXY="localhost",
-        )  # fmt: skip
+        )
     assert {address.split("/")[2] for address in proxy.requests} == {"hub.invalid"}
-    assert_installed(store)
+    rig.assert_installed()
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_a_certificate_of_the_environment_is_trusted(
-    store: Store, pair: CataloguePair, secure: TestHub, certificate: Path, variable: str
+    rig: Rig, secure: TestHub, certificate: Path, variable: str
 ) -> None:
     """A proxy stands between, so this holds for tunnelled connections too."""
     with TestProxy(secure.port).running() as proxy:
         pull(
-            store, pair, QUICK, HF_ENDPOINT=secure.endpoint, https_proxy=proxy.url(),
+            rig,
+            QUICK,
+            HF_ENDPOINT=secure.endpoint,
+            https_proxy=proxy.url(),
             **{variable: str(certificate)},
-        )  # fmt: skip
+        )
         assert f"127.0.0.1:{secure.port}" in proxy.requests
-    assert_installed(store)
+    rig.assert_installed()
 
 
-@pytest.mark.usefixtures("faults")
-def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
-    store: Store, pair: CataloguePair, hub: TestHub, tmp_path: Path
-) -> None:
+def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(rig: Rig, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("hf_inafile\n")
     for variables, token in (
@@ -164,12 +161,12 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
         ({"HF_TOKEN": "hf_named", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, ""),
         ({}, ""),
     ):
-        hub.requests.clear()
-        pull(store, pair, QUICK, HF_ENDPOINT=hub.endpoint, **variables)
-        headers = {request.authorization for request in hub.requests if not request.to_storage}
+        rig.hub.requests.clear()
+        pull(rig, QUICK, HF_ENDPOINT=rig.hub.endpoint, **variables)
+        headers = {request.authorization for request in rig.hub.requests if not request.to_storage}
         assert headers == {f"Bearer {token}" if token else ""}
-        assert not any(request.authorization for request in hub.requests if request.to_storage)
-        integrity.remove_pair(store, "p")
+        assert not any(request.authorization for request in rig.hub.requests if request.to_storage)
+        integrity.remove_pair(rig.store, "p")
 
 
 # Errors.
@@ -191,16 +188,15 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
     ],
 )  # fmt: skip
 def test_a_refusal_of_the_hub_is_explained(
-    store: Store, pair: CataloguePair, hub: TestHub, faults: Faults,
-    response: tuple[int, str], token: str, kind: type[HubError], message: str,
-) -> None:  # fmt: skip
-    faults.answer = response
+    rig: Rig, response: tuple[int, str], token: str, kind: type[HubError], message: str
+) -> None:
+    rig.faults.answer = response
     variables = {"HF_TOKEN": token} if token else {}
     with pytest.raises(kind, match=message) as caught:
-        pull(store, pair, QUICK, HF_ENDPOINT=hub.endpoint, **variables)
+        pull(rig, QUICK, HF_ENDPOINT=rig.hub.endpoint, **variables)
     assert type(caught.value) is kind
     assert not token or token not in str(caught.value)
-    requests = [request for request in hub.requests if "target.gguf" in request.path]
+    requests = [request for request in rig.hub.requests if "target.gguf" in request.path]
     assert len(requests) == 1, "a retry cannot help"
 
 
@@ -214,13 +210,12 @@ def test_a_refusal_of_the_hub_is_explained(
     ],
 )
 def test_a_proxy_that_refuses_is_named(
-    store: Store, pair: CataloguePair, certificate: Path, secured: bool, status: int, password: str,
-    message: str,
-) -> None:  # fmt: skip
+    rig: Rig, certificate: Path, secured: bool, status: int, password: str, message: str
+) -> None:
     endpoint = "https://hub.invalid" if secured else "http://hub.invalid"
     with TestProxy(status=status).running() as proxy:
         with pytest.raises(ProxyRefused, match=message) as caught:
-            pull(store, pair, HF_ENDPOINT=endpoint, ALL_PROXY=proxy.url(password))
+            pull(rig, HF_ENDPOINT=endpoint, ALL_PROXY=proxy.url(password))
         assert len(proxy.requests) <= 2, "at most one per model"
     error_text = str(caught.value)
     assert str(status) in error_text
@@ -230,47 +225,40 @@ def test_a_proxy_that_refuses_is_named(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_dead_proxy_is_named(store: Store, pair: CataloguePair, scheme: str) -> None:
+def test_a_dead_proxy_is_named(rig: Rig, scheme: str) -> None:
     place = f"127.0.0.1:{dead_port()}"
     with pytest.raises(Unreachable) as caught:
-        pull(
-            store, pair, HF_ENDPOINT=f"{scheme}://hub.invalid",
-            ALL_PROXY=f"http://{PASSWORD}@{place}",
-        )  # fmt: skip
+        pull(rig, HF_ENDPOINT=f"{scheme}://hub.invalid", ALL_PROXY=f"http://{PASSWORD}@{place}")
     error_text = str(caught.value)
     assert f"the proxy {place} (ALL_PROXY) refuses connections" in error_text
     assert "check ALL_PROXY or unset it" in error_text
     assert "canarysecretword" not in error_text
 
 
-def test_a_name_that_cannot_be_resolved_is_named(store: Store, pair: CataloguePair) -> None:
+def test_a_name_that_cannot_be_resolved_is_named(rig: Rig) -> None:
     with pytest.raises(Unreachable, match=r"the name hub\.invalid cannot be resolved \(DNS\)"):
-        pull(store, pair, HF_ENDPOINT="https://hub.invalid")
+        pull(rig, HF_ENDPOINT="https://hub.invalid")
     with pytest.raises(Unreachable, match=r"the name proxy\.invalid of the proxy .*\(DNS\)"):
-        pull(store, pair, HTTPS_PROXY="http://proxy.invalid:3128")
+        pull(rig, HTTPS_PROXY="http://proxy.invalid:3128")
 
 
-def test_a_closed_port_is_named(store: Store, pair: CataloguePair) -> None:
+def test_a_closed_port_is_named(rig: Rig) -> None:
     port = dead_port()
     with pytest.raises(Unreachable, match=f"127.0.0.1:{port} refuses connections"):
-        pull(store, pair, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+        pull(rig, HF_ENDPOINT=f"http://127.0.0.1:{port}")
 
 
-def test_an_untrusted_certificate_is_refused(
-    store: Store, pair: CataloguePair, secure: TestHub, tmp_path: Path
-) -> None:
+def test_an_untrusted_certificate_is_refused(rig: Rig, secure: TestHub, tmp_path: Path) -> None:
     with pytest.raises(Untrusted, match=r"not trusted .*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
-        pull(store, pair, HF_ENDPOINT=secure.endpoint)
+        pull(rig, HF_ENDPOINT=secure.endpoint)
     (tmp_path / "other").mkdir()
     other = make_certificate(tmp_path / "other")
     with pytest.raises(Untrusted, match=re.escape(f"currently set: REQUESTS_CA_BUNDLE ({other})")):
-        pull(store, pair, HF_ENDPOINT=secure.endpoint, REQUESTS_CA_BUNDLE=str(other))
+        pull(rig, HF_ENDPOINT=secure.endpoint, REQUESTS_CA_BUNDLE=str(other))
     assert not secure.requests
 
 
-def test_an_unreadable_certificate_file_is_named(
-    store: Store, pair: CataloguePair, secure: TestHub, tmp_path: Path
-) -> None:
+def test_an_unreadable_certificate_file_is_named(rig: Rig, secure: TestHub, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
     for file, problem in (
@@ -278,60 +266,55 @@ def test_an_unreadable_certificate_file_is_named(
         (empty, "contains no certificates"),
     ):
         with pytest.raises(NetworkSettings) as caught:
-            pull(store, pair, HF_ENDPOINT=secure.endpoint, SSL_CERT_FILE=str(file))
+            pull(rig, HF_ENDPOINT=secure.endpoint, SSL_CERT_FILE=str(file))
         assert f"SSL_CERT_FILE names {file}, which {problem}" in str(caught.value)
 
 
-def test_unsupported_proxies_are_named(store: Store, pair: CataloguePair) -> None:
+def test_unsupported_proxies_are_named(rig: Rig) -> None:
     for proxy, message in (
         (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* install socksio"),
         ("socks4://p:1", "of an unsupported kind .socks4"),
         (f"http://{PASSWORD}@p:port", "is not a valid proxy address"),
     ):
         with pytest.raises(NetworkSettings, match=f"https_proxy .*{message}") as caught:
-            pull(store, pair, https_proxy=proxy)
+            pull(rig, https_proxy=proxy)
         assert "canarysecretword" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("faults")
-def test_an_unreadable_token_file_is_named(store: Store, pair: CataloguePair, hub: TestHub) -> None:
+def test_an_unreadable_token_file_is_named(rig: Rig) -> None:
     with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which does not exist"):
-        pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH="/none")
-    pipe = store.root.parent / "pipe"
+        pull(rig, HF_ENDPOINT=rig.hub.endpoint, HF_TOKEN_PATH="/none")
+    pipe = rig.store.root.parent / "pipe"
     os.mkfifo(pipe)
-    for strange in (pipe, store.root.parent):
+    for strange in (pipe, rig.store.root.parent):
         with pytest.raises(NetworkSettings, match="which cannot be read"):
-            pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH=str(strange))
+            pull(rig, HF_ENDPOINT=rig.hub.endpoint, HF_TOKEN_PATH=str(strange))
 
 
-def test_an_endpoint_that_is_no_hub_is_named(
-    store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
-) -> None:
-    faults.portal = True
+def test_an_endpoint_that_is_no_hub_is_named(rig: Rig) -> None:
+    rig.faults.portal = True
     with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* not a hub"):
-        pull(store, pair, HF_ENDPOINT=hub.endpoint)
+        pull(rig, HF_ENDPOINT=rig.hub.endpoint)
 
 
-def test_a_silent_proxy_is_named(store: Store, pair: CataloguePair) -> None:
+def test_a_silent_proxy_is_named(rig: Rig) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         place = f"127.0.0.1:{silent.getsockname()[1]}"
         tuning = replace(QUICK, stall_s=0.3, retry_policy=RetryPolicy(tries=1))
         with pytest.raises(Unreachable) as caught:
-            pull(store, pair, tuning, HTTPS_PROXY=f"http://{PASSWORD}@{place}")
+            pull(rig, tuning, HTTPS_PROXY=f"http://{PASSWORD}@{place}")
     error_text = str(caught.value)
     assert f"the proxy {place} (HTTPS_PROXY) stalled" in error_text
     assert "check HTTPS_PROXY or unset it" in error_text
 
 
-def test_a_silent_server_is_named(
-    store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
-) -> None:
-    faults.stall_after = [0] * 50
+def test_a_silent_server_is_named(rig: Rig) -> None:
+    rig.faults.stall_after = [0] * 50
     tuning = replace(QUICK, stall_s=0.2, retry_policy=RetryPolicy(tries=1))
     with pytest.raises(Unreachable, match=r"the connection to localhost:\d+ stalled"):
-        pull(store, pair, tuning, HF_ENDPOINT=hub.endpoint)
+        pull(rig, tuning, HF_ENDPOINT=rig.hub.endpoint)
 
 
 TEXTS = st.one_of(

@@ -30,40 +30,29 @@ from localspec.registry.pulls.targets import PullTarget
 from localspec.registry.store import files as files_module
 from localspec.registry.store import integrity
 from localspec.registry.store.local import add_own_pair
-from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import (
-    DRAFT,
-    SIZE,
-    TARGET,
-    assert_absent,
-    assert_installed,
-    create_pulls,
-)
+from tests.registry.pulling import DRAFT, SIZE, TARGET, Rig, create_pulls
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
-from tests.support.hub import Faults, TestHub
+from tests.support.hub import TestHub
 from tests.support.patience import PATIENCE
 
 
-@pytest.mark.usefixtures("faults")
-def test_a_pair_is_pulled(puller: Puller, hub: TestHub, store: Store, pair: CataloguePair) -> None:
+def test_a_pair_is_pulled(rig: Rig) -> None:
     updates: list[tuple[FileState, ...]] = []
-    record = puller.pull("p", pair, updates.append)
-    assert_installed(store)
+    record = rig.puller.pull("p", rig.pair, updates.append)
+    rig.assert_installed()
     assert record.target.repo == "own/target"
     assert record.target.parts[0].sha256 == sha256(TARGET)
     assert sum(file.done for file in updates[-1]) == sum(file.size for file in updates[-1]) == SIZE
     assert [file.file for file in updates[-1]] == ["target.gguf", "draft.gguf"]
-    assert hub.sent < 1.2 * SIZE  # small files: the headers weigh
-    assert not [request for request in hub.requests if request.authorized]
+    assert rig.hub.sent < 1.2 * SIZE  # small files: the headers weigh
+    assert not [request for request in rig.hub.requests if request.authorized]
 
 
-def test_a_finished_pull_leaves_no_parts(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    faults.close_after = [1000]
-    puller.pull("p", pair)
-    remaining = [path.name for path in store.parts.iterdir() if path.suffix != ".lock"]
+def test_a_finished_pull_leaves_no_parts(rig: Rig) -> None:
+    rig.faults.close_after = [1000]
+    rig.pull()
+    remaining = [path.name for path in rig.store.parts.iterdir() if path.suffix != ".lock"]
     assert not remaining
 
 
@@ -71,56 +60,44 @@ def test_a_finished_pull_leaves_no_parts(
 
 
 def pull_refused_by_headers(
-    hub: TestHub,
-    puller: Puller,
-    pair: CataloguePair,
-    target: Gguf,
-    draft: Gguf,
-    error: type[Exception],
+    rig: Rig, error: type[Exception], target: Gguf | None = None, draft: Gguf | None = None
 ) -> str:
     """Pull a pair of 2 × 20 MB that must be refused by its headers alone, and return the message."""
-    for repo, file in (("target", target), ("draft", draft)):
+    files = {"target": target or model(layers=4), "draft": draft or model(layers=1)}
+    for repo, file in files.items():
         file.tensors.insert(0, ("filler.weight", (64, (20 << 20) // 128), 1))
-        hub.add(f"own/{repo}", f"{repo}.gguf", file.data())
+        rig.hub.add(f"own/{repo}", f"{repo}.gguf", file.data())
     with pytest.raises(error) as caught:
-        puller.pull("p", pair)
-    weights = sum(len(entry.data) for entry in hub.files.values())
-    assert hub.sent < 0.01 * weights
-    assert_absent(puller.store)
+        rig.pull()
+    weights = sum(len(entry.data) for entry in rig.hub.files.values())
+    assert rig.hub.sent < 0.01 * weights
+    rig.assert_absent()
     return str(caught.value)
 
 
-def test_a_mismatched_pair_is_refused_by_its_headers(
-    hub: TestHub, puller: Puller, pair: CataloguePair
-) -> None:
+def test_a_mismatched_pair_is_refused_by_its_headers(rig: Rig) -> None:
     """Less than 1 % of the weights is fetched, and the first difference is named."""
     draft = model(layers=1).put("tokenizer.ggml.add_bos_token", BOOL, True)
-    message = pull_refused_by_headers(hub, puller, pair, model(layers=4), draft, NotMatched)
+    message = pull_refused_by_headers(rig, NotMatched, draft=draft)
     assert message == (
         "target.gguf and draft.gguf: not a matched pair: add_bos_token is false in the target "
         "and true in the draft."
     )
 
 
-def test_an_architecture_that_cannot_roll_back_is_refused(
-    hub: TestHub, puller: Puller, pair: CataloguePair
-) -> None:
+def test_an_architecture_that_cannot_roll_back_is_refused(rig: Rig) -> None:
     target = model(architecture="jamba")
-    message = pull_refused_by_headers(hub, puller, pair, target, model(layers=1), CannotRollBack)
+    message = pull_refused_by_headers(rig, CannotRollBack, target)
     assert "'jamba'" in message
 
 
-def test_too_little_memory_is_refused(hub: TestHub, puller: Puller, pair: CataloguePair) -> None:
-    puller.memory = fit.FreeMemory(ram=10 << 20)
-    message = pull_refused_by_headers(
-        hub, puller, pair, model(layers=4), model(layers=1), DoesNotFit
-    )
+def test_too_little_memory_is_refused(rig: Rig) -> None:
+    rig.puller.memory = fit.FreeMemory(ram=10 << 20)
+    message = pull_refused_by_headers(rig, DoesNotFit)
     assert "10 MiB are free" in message
 
 
-def test_too_little_disk_is_refused(
-    hub: TestHub, puller: Puller, pair: CataloguePair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_disk_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal comes before the start, with the bytes needed and the bytes free."""
     real = os.statvfs
 
@@ -130,17 +107,14 @@ def test_too_little_disk_is_refused(
         return os.statvfs_result(values)
 
     monkeypatch.setattr(os, "statvfs", full)
-    message = pull_refused_by_headers(hub, puller, pair, model(layers=4), model(layers=1), DiskFull)
+    message = pull_refused_by_headers(rig, DiskFull)
     assert re.search(r"[\d.]+ MiB more are needed \(and 64.0 MiB in reserve\)", message)
     assert "iB are free" in message
 
 
-@pytest.mark.usefixtures("faults")
-def test_a_hash_that_differs_from_the_catalogues_is_noted(
-    puller: Puller, pair: CataloguePair
-) -> None:
-    target = msgspec.structs.replace(pair.target, sha256="0" * 64)
-    record = puller.pull("p", msgspec.structs.replace(pair, target=target))
+def test_a_hash_that_differs_from_the_catalogues_is_noted(rig: Rig) -> None:
+    target = msgspec.structs.replace(rig.pair.target, sha256="0" * 64)
+    record = rig.puller.pull("p", msgspec.structs.replace(rig.pair, target=target))
     assert "differs from the catalogue's" in record.notes[0]
 
 
@@ -160,65 +134,56 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_offline_pairs_work_and_a_pull_is_refused(
-    puller: Puller,
-    faults: Faults,
-    hub: TestHub,
-    store: Store,
-    pair: CataloguePair,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Nothing opens a socket."""
     from localspec.registry.header.fit import FreeMemory, LoadOptions
     from localspec.registry.store.local import describe_pair
 
-    puller.pull("p", pair)
-    request_count = len(hub.requests)
+    rig.pull()
+    request_count = len(rig.hub.requests)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     request.getfixturevalue("no_network")
     with pytest.raises(Offline, match="HF_HUB_OFFLINE is set"):
-        puller.pull("q", pair)
+        rig.puller.pull("q", rig.pair)
     with pytest.raises(Offline):
-        puller.preflight("q", pair)
-    assert [record.name for record in store.listing().records] == ["p"]
+        rig.puller.preflight("q", rig.pair)
+    assert [record.name for record in rig.store.listing().records] == ["p"]
     assert (
-        describe_pair(store, store.get("p"), FreeMemory(1 << 40), LoadOptions()).matched is not None
+        describe_pair(rig.store, rig.store.get("p"), FreeMemory(1 << 40), LoadOptions()).matched
+        is not None
     )
-    assert_installed(store)
-    assert not [report.problem for report in integrity.verify(store, "p") if report.problem]
-    assert len(hub.requests) == request_count
+    rig.assert_installed()
+    assert not [report.problem for report in integrity.verify(rig.store, "p") if report.problem]
+    assert len(rig.hub.requests) == request_count
 
 
 # Concurrent pulls, cancelling, and files that are there already.
 
 
-def test_two_pulls_of_one_file_are_one_transfer(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
+def test_two_pulls_of_one_file_are_one_transfer(rig: Rig) -> None:
     """Two pullers pull at once two pairs that share both files."""
-    hub.rate = 8e6
-    pulls = [create_pulls(puller), create_pulls(Puller(store, puller.hub, QUICK))]
+    rig.hub.rate = 8e6
+    pulls = [create_pulls(rig.puller), create_pulls(Puller(rig.store, rig.puller.hub, QUICK))]
     started = [
-        queue.start(PullTarget(name=name, pair=pair))
+        queue.start(PullTarget(name=name, pair=rig.pair))
         for queue, name in zip(pulls, "pq", strict=True)
     ]
     assert all(pull.wait(PATIENCE) for pull in started)
     assert [pull.state.state for pull in started] == ["done", "done"]
-    assert hub.sent < 1.25 * SIZE
-    assert_installed(store, "p")
-    assert_installed(store, "q")
+    assert rig.hub.sent < 1.25 * SIZE
+    rig.assert_installed("p")
+    rig.assert_installed("q")
 
 
-def test_a_second_request_joins_the_running_pull(
-    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
-) -> None:
-    hub.rate = 8e6
-    pulls = create_pulls(puller)
-    pull = pulls.start(PullTarget(name="p", pair=pair))
-    assert pulls.start(PullTarget(name="p", pair=pair)) is pull
+def test_a_second_request_joins_the_running_pull(rig: Rig) -> None:
+    rig.hub.rate = 8e6
+    pulls = create_pulls(rig.puller)
+    pull = pulls.start(PullTarget(name="p", pair=rig.pair))
+    assert pulls.start(PullTarget(name="p", pair=rig.pair)) is pull
     assert pull.wait(PATIENCE)
     assert [state.name for state in pulls.states()] == ["p"]
-    assert pulls.start(PullTarget(name="p", pair=pair)) is not pull
+    assert pulls.start(PullTarget(name="p", pair=rig.pair)) is not pull
     pulls.close()
 
 
@@ -236,12 +201,10 @@ print([name for name in sys.modules if name.startswith(("httpx2", "localspec.reg
     assert "'localspec.registry.hub.hub'" not in run.stdout
 
 
-def test_progress_and_cancel(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    hub.rate = 1.5e6
-    pulls = create_pulls(puller)
-    pull = pulls.start(PullTarget(name="p", pair=pair))
+def test_progress_and_cancel(rig: Rig) -> None:
+    rig.hub.rate = 1.5e6
+    pulls = create_pulls(rig.puller)
+    pull = pulls.start(PullTarget(name="p", pair=rig.pair))
     deadline = time.monotonic() + PATIENCE
     while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -256,12 +219,12 @@ def test_progress_and_cancel(
     assert pull.state.done < SIZE  # it stopped before everything was there
     assert pull.state.state == "cancelled"
     assert isinstance(pull.error, PullCancelled)
-    assert_absent(store)
-    hub.rate, sent_before = 0.0, hub.sent
-    retry = pulls.start(PullTarget(name="p", pair=pair))
+    rig.assert_absent()
+    rig.hub.rate, sent_before = 0.0, rig.hub.sent
+    retry = pulls.start(PullTarget(name="p", pair=rig.pair))
     assert retry.wait(PATIENCE)
-    assert hub.sent - sent_before < SIZE - 300_000, "what was fetched is reused"
-    assert_installed(store)
+    assert rig.hub.sent - sent_before < SIZE - 300_000, "what was fetched is reused"
+    rig.assert_installed()
 
 
 def test_a_failed_pull_has_a_code_and_a_message(
@@ -285,29 +248,26 @@ def write_cached_file(root: Path, repo: str, file: str, data: bytes, commit: str
     return link
 
 
-def test_the_hugging_face_cache_is_used_in_place(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    commit = hub.files["own/target", "target.gguf"].commit
+def test_the_hugging_face_cache_is_used_in_place(rig: Rig) -> None:
+    commit = rig.hub.files["own/target", "target.gguf"].commit
     cache = Path(os.environ["HF_HUB_CACHE"])
     write_cached_file(cache, "own/target", "target.gguf", TARGET, commit)
-    record = puller.pull("p", pair)
-    assert hub.sent < 1.2 * len(DRAFT)
+    record = rig.pull()
+    assert rig.hub.sent < 1.2 * len(DRAFT)
     assert record.target.parts[0].path.startswith(str(cache))
-    assert_installed(store)
-    integrity.remove_pair(store, "p")
+    rig.assert_installed()
+    integrity.remove_pair(rig.store, "p")
     assert list(cache.rglob("target.gguf")), "not ours to delete"
 
 
-@pytest.mark.usefixtures("faults")
 def test_progress_of_hashing_a_cached_file_is_reported(
-    puller: Puller, hub: TestHub, pair: CataloguePair, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = hub.files["own/target", "target.gguf"].commit
+    commit = rig.hub.files["own/target", "target.gguf"].commit
     write_cached_file(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
     monkeypatch.setattr(files_module, "CHUNK_BYTES", len(TARGET) // 4)
     updates: list[tuple[FileState, ...]] = []
-    puller.pull("p", pair, updates.append)
+    rig.puller.pull("p", rig.pair, updates.append)
     parts = [update[0] for update in updates]
     assert {update.file for update in parts} == {"target.gguf"}
     assert all(update.done == update.size == len(TARGET) for update in parts)
@@ -316,44 +276,39 @@ def test_progress_of_hashing_a_cached_file_is_reported(
     assert all(update.hashed == update.size for update in updates[-1])
 
 
-def test_a_damaged_cached_file_is_not_used(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    commit = hub.files["own/target", "target.gguf"].commit
+def test_a_damaged_cached_file_is_not_used(rig: Rig) -> None:
+    commit = rig.hub.files["own/target", "target.gguf"].commit
     link = write_cached_file(
         Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit
     )
     damaged = bytearray(TARGET)
     damaged[-50] ^= 1
     link.resolve().write_bytes(damaged)
-    record = puller.pull("p", pair)
+    record = rig.pull()
     assert not record.target.parts[0].path
-    assert_installed(store)
+    rig.assert_installed()
 
 
-def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
-    puller: Puller, hub: TestHub, store: Store, pair: CataloguePair
-) -> None:
+def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(rig: Rig) -> None:
     complete = model(layers=4, filler=1 << 20)
     files = shards(complete, 3, "big")
     for name, data in files.items():
-        hub.add("own/target", f"q4/{name}", data)
-    hub.add("own/draft", "draft.gguf", DRAFT)
+        rig.hub.add("own/target", f"q4/{name}", data)
+    rig.hub.add("own/draft", "draft.gguf", DRAFT)
     first_file = "q4/big-00001-of-00003.gguf"
-    target = msgspec.structs.replace(pair.target, file=first_file)
-    record = puller.pull("p", msgspec.structs.replace(pair, target=target))
-    path = store.model_path(integrity.ensure_ready(store, "p").target)
+    target = msgspec.structs.replace(rig.pair.target, file=first_file)
+    record = rig.puller.pull("p", msgspec.structs.replace(rig.pair, target=target))
+    path = rig.store.model_path(integrity.ensure_ready(rig.store, "p").target)
     assert path.name == "big-00001-of-00003.gguf"
     assert {shard.name: shard.read_bytes() for shard in path.parent.iterdir()} == files
     assert len(record.target.parts) == 3
-    integrity.remove_pair(store, "p")
+    integrity.remove_pair(rig.store, "p")
     assert not path.parent.exists()
 
 
-@pytest.mark.usefixtures("faults")
-def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: CataloguePair) -> None:
-    record = puller.pull("p", pair)
-    store = puller.store
+def test_a_pair_of_files_that_the_store_has_keeps_them(rig: Rig) -> None:
+    record = rig.pull()
+    store = rig.puller.store
     target, draft = store.model_paths(record)
     add_own_pair(store, "mine", target, draft, hash_now=False)
     integrity.remove_pair(store, "p")

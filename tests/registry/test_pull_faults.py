@@ -26,305 +26,248 @@ from localspec.errors import (
     UnsafePath,
     WebPage,
 )
-from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.retry import Retry, RetryPolicy
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import SIZE, TARGET, assert_absent, assert_installed
+from tests.registry.pulling import SIZE, TARGET, Rig
 from tests.support.gguf_files import sha256
-from tests.support.hub import Faults, TestHub
 
 # Faults of the network.
 
 
-def test_a_broken_connection_is_resumed_where_it_broke(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    faults.close_after = [70_000, 0, 100_000, 5]
-    puller.pull("p", pair)
-    assert_installed(store)
-    assert hub.sent < 1.2 * SIZE
+def test_a_broken_connection_is_resumed_where_it_broke(rig: Rig) -> None:
+    rig.faults.close_after = [70_000, 0, 100_000, 5]
+    rig.pull()
+    rig.assert_installed()
+    assert rig.hub.sent < 1.2 * SIZE
 
 
-def test_a_server_without_ranges_is_read_from_the_start(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
+def test_a_server_without_ranges_is_read_from_the_start(rig: Rig) -> None:
     """The file is started again, and nothing is appended to the earlier bytes."""
-    faults.ignore_range = True
-    faults.close_after = [10_000]
-    puller.pull("p", pair)
-    assert_installed(store)
+    rig.faults.ignore_range = True
+    rig.faults.close_after = [10_000]
+    rig.pull()
+    rig.assert_installed()
 
 
 @pytest.mark.parametrize("cuts", [(), (10_000,), (2_000_000,)])
-def test_a_server_without_ranges_sends_each_file_once(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: CataloguePair,
-    cuts: tuple[int, ...],
-) -> None:
+def test_a_server_without_ranges_sends_each_file_once(rig: Rig, cuts: tuple[int, ...]) -> None:
     """The bytes of the header are reused, and a broken connection costs only what it had sent."""
-    hub.files["own/draft", "draft.gguf"].faults.ignore_range = True
-    faults.ignore_range, faults.close_after = True, list(cuts)
-    puller.pull("p", pair)
-    assert_installed(store)
-    assert len(hub.gets()) == 2 + len(cuts)
-    assert hub.sent <= SIZE + sum(cuts)
+    rig.hub.files["own/draft", "draft.gguf"].faults.ignore_range = True
+    rig.faults.ignore_range, rig.faults.close_after = True, list(cuts)
+    rig.pull()
+    rig.assert_installed()
+    assert len(rig.hub.gets()) == 2 + len(cuts)
+    assert rig.hub.sent <= SIZE + sum(cuts)
 
 
-def test_resuming_without_ranges_fetches_the_file_once(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
+def test_resuming_without_ranges_fetches_the_file_once(rig: Rig) -> None:
     """The part on the disk cannot be reused, but the file is fetched by one connection only."""
-    faults.close_after = [1 << 30, 300_000, 300_000, 300_000, *[0] * 40]
+    rig.faults.close_after = [1 << 30, 300_000, 300_000, 300_000, *[0] * 40]
     with pytest.raises(Unreachable):
-        puller.pull("p", pair)
-    hub.sent, faults.close_after, faults.ignore_range = 0, [], True
-    puller.pull("p", pair)
-    assert_installed(store)
-    assert hub.sent <= 1.05 * len(TARGET)
+        rig.pull()
+    rig.hub.sent, rig.faults.close_after, rig.faults.ignore_range = 0, [], True
+    rig.pull()
+    rig.assert_installed()
+    assert rig.hub.sent <= 1.05 * len(TARGET)
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_machines_of_a_server_may_differ_in_support_of_ranges(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, after: int
-) -> None:
+def test_machines_of_a_server_may_differ_in_support_of_ranges(rig: Rig, after: int) -> None:
     """The content is right whichever machine answers when."""
-    puller = replace(puller, tuning=replace_field(QUICK, segment=100_000))
+    rig.puller = replace(rig.puller, tuning=replace_field(QUICK, segment=100_000))
 
     def sometimes() -> None:
         while not stop.wait(0.001):
-            if len(hub.gets()) % (2 * after) == after:
-                faults.unmarked = 1
+            if len(rig.hub.gets()) % (2 * after) == after:
+                rig.faults.unmarked = 1
 
     stop = threading.Event()
     thread = threading.Thread(target=sometimes)
     thread.start()
     try:
-        puller.pull("p", pair)
+        rig.pull()
     finally:
         stop.set()
         thread.join()
-    assert_installed(store)
+    rig.assert_installed()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_compressed_file_is_decompressed(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, encoding: str
-) -> None:
-    faults.packed, faults.ignore_range = encoding, True
-    puller.pull("p", pair)
-    assert_installed(store)
-    assert hub.sent <= SIZE
+def test_a_compressed_file_is_decompressed(rig: Rig, encoding: str) -> None:
+    rig.faults.packed, rig.faults.ignore_range = encoding, True
+    rig.pull()
+    rig.assert_installed()
+    assert rig.hub.sent <= SIZE
 
 
 @pytest.mark.parametrize(("encoding", "ranged"), [("gzip", True), ("br", True), ("br", False)])
 def test_an_unsupported_compression_is_refused_at_once(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: CataloguePair,
-    encoding: str,
-    ranged: bool,
+    rig: Rig, encoding: str, ranged: bool
 ) -> None:
-    faults.packed, faults.ignore_range = encoding, not ranged
+    rig.faults.packed, rig.faults.ignore_range = encoding, not ranged
     with pytest.raises(HubError, match=rf"sends own/target/target\.gguf compressed \({encoding}\)"):
-        puller.pull("p", pair)
-    assert_absent(store)
-    assert len([request for request in hub.gets() if "target.gguf" in request.path]) == 1
+        rig.pull()
+    rig.assert_absent()
+    assert len([request for request in rig.hub.gets() if "target.gguf" in request.path]) == 1
 
 
-def test_corruption_of_the_same_size_is_noticed(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
+def test_corruption_of_the_same_size_is_noticed(rig: Rig) -> None:
     """Nothing is installed, and the intact draft is reused by the next try."""
-    faults.corrupt = True
+    rig.faults.corrupt = True
     with pytest.raises(HashMismatch, match=r"own/target/target\.gguf was damaged in transit"):
-        puller.pull("p", pair)
-    assert_absent(store)
-    assert not store.blob(sha256(TARGET)).exists()
-    faults.corrupt = False
-    puller.pull("p", pair)
-    assert_installed(store)
+        rig.pull()
+    rig.assert_absent()
+    assert not rig.store.blob(sha256(TARGET)).exists()
+    rig.faults.corrupt = False
+    rig.pull()
+    rig.assert_installed()
 
 
-def test_a_failed_file_leaves_the_other_in_place(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    faults.statuses = [(404, "")] * 50
+def test_a_failed_file_leaves_the_other_in_place(rig: Rig) -> None:
+    rig.faults.statuses = [(404, "")] * 50
     with pytest.raises(HubError):
-        puller.pull("p", pair)
-    assert_absent(store)
-    faults.statuses = []
-    sent_before = hub.sent
-    puller.pull("p", pair)
-    assert_installed(store)
-    assert hub.sent - sent_before < 1.2 * SIZE
+        rig.pull()
+    rig.assert_absent()
+    rig.faults.statuses = []
+    sent_before = rig.hub.sent
+    rig.pull()
+    rig.assert_installed()
+    assert rig.hub.sent - sent_before < 1.2 * SIZE
 
 
 @pytest.mark.parametrize("gets", [2, 6])
-def test_a_file_that_changes_is_started_again(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, gets: int
-) -> None:
+def test_a_file_that_changes_is_started_again(rig: Rig, gets: int) -> None:
     """The result is never a mixture of two files."""
-    faults.change_after = gets
-    record = puller.pull("p", pair)
-    current = hub.files["own/target", "target.gguf"]
+    rig.faults.change_after = gets
+    record = rig.pull()
+    current = rig.hub.files["own/target", "target.gguf"]
     assert record.target.parts[0].sha256 == current.sha256 != sha256(TARGET)
     assert record.target.revision == current.commit
-    assert store.model_path(record.target).read_bytes() == current.data
+    assert rig.store.model_path(record.target).read_bytes() == current.data
 
 
 @pytest.mark.parametrize("where", ["portal", "portal_on_get"])
-def test_a_captive_portal_is_named(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, where: str
-) -> None:
-    setattr(faults, where, True)
+def test_a_captive_portal_is_named(rig: Rig, where: str) -> None:
+    setattr(rig.faults, where, True)
     with pytest.raises(WebPage, match="open a browser, log in"):
-        puller.pull("p", pair)
-    assert_absent(store)
+        rig.pull()
+    rig.assert_absent()
 
 
-def test_a_busy_server_is_given_the_time_it_asks_for(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
+def test_a_busy_server_is_given_the_time_it_asks_for(rig: Rig) -> None:
     """This holds for metadata and for content."""
-    faults.head_statuses = [(503, ""), (429, "")]
-    faults.statuses = [(503, "1"), (429, "")]
+    rig.faults.head_statuses = [(503, ""), (429, "")]
+    rig.faults.statuses = [(503, "1"), (429, "")]
     begin = time.monotonic()
-    puller.pull("p", pair)
+    rig.pull()
     assert time.monotonic() - begin >= 1
-    assert_installed(store)
+    rig.assert_installed()
 
 
-def test_retry_after_zero_still_backs_off(
-    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
-) -> None:
+def test_retry_after_zero_still_backs_off(rig: Rig) -> None:
     """Otherwise every client that was sent away would return at once."""
     waits: list[Retry | None] = []
     tuning = replace_field(
         QUICK, retry_policy=RetryPolicy(tries=4, first_pause_s=0.05, longest_pause_s=0.2)
     )
-    faults.head_statuses = [(503, "0")] * 20
+    rig.faults.head_statuses = [(503, "0")] * 20
     with pytest.raises(Unreachable):
-        replace(puller, tuning=tuning, on_wait=waits.append).pull("p", pair)
+        replace(rig.puller, tuning=tuning, on_wait=waits.append).pull("p", rig.pair)
     retries = [retry for retry in waits if retry]
     assert [retry.attempt for retry in retries] == [2, 3, 4]
     for wait, least in zip(retries, (0.05, 0.1, 0.2), strict=True):
         assert least <= wait.seconds <= 1.3 * least
         assert (wait.cause, wait.tries) == ("the hub answered 503", 4)
     assert waits[1::2] == [None] * 3
-    assert len([retry for retry in hub.requests if "target.gguf" in retry.path]) == 4
+    assert len([retry for retry in rig.hub.requests if "target.gguf" in retry.path]) == 4
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
-def test_a_refusing_storage_is_retried_with_a_fresh_address(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, status: int
-) -> None:
+def test_a_refusing_storage_is_retried_with_a_fresh_address(rig: Rig, status: int) -> None:
     """A signed address expires in a long transfer: the hub is asked for another one."""
-    faults.close_after = [50_000]
-    puller = replace(puller, tuning=replace_field(QUICK, connections=1))
-    faults.statuses = [(status, ""), (status, "")]
-    puller.pull("p", pair)
-    assert_installed(store)
-    assert not faults.statuses
+    rig.faults.close_after = [50_000]
+    rig.puller = replace(rig.puller, tuning=replace_field(QUICK, connections=1))
+    rig.faults.statuses = [(status, ""), (status, "")]
+    rig.pull()
+    rig.assert_installed()
+    assert not rig.faults.statuses
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
-def test_a_storage_that_refuses_to_the_end_is_named(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, status: int
-) -> None:
-    faults.statuses = [(status, "")] * 100
+def test_a_storage_that_refuses_to_the_end_is_named(rig: Rig, status: int) -> None:
+    rig.faults.statuses = [(status, "")] * 100
     with pytest.raises(Unreachable, match=f"storage refuses .* localhost answered {status}"):
-        puller.pull("p", pair)
-    assert_absent(store)
-    assert len(faults.statuses) <= 100 - QUICK.retry_policy.tries
+        rig.pull()
+    rig.assert_absent()
+    assert len(rig.faults.statuses) <= 100 - QUICK.retry_policy.tries
 
 
-def test_a_server_that_stays_busy_is_given_up(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    faults.head_statuses = [(503, "")] * 20
+def test_a_server_that_stays_busy_is_given_up(rig: Rig) -> None:
+    rig.faults.head_statuses = [(503, "")] * 20
     with pytest.raises(Unreachable, match="503"):
-        puller.pull("p", pair)
-    assert_absent(store)
+        rig.pull()
+    rig.assert_absent()
 
 
-def test_a_stalled_connection_is_closed_and_retried(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
+def test_a_stalled_connection_is_closed_and_retried(rig: Rig) -> None:
     """The test uses a stall limit of one second instead of twenty."""
-    faults.stall_after = [50_000]
+    rig.faults.stall_after = [50_000]
     begin = time.monotonic()
-    puller.pull("p", pair)
+    rig.pull()
     assert 0.9 < time.monotonic() - begin < 10
-    assert_installed(store)
+    rig.assert_installed()
 
 
-def test_a_closed_port_is_named(store: Store, pair: CataloguePair) -> None:
+def test_a_closed_port_is_named(rig: Rig) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(Unreachable, match="cannot be reached"):
-            Puller(store, Hub(endpoint), QUICK).pull("p", pair)
+            Puller(rig.store, Hub(endpoint), QUICK).pull("p", rig.pair)
 
 
-def test_a_server_without_redirects_works(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
-) -> None:
-    faults.direct = True
-    puller.pull("p", pair)
-    assert_installed(store)
+def test_a_server_without_redirects_works(rig: Rig) -> None:
+    rig.faults.direct = True
+    rig.pull()
+    rig.assert_installed()
 
 
-@pytest.mark.usefixtures("faults")
-def test_a_missing_file_is_named(puller: Puller, pair: CataloguePair) -> None:
-    missing = msgspec.structs.replace(pair.target, file="other.gguf")
+def test_a_missing_file_is_named(rig: Rig) -> None:
+    missing = msgspec.structs.replace(rig.pair.target, file="other.gguf")
     with pytest.raises(NotOnHub, match=r"no file other\.gguf in own/target"):
-        puller.pull("p", msgspec.structs.replace(pair, target=missing))
-    missing = msgspec.structs.replace(pair.target, repo="un/known")
+        rig.puller.pull("p", msgspec.structs.replace(rig.pair, target=missing))
+    missing = msgspec.structs.replace(rig.pair.target, repo="un/known")
     with pytest.raises(NotOnHub):
-        puller.pull("p", msgspec.structs.replace(pair, target=missing))
+        rig.puller.pull("p", msgspec.structs.replace(rig.pair, target=missing))
 
 
 def test_a_gated_model_is_named_and_the_token_does_not_leak(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: CataloguePair,
-    caplog: pytest.LogCaptureFixture,
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The storage behind the hub never receives the token either."""
     caplog.set_level(logging.DEBUG)
-    faults.gated = True
+    rig.faults.gated = True
     with pytest.raises(Gated, match=r"accept its terms at https://huggingface\.co/own/target"):
-        puller.pull("p", pair)
+        rig.pull()
     with pytest.raises(Gated) as caught:
-        replace(puller, hub=Hub(hub.endpoint, token=hub.token + "wrong")).pull("p", pair)
-    replace(puller, hub=Hub(hub.endpoint, token=hub.token)).pull("p", pair)
-    assert_installed(store)
-    assert all(request.authorized != request.to_storage for request in hub.requests[-6:])
+        replace(rig.puller, hub=Hub(rig.hub.endpoint, token=rig.hub.token + "wrong")).pull(
+            "p", rig.pair
+        )
+    replace(rig.puller, hub=Hub(rig.hub.endpoint, token=rig.hub.token)).pull("p", rig.pair)
+    rig.assert_installed()
+    assert all(request.authorized != request.to_storage for request in rig.hub.requests[-6:])
     output = caplog.text + str(caught.value) + repr(caught.value.__cause__)
-    output += "".join(path.read_text() for path in store.pairs.iterdir())
-    assert hub.token not in output
+    output += "".join(path.read_text() for path in rig.store.pairs.iterdir())
+    assert rig.hub.token not in output
 
 
 # Faults of the disk.
 
 
 def test_a_disk_that_fills_up_keeps_what_was_fetched(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: CataloguePair,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk has enough space when the pull begins."""
     real, room = os.pwrite, [2_000_000]
@@ -337,44 +280,35 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(DiskFull, match=r"[\d.]+ \w+ more are needed and [\d.]+ \w+ are free"):
-        puller.pull("p", pair)
-    assert_absent(store)
+        rig.pull()
+    rig.assert_absent()
     monkeypatch.setattr(os, "pwrite", real)
-    sent_before = hub.sent
-    puller.pull("p", pair)
-    assert hub.sent - sent_before < SIZE - 1_000_000
-    assert_installed(store)
+    sent_before = rig.hub.sent
+    rig.pull()
+    assert rig.hub.sent - sent_before < SIZE - 1_000_000
+    rig.assert_installed()
 
 
 @pytest.mark.parametrize("kind", ["blob", "part", "journal", "lock"])
-def test_a_link_in_the_store_is_not_followed(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, tmp_path: Path, kind: str
-) -> None:
-    store.prepare()
+def test_a_link_in_the_store_is_not_followed(rig: Rig, tmp_path: Path, kind: str) -> None:
+    rig.store.prepare()
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     digest = sha256(TARGET)
-    place = store.blob(digest) if kind == "blob" else store.parts / f"{digest}.{kind}"
+    place = rig.store.blob(digest) if kind == "blob" else rig.store.parts / f"{digest}.{kind}"
     place.symlink_to(victim)
     with pytest.raises(UnsafePath, match="symbolic link"):
-        puller.pull("p", pair)
+        rig.pull()
     assert victim.read_bytes() == b"precious"
-    assert_absent(store)
+    rig.assert_absent()
 
 
-def test_a_read_only_store_refuses_a_pull(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: CataloguePair,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_read_only_store_refuses_a_pull(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed pairs stay usable."""
-    puller.pull("p", pair)
+    rig.pull()
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root
-    request_count = len(hub.requests)
+    request_count = len(rig.hub.requests)
     with pytest.raises(StoreReadOnly, match="read-only"):
-        puller.pull("q", pair)
-    assert len(hub.requests) == request_count
-    assert_installed(store)
+        rig.puller.pull("q", rig.pair)
+    assert len(rig.hub.requests) == request_count
+    rig.assert_installed()

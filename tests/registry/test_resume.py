@@ -16,6 +16,7 @@ from localspec.registry.hub import transfer as journal_module
 from localspec.registry.hub.transfer import Journal, count_written_bytes, read_written_prefix
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
+from tests.registry.pulling import Rig
 from tests.support.gguf_files import model, sha256
 from tests.support.hub import TestHub
 
@@ -73,23 +74,29 @@ def pull_through_kills(
     return hub.sent, size
 
 
-def test_five_kills_cost_next_to_nothing(store: Store, hub: TestHub) -> None:
+def test_five_kills_cost_next_to_nothing(rig: Rig) -> None:
     """Each kill loses bytes that were sent and not yet read, which are more on a busy machine."""
-    hub.rate = 15e6
-    fetched, size = pull_through_kills(store, hub, (24, 6), kills=5)
+    rig.hub.rate = 15e6
+    fetched, size = pull_through_kills(rig.store, rig.hub, (24, 6), kills=5)
     assert fetched < size + 5 * 1_000_000
 
 
-def test_a_proxy_is_used(store: Store, hub: TestHub) -> None:
+def test_a_proxy_is_used(rig: Rig) -> None:
     """The endpoint's name cannot be resolved: only a proxy reaches it."""
-    hub.add("own/target", "target.gguf", model(layers=2, seed=1).data())
-    hub.add("own/draft", "draft.gguf", model(layers=1, seed=2).data())
+    rig.hub.add("own/target", "target.gguf", model(layers=2, seed=1).data())
+    rig.hub.add("own/draft", "draft.gguf", model(layers=1, seed=2).data())
     process = start_pull(
-        store, hub, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=hub.endpoint, NO_PROXY=""
+        rig.store,
+        rig.hub,
+        HF_ENDPOINT="http://hub.invalid",
+        HTTP_PROXY=rig.hub.endpoint,
+        NO_PROXY="",
     )
     assert process.wait() == 0
-    assert {request.host for request in hub.requests if not request.to_storage} == {"hub.invalid"}
-    assert integrity.ensure_ready(store, "p").draft is not None
+    assert {request.host for request in rig.hub.requests if not request.to_storage} == {
+        "hub.invalid"
+    }
+    assert integrity.ensure_ready(rig.store, "p").draft is not None
 
 
 # The journal of a part.

@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ from localspec.registry.store.local import (
     recall_record,
     refresh_own_pair,
 )
-from localspec.registry.store.store import Part, Record, Store, StoredModel, encode
+from localspec.registry.store.store import Part, Record, Store, StoredModel
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)
@@ -557,7 +558,7 @@ def test_a_record_never_reaches_files_outside_the_store(
     store.prepare()
     part = Part(file=file, size=0, sha256=sha256, path=path)
     model = StoredModel(parts=(part,), architecture="llama")
-    (store.pairs / "p.json").write_bytes(encode(Record(name="p", target=model)))
+    (store.pairs / "p.json").write_bytes(msgspec.json.encode(Record(name="p", target=model)))
     try:
         integrity.remove_pair(store, "p")
     except StoreError:

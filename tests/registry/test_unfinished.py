@@ -14,9 +14,9 @@ from localspec.registry.pulls import running
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.running import Pulls
 from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
-from tests.registry.pulling import SIZE, create_pulls
+from tests.registry.pulling import SIZE, Rig, create_pulls
 from tests.support.daemons import wait_for
-from tests.support.hub import Faults, TestHub
+from tests.support.hub import TestHub
 from tests.support.patience import PATIENCE
 
 PAIR = CataloguePair(summary="s", target=HubFile(repo="a/b", file="c.gguf"))
@@ -99,57 +99,51 @@ def start_slow_pull(pulls: Pulls, hub: TestHub, pair: CataloguePair) -> None:
     wait_for(lambda: pulls.get("p").state.done > 200_000, "some bytes")
 
 
-def test_closing_twice_interrupts_pulls_that_resume_later(
-    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair, tmp_path: Path
-) -> None:
+def test_closing_twice_interrupts_pulls_that_resume_later(rig: Rig, tmp_path: Path) -> None:
     unfinished = UnfinishedPulls(tmp_path / "pulls.json")
-    pulls = create_pulls(puller, unfinished)
-    start_slow_pull(pulls, hub, pair)
+    pulls = create_pulls(rig.puller, unfinished)
+    start_slow_pull(pulls, rig.hub, rig.pair)
     assert unfinished.files()
     pulls.close(timeout=0)
     pulls.close()
     state = pulls.get("p").state
     assert (state.state, state.code) == ("interrupted", "pull_cancelled")
     assert "resumes when the daemon starts again" in state.message
-    hub.rate = 0
-    restored = create_pulls(puller, UnfinishedPulls(tmp_path / "pulls.json"))
+    rig.hub.rate = 0
+    restored = create_pulls(rig.puller, UnfinishedPulls(tmp_path / "pulls.json"))
     assert restored.get("p").wait(PATIENCE)
     assert restored.get("p").state.state == "done"
-    assert hub.sent < 1.25 * SIZE
+    assert rig.hub.sent < 1.25 * SIZE
     assert unfinished.all() == ()
 
 
-def test_a_cancelled_pull_does_not_resume(
-    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair, tmp_path: Path
-) -> None:
+def test_a_cancelled_pull_does_not_resume(rig: Rig, tmp_path: Path) -> None:
     unfinished = UnfinishedPulls(tmp_path / "pulls.json")
-    pulls = create_pulls(puller, unfinished)
-    start_slow_pull(pulls, hub, pair)
+    pulls = create_pulls(rig.puller, unfinished)
+    start_slow_pull(pulls, rig.hub, rig.pair)
     pulls.get("p").cancel()
     pulls.close()
     assert pulls.get("p").state.state == "cancelled"
     assert unfinished.all() == ()
 
 
-def test_a_temporary_failure_keeps_its_target(
-    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair, tmp_path: Path
-) -> None:
+def test_a_temporary_failure_keeps_its_target(rig: Rig, tmp_path: Path) -> None:
     """A permanent failure is reported and forgotten."""
     unfinished = UnfinishedPulls(tmp_path / "pulls.json")
-    pulls = create_pulls(puller, unfinished)
-    start_slow_pull(pulls, hub, pair)
-    for entry in hub.files.values():
+    pulls = create_pulls(rig.puller, unfinished)
+    start_slow_pull(pulls, rig.hub, rig.pair)
+    for entry in rig.hub.files.values():
         entry.faults.statuses = [(503, "0.01")] * 200
         entry.faults.close_after = [0] * 50
     assert pulls.get("p").wait(PATIENCE)
     assert pulls.get("p").state.code == "hub_unreachable"
     target = pulls.find_target("p")
     assert target
-    assert target.pair == pair
-    for entry in hub.files.values():
+    assert target.pair == rig.pair
+    for entry in rig.hub.files.values():
         entry.faults.statuses, entry.faults.close_after, entry.faults.portal = [], [], False
-    hub.rate = 0
-    hub.replace("own/target", "target.gguf", b"nothing")
+    rig.hub.rate = 0
+    rig.hub.replace("own/target", "target.gguf", b"nothing")
     pull = pulls.start(target)
     assert pull.wait(PATIENCE)
     assert (pull.state.state, pull.state.code) == ("failed", "bad_gguf")
@@ -157,16 +151,12 @@ def test_a_temporary_failure_keeps_its_target(
 
 
 def test_only_the_latest_finished_pulls_are_remembered(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    pair: CataloguePair,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "_MAX_LISTED_PULLS", 3)
-    pulls = create_pulls(puller)
-    start_slow_pull(pulls, hub, pair)  # a running pull is never forgotten
-    hub.rate = 100.0  # slow enough to outlast all others
+    pulls = create_pulls(rig.puller)
+    start_slow_pull(pulls, rig.hub, rig.pair)  # a running pull is never forgotten
+    rig.hub.rate = 100.0  # slow enough to outlast all others
     for number in range(4):  # the hub has no such repository
         pulls.start(make_target(f"gone{number}", pair=PAIR)).wait(PATIENCE)
     names = [state.name for state in pulls.states()]
