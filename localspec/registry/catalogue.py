@@ -40,6 +40,16 @@ REVISION_PATTERN = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
 _NAME_RULE = "a name (lowercase letters, digits, '.', '_', '-')"
 # Sampling parameters for which a pair can have no default.
 _NO_DEFAULTS = ("seed", "dry_sequence_breakers")
+_DIGITS_RULE = "64 lowercase hexadecimal digits"
+# Of each file: the key, the pattern, what stands for an empty text where none is allowed, the form in words.
+_FILE_RULES = (
+    ("repo", REPO_PATTERN, "", "a repository (OWNER/NAME)"),
+    ("file", FILE_PATTERN, "?", "the name of a .gguf file"),
+    ("weights", REPO_PATTERN, "", "a repository (OWNER/NAME)"),
+    ("sha256", SHA256_PATTERN, "", _DIGITS_RULE),
+    ("template_sha256", SHA256_PATTERN, "", _DIGITS_RULE),
+    ("revision", REVISION_PATTERN, "?", "a branch, tag or commit"),
+)
 _MEMORY_CLASS = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
 _MAX_TEMPLATE_CHARACTERS = 1 << 20  # the longest template of the known models has 20 000
 
@@ -239,10 +249,9 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
         file_pairs, file_presets, file_servers = read_catalogue(path, pairs)
         presets |= file_presets
         servers |= file_servers
-        for name, pair in file_pairs.items():
-            aliases = {alias: owner for alias, owner in aliases.items() if owner != name}
-            pairs[name] = pair
-            aliases.update(dict.fromkeys(pair.aliases, name))
+        pairs |= file_pairs
+        aliases = {alias: owner for alias, owner in aliases.items() if owner not in file_pairs}
+        aliases |= {alias: name for name, pair in file_pairs.items() for alias in pair.aliases}
     pairs = {name: pair for name, pair in pairs.items() if name not in servers}
     aliases = {alias: owner for alias, owner in aliases.items() if owner in pairs}
     return Catalogue(pairs, aliases, presets, servers)
@@ -269,8 +278,7 @@ def read_catalogue(
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        last_line = f"at line {text.count(chr(10)) + 1}, the last"
-        # Other messages name the line.
+        last_line = f"at line {text.count(chr(10)) + 1}, the last"  # other messages name the line
         problem = str(error).replace("at end of document", last_line)
         raise CatalogueError(f"{path}: {problem}.") from error
     locator = _KeyLocator(path, text)
@@ -289,11 +297,10 @@ def read_catalogue(
     for name in servers:
         if problem := explain_reserved_name(name):
             raise locator.error(("pairs", name), f"'{name}' cannot be a pair's name: {problem}")
-    stated = {name: entry for name, entry in parsed.items() if isinstance(entry, Preset)}
     presets = {
         name: _complete_preset(locator, name, entry)
-        for name, entry in stated.items()
-        if entry.has_values
+        for name, entry in parsed.items()
+        if isinstance(entry, Preset) and entry.has_values
     }
     return pairs, presets, servers
 
@@ -332,7 +339,6 @@ class _KeyLocator:
         return 1
 
     def _find_header(self, keys: tuple[str, ...]) -> int | None:
-        """Return the index of the line with the header of a table, or None."""
         if not keys:
             return 0
         dotted = ".".join(keys)
@@ -344,12 +350,8 @@ class _KeyLocator:
 
 
 def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
-    """Return the checked preset of an entry, with the text of its chat template.
-
-    Raises:
-        CatalogueError: a parameter, an address or the template is wrong.
-    """
-    keys = ("pairs", name, "sampling")
+    """Return the checked preset of an entry, with the text of its chat template."""
+    keys = ("pairs", name)
     types = {
         parameter.name: parameter.kind
         for parameter in sampling_parameters()
@@ -357,34 +359,44 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
     }
     for key, value in entry.sampling.items():
         if key not in types:
-            raise locator.error((*keys, key), f"there is no sampling parameter '{key[:40]}'")
+            raise locator.error(
+                (*keys, "sampling", key), f"there is no sampling parameter '{key[:40]}'"
+            )
         try:
             msgspec.convert(int(value) if value == int(value) else value, types[key], strict=False)
         except msgspec.ValidationError as error:
-            raise locator.error((*keys, key), _explain(error, Preset, key)) from None
+            raise locator.error((*keys, "sampling", key), _explain(error, Preset, key)) from None
         except (OverflowError, ValueError):
-            raise locator.error((*keys, key), f"'{key}' must be a finite number") from None
+            raise locator.error(
+                (*keys, "sampling", key), f"'{key}' must be a finite number"
+            ) from None
     for endpoint in entry.rpc:
         if not ENDPOINT_PATTERN.fullmatch(endpoint):
-            raise locator.error(("pairs", name, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
-    preset = Preset(
-        sampling=entry.sampling, keep=entry.keep, idle_unload=entry.idle_unload, rpc=entry.rpc
+            raise locator.error((*keys, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
+    template = _read_template(locator, name, entry.chat_template) if entry.chat_template else ""
+    return Preset(
+        chat_template=template,
+        sampling=entry.sampling,
+        keep=entry.keep,
+        idle_unload=entry.idle_unload,
+        rpc=entry.rpc,
     )
-    if not entry.chat_template:
-        return preset
-    file = locator.path.parent / expand_user(entry.chat_template)
+
+
+def _read_template(locator: _KeyLocator, name: str, written: str) -> str:
+    file = locator.path.parent / expand_user(written)
+    problem = ""
     try:
         text = read_file(file).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise locator.error(
-            ("pairs", name, "chat_template"), f"{file} cannot be read: {reason}"
-        ) from None
-    if not text.strip() or len(text) > _MAX_TEMPLATE_CHARACTERS:
-        raise locator.error(
-            ("pairs", name, "chat_template"), f"{file} is empty or too large for a template"
-        )
-    return msgspec.structs.replace(preset, chat_template=text)
+        if not text.strip() or len(text) > _MAX_TEMPLATE_CHARACTERS:
+            problem = "is empty or too large for a template"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "cannot be read: it is not UTF-8"
+    if problem:
+        raise locator.error(("pairs", name, "chat_template"), f"{file} {problem}")
+    return text
 
 
 def _explain(error: msgspec.ValidationError, kind: type[msgspec.Struct], whole: str) -> str:
@@ -396,11 +408,7 @@ def _explain(error: msgspec.ValidationError, kind: type[msgspec.Struct], whole: 
 def _parse_entry(
     locator: _KeyLocator, name: str, entry: object
 ) -> CataloguePair | Preset | Upstream:
-    """Parse one entry: a pair, an upstream server, or the preset of a pair if it has no target.
-
-    Raises:
-        CatalogueError: the entry is wrong.
-    """
+    """Parse one entry: a pair, an upstream server, or the preset of a pair if it has no target."""
     stated_keys = set(entry) if isinstance(entry, dict) else set()
     kind: type[CataloguePair | Preset | Upstream] = CataloguePair
     if stated_keys and stated_keys <= set(Preset.__struct_fields__):
@@ -443,43 +451,17 @@ def _text_rules(
     for alias in pair.aliases:
         yield ("aliases",), NAME_PATTERN, alias, _NAME_RULE
     yield ("memory",), _MEMORY_CLASS, pair.memory, "a number of GB, a range such as 16-24, or cpu"
-    for role, weights in (
-        ("target", pair.target),
-        ("draft", pair.draft),
-        ("sidecar", pair.sidecar),
-    ):
+    for role in ("target", "draft", "sidecar"):
+        weights: HubFile | None = getattr(pair, role)
         if weights:
-            yield (role, "repo"), REPO_PATTERN, weights.repo, "a repository (OWNER/NAME)"
-            yield (role, "file"), FILE_PATTERN, weights.file or "?", "the name of a .gguf file"
-            yield (role, "weights"), REPO_PATTERN, weights.weights, "a repository (OWNER/NAME)"
-            yield (
-                (role, "sha256"),
-                SHA256_PATTERN,
-                weights.sha256,
-                "64 lowercase hexadecimal digits",
-            )
-            yield (
-                (role, "template_sha256"),
-                SHA256_PATTERN,
-                weights.template_sha256,
-                "64 lowercase hexadecimal digits",
-            )
-            yield (
-                (role, "revision"),
-                REVISION_PATTERN,
-                weights.revision or "?",
-                "a branch, tag or commit",
-            )
+            for key, pattern, missing, shape in _FILE_RULES:
+                yield (role, key), pattern, getattr(weights, key) or missing, shape
 
 
 def _check_names(
     locator: _KeyLocator, pairs: Mapping[str, CataloguePair], below: Collection[str]
 ) -> None:
-    """Check that no name has two meanings.
-
-    Raises:
-        CatalogueError: a name or alias is reserved or used twice.
-    """
+    """Check that no name has two meanings."""
     owner: dict[str, str] = {name: name for name in (*below, *pairs)}
     for name, pair in pairs.items():
         if problem := explain_reserved_name(name):

@@ -72,24 +72,25 @@ def guess_sidecar_kind(file: str) -> SidecarKind | None:
     return None
 
 
-def rank_sidecars(
-    kinds: Mapping[str, SidecarKind], sizes: Mapping[str, int], target: str, target_size: int
-) -> tuple[SidecarFile, ...]:
-    """Return the sidecars of a target, the best first: by kind, name, and quantization.
+def sidecar_order(
+    sidecar: SidecarFile, size: int, target: str, target_size: int
+) -> tuple[int, bool, int, int, str]:
+    """Return the sort key of a sidecar, the smallest for the best: by kind, name, and quantization.
 
-    kinds: what each file drafts with. sizes: bytes of each file. target: the target's file. target_size:
-    bytes of all its parts, which decide whether 8 bits pay.
+    size: its bytes. target: the target's file. target_size: bytes of all its parts, which decide whether 8
+    bits pay.
     """
-    stem = split_quant(target)[0]
-    ranked = []
-    for file, kind in kinds.items():
-        sidecar_stem, quant = split_quant(file)
-        is_large = quant == "Q8_0" and sizes[file] * _MAX_SIDECAR_SHARE > target_size
-        rank = len(_SIDECAR_QUANTS) if is_large else _rank_sidecar_quant(quant)
-        order = list(_SIDECAR_WORDS).index(kind)
-        key = order, stem not in sidecar_stem, rank, len(file), file
-        ranked.append((key, SidecarFile(file, kind)))
-    return tuple(sidecar for _, sidecar in sorted(ranked))
+    stem, quant = split_quant(sidecar.file)
+    bits = count_bits(quant)
+    if quant == "Q8_0" and size * _MAX_SIDECAR_SHARE > target_size:
+        rank = len(_SIDECAR_QUANTS)
+    elif quant in _SIDECAR_QUANTS:
+        rank = _SIDECAR_QUANTS.index(quant)
+    else:  # others of four to eight bits, unnamed ones, more bits, and fewer than four
+        places = (4 <= bits <= MAX_BITS, bits == 0, bits > MAX_BITS, True)
+        rank = len(_SIDECAR_QUANTS) + 1 + places.index(True)
+    kind = list(_SIDECAR_WORDS).index(sidecar.kind)
+    return kind, split_quant(target)[0] not in stem, rank, len(sidecar.file), sidecar.file
 
 
 def is_projector(file: str) -> bool:
@@ -105,23 +106,12 @@ def rank_projectors(sizes: Mapping[str, int], target: str) -> tuple[str, ...]:
     stem, folder = split_quant(target)[0], PurePosixPath(target).parent
 
     def order(file: str) -> tuple[bool, bool, int, int, str]:
-        quant = split_quant(file)[1]
-        known = _PROJECTOR_QUANTS
-        place = known.index(quant) if quant in known else len(known)
+        places = {quant: place for place, quant in enumerate(_PROJECTOR_QUANTS)}
+        place = places.get(split_quant(file)[1], len(places))
         is_elsewhere = PurePosixPath(file).parent != folder
         return is_elsewhere, stem not in file.lower(), place, sizes[file], file
 
     return tuple(sorted(filter(is_projector, sizes), key=order))
-
-
-def _rank_sidecar_quant(quant: str) -> int:
-    """Return the place of a quantization among those of a sidecar, 0 for the best."""
-    if quant in _SIDECAR_QUANTS:
-        return _SIDECAR_QUANTS.index(quant)
-    bits = count_bits(quant)
-    # After those: others of four to eight bits, unnamed ones, more bits, and fewer than four.
-    places = (4 <= bits <= MAX_BITS, bits == 0, bits > MAX_BITS, True)
-    return len(_SIDECAR_QUANTS) + 1 + places.index(True)
 
 
 def is_no_model(file: str) -> bool:
@@ -165,7 +155,8 @@ def split_name(file: str) -> ModelName:
         quant = folder[1]
     if found := _RECIPE_IN_NAME.search(stem):
         stem, recipe = stem[: found.start()], found[1]
-    return ModelName(stem.lower(), recipe, _normalize_quant(quant))
+    quant = f"i1-{quant[3:].upper()}" if quant[:2] == "i1" else quant.upper()
+    return ModelName(stem.lower(), recipe, quant)
 
 
 def split_quant(file: str) -> tuple[str, str]:
@@ -200,7 +191,3 @@ def count_bits(quant: str) -> int:
     if not _QUANT_IN_NAME.fullmatch(quant):
         return 0
     return int(re.findall(r"\d+", quant.removeprefix("i1-"))[0])
-
-
-def _normalize_quant(quant: str) -> str:
-    return f"i1-{quant[3:].upper()}" if quant[:2] == "i1" else quant.upper()

@@ -23,44 +23,33 @@ def find_same_model(name: str, names: Iterable[str]) -> list[str]:
     "llama3:18b" does not. The tag "latest" counts as no tag.
     """
     model, tag = _split_name(name)
-    tags = {tag, _CHAT_SUFFIX.sub("", tag)}
+    if not tag:
+        return [pair for pair in names if _plain(pair) == model]
+    tags = {_plain(tag), _plain(_CHAT_SUFFIX.sub("", tag))}
     return [
-        pair_name for pair_name in names if any(_is_model(pair_name, model, tag) for tag in tags)
+        pair
+        for pair in names
+        if any(prefix == model and suffix in tags for prefix, suffix in _splits(pair))
     ]
 
 
 def find_same_family(name: str, names: Iterable[str]) -> list[str]:
     """Return those of `names` that begin like Ollama's model `name`, in any size."""
     model, _ = _split_name(name)
-    return [
-        pair_name
-        for pair_name in names
-        if any(
-            _strip_punctuation(prefix) == _strip_punctuation(model)
-            for prefix, _ in _splits(pair_name)
-        )
-    ]
+    return [pair for pair in names if any(prefix == model for prefix, _ in _splits(pair))]
 
 
 def _split_name(name: str) -> tuple[str, str]:
+    """Return the model without its punctuation, and the tag."""
     model, _, tag = _LIBRARY_PREFIX.sub("", name.strip().lower()).partition(":")
-    return model, "" if tag == "latest" else tag
-
-
-def _is_model(pair: str, model: str, tag: str) -> bool:
-    if not tag:
-        return _strip_punctuation(pair) == _strip_punctuation(model)
-    return any(
-        _strip_punctuation(prefix) == _strip_punctuation(model)
-        and _strip_punctuation(suffix) == _strip_punctuation(tag)
-        for prefix, suffix in _splits(pair)
-    )
+    return _plain(model), "" if tag == "latest" else tag
 
 
 def _splits(pair: str) -> list[tuple[str, str]]:
-    """Return all ways to split a pair's name into a model and a tag."""
-    return [(pair[: dash.start()], pair[dash.end() :]) for dash in re.finditer("-", pair)]
+    """Return all ways to split a pair's name into a model and a tag, without their punctuation."""
+    dashes = re.finditer("-", pair)
+    return [(_plain(pair[: dash.start()]), _plain(pair[dash.end() :])) for dash in dashes]
 
 
-def _strip_punctuation(text: str) -> str:
+def _plain(text: str) -> str:
     return re.sub(r"[-._]", "", text)

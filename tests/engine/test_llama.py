@@ -232,7 +232,7 @@ def test_load_error_has_the_reason_of_llama_cpp(tmp_path: Path) -> None:
 
 
 def test_the_known_architectures_are_those_of_llama_cpp(tmp_path: Path) -> None:
-    for name in sorted(architectures._KNOWN):
+    for name in sorted(architectures.KNOWN):
         path = gguf_files.Gguf({"general.architecture": (STRING, name)}).write(tmp_path / "m.gguf")
         with pytest.raises(LoadFailed) as caught:  # because everything else is missing
             Model(str(path))

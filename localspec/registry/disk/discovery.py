@@ -232,7 +232,6 @@ def _jan_folders(home: Path, bases: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def _read_setting(settings: Path, key: str) -> str:
-    """Return a path from a program's settings, or "" if there is none."""
     try:
         value = json.loads(_read_text(settings) or "{}").get(key)
     except (ValueError, AttributeError, RecursionError):
@@ -327,7 +326,6 @@ class DiskSearch:
         return copy
 
     def _find_all(self) -> Iterator[FoundModel]:
-        """Yield the models of all folders, which may include duplicates."""
         for record in self.store.listing().records:
             for model in record.models:
                 path = self.store.part_path(model.parts[0])

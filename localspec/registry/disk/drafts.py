@@ -26,16 +26,12 @@ from localspec.protocol.pairs import (
 )
 from localspec.registry.catalogue import explain_reserved_name
 from localspec.registry.disk.discovery import FoundModel
-from localspec.registry.file_names import guess_sidecar_kind, rank_sidecars
+from localspec.registry.file_names import SidecarFile, guess_sidecar_kind, sidecar_order
 from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.gguf import FileSource, read_architecture
 from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
 from localspec.registry.header.pairing import judge_pair
 from localspec.registry.header.vocabulary import read_vocabulary
-
-# ------------------------------------------------------------------------ matches
-# Judge which models on this disk could be targets and drafts, and propose pairs worth adding.
-
 
 # Target weights / draft weights. A draft of half the size costs half of the target's time for each token that
 # it proposes, which is too much to save time.
@@ -86,9 +82,8 @@ def judge_all(
             results.append(_read_candidate(file, kinds, tokenizers))
         except LocalspecError as error:
             results.append(_to_disk_model(file, problem=error.message))
-    files = _match_drafts(
-        [result for result in results if isinstance(result, _Candidate)], tokenizers
-    )
+    candidates = [result for result in results if isinstance(result, _Candidate)]
+    files = _match_drafts(candidates, tokenizers)
     used = {file.path for drafting in files.values() for file in drafting}
     judged: list[DiskModel] = []
     for result in results:
@@ -103,7 +98,6 @@ def judge_all(
 def _match_drafts(
     found: Sequence[_Candidate], tokenizers: Sequence[Tokenizer]
 ) -> dict[_Candidate, list[FoundModel]]:
-    """Return the files that can draft for each target, the best first."""
     candidates = sorted(
         (candidate for candidate in found if not candidate.sidecar), key=lambda item: item.weights
     )
@@ -133,22 +127,20 @@ def _match_drafts(
 
 def _find_own_sidecars(target: _Candidate, sidecars: Sequence[_Candidate]) -> list[FoundModel]:
     """Return the sidecars that draft for a target, the best first. Heads in its own file are better."""
-    if not sidecars or target.has_heads or not target.can_pair:
+    if not sidecars or target.has_heads:
         return []
     model = read_local_model(target.found.path)
-    fitting = {
-        f"{index}/{sidecar.found.name}": sidecar  # Two files may have the same name.
-        for index, sidecar in enumerate(sidecars)
-        if sidecar.sidecar and judge_pair(model, sidecar.sidecar).matched
-    }
-    kinds = {
-        name: item.sidecar.sidecar
-        for name, item in fitting.items()
-        if item.sidecar and item.sidecar.sidecar
-    }
-    sizes = {name: sidecar.weights for name, sidecar in fitting.items()}
-    ranked = rank_sidecars(kinds, sizes, target.found.name, target.weights)
-    return [fitting[sidecar.file].found for sidecar in ranked]
+    fitting = [
+        (SidecarFile(sidecar.found.name, sidecar.sidecar.sidecar), sidecar)
+        for sidecar in sidecars
+        if sidecar.sidecar
+        and sidecar.sidecar.sidecar
+        and judge_pair(model, sidecar.sidecar).matched
+    ]
+    fitting.sort(
+        key=lambda item: sidecar_order(item[0], item[1].weights, target.found.name, target.weights)
+    )
+    return [sidecar.found for _, sidecar in fitting]
 
 
 def list_files_beside(target: Path) -> list[Path]:
@@ -181,18 +173,16 @@ def find_own_drafts(target: Path) -> list[Path]:
     model = read_local_model(target)
     if model.pooling:
         return []
-    drafts = [target] if model.drafting_heads else []
-    sidecars: dict[str, ModelInfo] = {}
+    sidecars = []
     for path in list_files_beside(target):
         with contextlib.suppress(LocalspecError):
             if may_hold_sidecar(model.architecture, read_architecture(FileSource(path))):
-                sidecar = read_local_model(path, as_draft=None)
-                if sidecar.sidecar and judge_pair(model, sidecar).matched:
-                    sidecars[str(path.relative_to(target.parent))] = sidecar
-    kinds = {file: model.sidecar for file, model in sidecars.items() if model.sidecar}
-    sizes = {file: model.file_size for file, model in sidecars.items()}
-    ranked = rank_sidecars(kinds, sizes, target.name, model.weights)
-    return drafts + [target.parent / sidecar.file for sidecar in ranked]
+                found = read_local_model(path, as_draft=None)
+                if found.sidecar and judge_pair(model, found).matched:
+                    sidecar = SidecarFile(str(path.relative_to(target.parent)), found.sidecar)
+                    order = sidecar_order(sidecar, found.file_size, target.name, model.weights)
+                    sidecars.append((order, path))
+    return [target] * bool(model.drafting_heads) + [path for _, path in sorted(sidecars)]
 
 
 def find_sidecar(target: Path) -> Path | None:
@@ -224,12 +214,12 @@ def _read_candidate(
     tokenizer = vocabulary.tokenizer
     digest = hashlib.sha256(vocabulary.tokens.raw).digest()
     key = (
+        digest,
         tokenizer.kind,
         tokenizer.bos,
         tokenizer.eos,
         tokenizer.add_bos,
         tokenizer.add_eos,
-        digest,
     )
     if key not in kinds:
         kinds[key] = len(tokenizers)
@@ -295,14 +285,6 @@ def free_name(model: str, taken: Iterable[str]) -> str:
     return name
 
 
-# ------------------------------------------------------------------------ gain
-# Estimate the speed-up of a draft from its acceptance rate and the cost of passes on this machine.
-#
-# The acceptance rate of greedy text does not depend on the load of the machine. The pass costs of all
-# drafts of
-# one target are combined, so that a disturbance during one measurement does not decide the order.
-
-
 MAX_DEPTH = 16
 _Z_95 = 1.96  # standard deviations of a normal distribution that contain 95 %
 # Student's t for 95 %, by degrees of freedom from 1 to 9. There are only a few texts.
@@ -364,7 +346,6 @@ def _combine_costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], floa
 
 
 def _estimate_gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> DraftGain:
-    """Return the gain of a draft at the depth with the best speed-up."""
     low, acceptance, high = acceptance_interval(trial.texts)
     plain_ms = _pass_ms(target_ms, 1) + overhead
     max_depth = min(MAX_DEPTH, max(target_ms) - 1, trial.block or MAX_DEPTH)
@@ -413,7 +394,11 @@ def acceptance_interval(texts: Sequence[tuple[int, int]]) -> tuple[float, float,
     if not checked:
         return 0.0, 0.0, 1.0
     rate = accepted / checked
-    low, high = _wilson_interval(rate, checked)
+    # Wilson's score interval
+    center = rate + _Z_95**2 / (2 * checked)
+    width = _Z_95 * sqrt(rate * (1 - rate) / checked + _Z_95**2 / (4 * checked**2))
+    scale = 1 + _Z_95**2 / checked
+    low, high = max(0.0, (center - width) / scale), min(1.0, (center + width) / scale)
     if len(texts) > 1:
         degrees = len(texts) - 1
         spread = sum((hits - rate * count) ** 2 for count, hits in texts)
@@ -421,17 +406,6 @@ def acceptance_interval(texts: Sequence[tuple[int, int]]) -> tuple[float, float,
         width = error * _T_95[min(degrees, len(_T_95)) - 1]
         low, high = min(low, max(0.0, rate - width)), max(high, min(1.0, rate + width))
     return min(low, rate), rate, max(high, rate)  # guard against rounding errors
-
-
-def _wilson_interval(rate: float, count: int) -> tuple[float, float]:
-    """Return Wilson's score interval of a rate."""
-    center = rate + _Z_95**2 / (2 * count)
-    width = _Z_95 * sqrt(rate * (1 - rate) / count + _Z_95**2 / (4 * count**2))
-    scale = 1 + _Z_95**2 / count
-    return max(0.0, (center - width) / scale), min(1.0, (center + width) / scale)
-
-
-# ------------------------------------------------------------------------ drafts
 
 
 FormatFile = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
@@ -486,19 +460,13 @@ def rank_drafts(
 
 def _order_drafts(target: ModelInfo, views: Sequence[DraftView]) -> list[DraftView]:
     """Sort drafts in the order in which they would be taken; those that do not match come last."""
-    sidecars = {
-        f"{index}/{view.name}": view  # Two files may have the same name.
-        for index, view in enumerate(views)
-        if view.matched and view.kind != "model"
-    }
-    kinds = {name: _SIDECAR_KINDS[view.kind] for name, view in sidecars.items()}
-    sizes = {name: view.size for name, view in sidecars.items()}
-    ranked = [sidecar.file for sidecar in rank_sidecars(kinds, sizes, target.name, target.weights)]
-    places = {sidecars[file].path: place for place, file in enumerate(ranked)}
 
-    def place(view: DraftView) -> tuple[bool, bool, int, int, str]:
-        is_model = view.kind == "model"
-        return not view.matched, is_model, places.get(view.path, len(views)), view.size, view.name
+    def place(view: DraftView) -> tuple[bool, bool, tuple[object, ...], int, str]:
+        order: tuple[object, ...] = ()
+        if view.matched and view.kind != "model":
+            sidecar = SidecarFile(view.name, _SIDECAR_KINDS[view.kind])
+            order = sidecar_order(sidecar, view.size, target.name, target.weights)
+        return not view.matched, view.kind == "model", order, view.size, view.name
 
     return sorted(views, key=place)
 

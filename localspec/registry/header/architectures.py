@@ -14,7 +14,7 @@ from typing import Literal
 Rollback = Literal["full", "short", "snapshots", "none"]
 
 # All architectures (LLM_ARCH_NAMES). The installed llama.cpp is of exactly this release.
-_KNOWN = frozenset(
+KNOWN = frozenset(
     {
         "afmoe", "apertus", "arcee", "arctic", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2",
         "bailingmoe3", "bert", "bitnet", "bloom", "chameleon", "chatglm", "clip", "codeshell",
@@ -39,7 +39,8 @@ _KNOWN = frozenset(
         "xverse",
     }
 )  # fmt: skip
-_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+# All layers are recurrent, so that there is no KV cache.
+RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _HYBRID = frozenset(
     {
         "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h",
@@ -54,11 +55,13 @@ _WITH_SNAPSHOTS = frozenset(
     }
 )  # fmt: skip
 # In a hybrid model every n-th layer attends. These are the values for files that do not state n.
-_ATTENTION_INTERVALS = {
+ATTENTION_INTERVALS = {
     "minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4,
 }  # fmt: skip
-_DELTA_HEADS = frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"})
-_CACHE_AND_STATE = frozenset({"falcon-h1"})
+# The states are those of Kimi's delta attention (KDA), with heads of their own.
+DELTA_HEADS = frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"})
+# Each layer has both a cache and a state.
+CACHE_AND_STATE = frozenset({"falcon-h1"})
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 # These keep only a window of the cache if the file states its size. phi3 reads the size but ignores it.
 _SLIDING_WINDOW = frozenset(
@@ -69,34 +72,9 @@ _SLIDING_WINDOW = frozenset(
 )  # fmt: skip
 
 
-def is_known(architecture: str) -> bool:
-    """Return whether llama.cpp can load the architecture."""
-    return architecture in _KNOWN
-
-
 def is_hybrid(architecture: str) -> bool:
     """Return whether some or all layers are recurrent: a state of fixed size instead of a growing cache."""
-    return architecture in _RECURRENT or architecture in _HYBRID
-
-
-def is_recurrent(architecture: str) -> bool:
-    """Return whether all layers are recurrent, so that there is no KV cache."""
-    return architecture in _RECURRENT
-
-
-def attends_everywhere(architecture: str) -> bool:
-    """Return whether each layer has both a cache and a state."""
-    return architecture in _CACHE_AND_STATE
-
-
-def has_delta_heads(architecture: str) -> bool:
-    """Return whether the states are those of Kimi's delta attention (KDA), with heads of their own."""
-    return architecture in _DELTA_HEADS
-
-
-def attention_interval(architecture: str) -> int:
-    """Return n if every n-th layer attends by default, or 0 if there is no such rule."""
-    return _ATTENTION_INTERVALS.get(architecture, 0)
+    return architecture in RECURRENT or architecture in _HYBRID
 
 
 def rollback_kind(architecture: str, sliding_window: int) -> Rollback:

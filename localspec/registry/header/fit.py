@@ -1,6 +1,12 @@
-"""Decide whether a pair fits into memory, and with how much context.
+"""Decide whether a pair fits into memory, and with how much context. The free memory is passed in.
 
-The amount of free memory is passed in.
+The need is computed from the headers of a pair, in the way llama.cpp allocates it:
+
+    memory = weights + cache + compute buffers, of both models, + cached prompts + the worker's own memory
+
+All sequences share one cache, so its size follows from the context. Sliding windows count in full, because
+they are kept in full (`swa_full`). The compute buffer is what llama.cpp reserves for its widest pass: the
+logits, the intermediate results of a layer for each row, and the attention mask.
 """
 
 from __future__ import annotations
@@ -21,16 +27,6 @@ from localspec.registry.header.architectures import is_hybrid
 from localspec.registry.header.model import ModelInfo
 from localspec.registry.header.rate import MemorySpeeds, RateEstimate
 
-# ------------------------------------------------------------------------ need
-# Compute how much memory a pair needs, from its headers and in the way llama.cpp allocates it.
-#
-#     memory = weights + cache + compute buffers, of both models, + cached prompts + the worker's own memory
-#
-# All sequences share one cache, so its size follows from the context. Sliding windows count in full, because
-# they are kept in full (`swa_full`). The compute buffer is what llama.cpp reserves for its widest pass: the
-# logits, the intermediate results of a layer for each row, and the attention mask.
-
-
 # Bytes per cached number. A block of 32 numbers has a scale of two bytes, and in q5_1 also an offset.
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
 F16: tuple[KvType, KvType] = "f16", "f16"
@@ -46,8 +42,6 @@ _SEQUENCE_DRAFT_TOKENS, _ADDED_DRAFT_TOKENS = 15, 64
 _HEAD_STATE_BYTES = 32 << 20
 # Copies of a recurrent state that the engine requests for models that roll back tokens by snapshots.
 _SNAPSHOTS = 8
-
-
 # Key lengths for which llama.cpp has CUDA kernels for flash attention (ggml-cuda's fattn.cu).
 _FLASH_KEY_LENGTHS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576})
 
@@ -100,8 +94,8 @@ NO_NEED = MemoryNeed(0, 0, 0)
 def supports_kv_types(model: ModelInfo, kv_types: tuple[KvType, KvType]) -> bool:
     """Return whether the model's cache can have these types."""
     pairs = zip(model.kept.heads, kv_types, strict=True)
-    return not any(
-        kv_type != "f16" and any(length % KV_BLOCK_SIZE for length in heads)
+    return all(
+        kv_type == "f16" or not any(length % KV_BLOCK_SIZE for length in heads)
         for heads, kv_type in pairs
     )
 
@@ -112,7 +106,6 @@ def cache_per_token(model: ModelInfo, kv_types: tuple[KvType, KvType] = F16) -> 
 
 
 def _cache_bytes(counts: tuple[int, int], kv_types: tuple[KvType, KvType]) -> float:
-    """Return the bytes of these counts of key numbers and value numbers."""
     return sum(count * KV_BYTES[kv_type] for count, kv_type in zip(counts, kv_types, strict=True))
 
 
@@ -125,12 +118,9 @@ def need_of_target(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     need = replace(need, weights=need.weights + load.projector)
     if not load.exact:
         return need
-    exact_need = _compute_need(
-        model, replace(load, attention="auto") if load.chosen else load, 1, PASS_ROWS
-    )
-    return replace(
-        need, cache=need.cache + exact_need.cache, compute=need.compute + exact_need.compute
-    )
+    exact_load = replace(load, attention="auto") if load.chosen else load
+    exact = _compute_need(model, exact_load, 1, PASS_ROWS)
+    return replace(need, cache=need.cache + exact.cache, compute=need.compute + exact.compute)
 
 
 def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
@@ -142,11 +132,8 @@ def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     if model.sidecar and not model.reads_target_cache:
         # What the target's layers have read leaves each of its passes.
         layer_bytes = len(model.target_layers) * model.width * PASS_ROWS * 4
-        need = replace(
-            need,
-            cache=need.cache + load.parallel * _HEAD_STATE_BYTES,
-            compute=need.compute + layer_bytes,
-        )
+        cache = need.cache + load.parallel * _HEAD_STATE_BYTES
+        need = replace(need, cache=cache, compute=need.compute + layer_bytes)
     if model.reads_target_cache and load.exact:
         # It reads the exact lane's cache in separate passes.
         return replace(need, compute=2 * need.compute)
@@ -170,9 +157,8 @@ def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     them too.
     """
     can_write = not model.has_no_cache
-    rows = max(
-        EMBEDDING_PASS_ROWS // (1 + can_write), load.context if model.needs_whole_text else 0
-    )
+    whole_text = load.context if model.needs_whole_text else 0
+    rows = max(EMBEDDING_PASS_ROWS // (1 + can_write), whole_text)
     layer_bytes = rows * (8 * model.width + 3 * model.feed_forward) * 4
     mask_cells = rows * max(rows, load.context)
     has_scores = load.attention == "off" and not load.chosen
@@ -192,19 +178,15 @@ def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int
     layer_bytes = PASS_ROWS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
     # With a window there are two masks, one with it and one without.
     mask_cells = load.context * (2 if model.rollback == "short" or model.reads_target_cache else 1)
-    always_flash = (
-        is_hybrid(model.architecture) and not model.sidecar
-    ) or load.context <= SHORT_CONTEXT_TOKENS
+    always_flash = is_hybrid(model.architecture) and not model.sidecar
+    always_flash = always_flash or load.context <= SHORT_CONTEXT_TOKENS
     has_scores = load.attention == "off" and not (load.chosen and always_flash)
     # llama.cpp turns flash attention off without a kernel.
     if load.cuda and load.attention == "auto":
         has_scores = not model.kept.heads[0] <= _FLASH_KEY_LENGTHS
     scored_rows = CPU_PASS_ROWS if load.chosen else PASS_ROWS
-    attention_bytes = (
-        4 * mask_cells * scored_rows * (model.heads + 1)
-        if has_scores
-        else 2 * mask_cells * PASS_ROWS
-    )
+    score_bytes = 4 * mask_cells * scored_rows * (model.heads + 1)
+    attention_bytes = score_bytes if has_scores else 2 * mask_cells * PASS_ROWS
     return MemoryNeed(
         weights=model.weights,
         cache=int(cache_per_token(model, load.kv_types) * load.context)
@@ -212,9 +194,6 @@ def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int
         # The logits count twice: in the buffer of the pass, and where they are read.
         compute=2 * logit_bytes + layer_bytes + attention_bytes,
     )
-
-
-# ------------------------------------------------------------------------ fit
 
 
 # Contexts, in tokens.
@@ -247,12 +226,11 @@ class FreeMemory:
     @property
     def shared(self) -> FreeMemory:
         """The memory that a chosen context may use, so that some is left to other programs."""
-        vram = self.vram - min(_reserve_margin(self.vram), _MAX_GPU_MARGIN_BYTES)
-        return FreeMemory(max(self.ram - _reserve_margin(self.ram), 0), max(vram, 0))
-
-
-def _reserve_margin(free: int) -> int:
-    return max(_MIN_MARGIN_BYTES, free // _MARGIN_DIVISOR)
+        ram_margin, vram_margin = (
+            max(_MIN_MARGIN_BYTES, free // _MARGIN_DIVISOR) for free in (self.ram, self.vram)
+        )
+        vram = self.vram - min(vram_margin, _MAX_GPU_MARGIN_BYTES)
+        return FreeMemory(max(self.ram - ram_margin, 0), max(vram, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,13 +291,11 @@ def _list_needs(
     need = need_of_target(target, load)
     if drafts:
         return need, need_of_draft(draft, load) if draft else need_of_heads(target, load)
-    return replace(need, weights=need.weights - _count_head_bytes(target)), NO_NEED
-
-
-def _count_head_bytes(model: ModelInfo) -> int:
-    """Return the bytes of the model's own MTP heads that the first of its files holds."""
-    prefixes = tuple(f"blk.{layer}." for layer in range(model.trunk_layers, model.layers))
-    return sum(tensor.size for tensor in model.header.tensors if tensor.name.startswith(prefixes))
+    # Of the target's own MTP heads, those that the first of its files holds.
+    prefixes = tuple(f"blk.{layer}." for layer in range(target.trunk_layers, target.layers))
+    tensors = target.header.tensors
+    heads = sum(tensor.size for tensor in tensors if tensor.name.startswith(prefixes))
+    return replace(need, weights=need.weights - heads), NO_NEED
 
 
 def has_drafts(target: ModelInfo, draft: ModelInfo | None) -> bool:
@@ -377,7 +353,6 @@ def fit_pair(
 def _describe_limits(
     chosen: MemoryFit, requested: int, load: LoadOptions, dropped: str
 ) -> Iterator[str]:
-    """Yield sentences about what was limited by memory."""
     if chosen.context < requested:
         free = f"({chosen.needed // MIB} MiB of {chosen.free // MIB} MiB free)"
         option = next((item for item in chosen.others if item[1] >= requested), None)
@@ -411,19 +386,17 @@ class _Attempt(NamedTuple):
 def _choose(
     target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
 ) -> MemoryFit | None:
-    """Return the first fit in the order of preference, or None."""
     max_context = min(load.context or target.context, target.context)
     pair = RateEstimate(target, draft, load.speeds)
-    for attempt in _list_attempts(has_drafts(target, draft), free, load, max_context):
-        if fitted := _find_longest_context(pair, attempt, load):
-            return replace(fitted, free=free.ram + free.vram)
-    return None
+    attempts = _list_attempts(has_drafts(target, draft), free, load, max_context)
+    fitting = (_find_longest_context(pair, attempt, load) for attempt in attempts)
+    fitted = next(filter(None, fitting), None)
+    return replace(fitted, free=free.ram + free.vram) if fitted else None
 
 
 def _list_attempts(
     can_draft: bool, free: FreeMemory, load: LoadOptions, max_context: int
 ) -> Iterator[_Attempt]:
-    """Yield the attempts in the order of preference."""
     usual_context, min_context = min(max_context, USUAL_CONTEXT), min(max_context, SMALLEST_CONTEXT)
     for drafts in (True, False) if can_draft else (False,):
         if load.context:
@@ -431,29 +404,29 @@ def _list_attempts(
             continue
         if free.vram:
             yield _Attempt(drafts, usual_context, max_context, free.shared, on_gpu=True)
-        acceptable_context = usual_context if drafts else min_context
-        yield _Attempt(
-            drafts, acceptable_context, usual_context if free.vram else max_context, free.shared
-        )
-        yield _Attempt(drafts, acceptable_context, usual_context, free)
+        acceptable = usual_context if drafts else min_context
+        yield _Attempt(drafts, acceptable, usual_context if free.vram else max_context, free.shared)
+        yield _Attempt(drafts, acceptable, usual_context, free)
 
 
 def _find_longest_context(
     pair: RateEstimate, attempt: _Attempt, load: LoadOptions
 ) -> MemoryFit | None:
-    """Return the fit with the longest context that fits, or None."""
+    reserved = 0
+    if not load.context:  # prompts without a slot get a share of the memory that the caches have
+        drafts = pair.draft.weights if pair.draft and attempt.drafts else 0
+        free = attempt.memory.ram + attempt.memory.vram - pair.target.weights - drafts
+        available = min(attempt.memory.ram, free)
+        reserved = max(min(load.prefixes, available // _PREFIX_DIVISOR), 0)
 
     def try_context(context: int) -> MemoryFit | None:
         return _place_pair(pair, attempt, replace(load, context=context), reserved)
 
-    reserved = 0 if load.context else _reserve_for_prefixes(pair, attempt, load)
     if longest := try_context(attempt.max_context):
         return longest
     longest = try_context(attempt.min_context)
-    fitting_steps, failing_steps = (
-        attempt.min_context // _CONTEXT_STEP,
-        -(-attempt.max_context // _CONTEXT_STEP),
-    )
+    fitting_steps = attempt.min_context // _CONTEXT_STEP
+    failing_steps = -(-attempt.max_context // _CONTEXT_STEP)
     while longest and failing_steps - fitting_steps > 1:
         middle = (fitting_steps + failing_steps) // 2
         if longer := try_context(middle * _CONTEXT_STEP):
@@ -461,13 +434,6 @@ def _find_longest_context(
         else:
             failing_steps = middle
     return longest
-
-
-def _reserve_for_prefixes(pair: RateEstimate, attempt: _Attempt, load: LoadOptions) -> int:
-    """Return the bytes that prompts without a slot get of the memory shared by caches."""
-    weights = pair.target.weights + (pair.draft.weights if pair.draft and attempt.drafts else 0)
-    available = min(attempt.memory.ram, attempt.memory.ram + attempt.memory.vram - weights)
-    return max(min(load.prefixes, available // _PREFIX_DIVISOR), 0)
 
 
 def _place_pair(
@@ -479,10 +445,7 @@ def _place_pair(
     """
 
     def place(drafts: bool, draft_on_gpu: bool = False) -> MemoryFit | None:
-        needs = _list_needs(pair.target, pair.draft, load, drafts=drafts)
-        return _place_models(
-            pair.target, needs, attempt, load, reserved, drafts=drafts, draft_on_gpu=draft_on_gpu
-        )
+        return _place_models(pair, attempt, load, reserved, drafts, draft_on_gpu)
 
     if not attempt.drafts:
         return place(drafts=False)
@@ -537,17 +500,16 @@ def _describe_layers(plan: MemoryFit) -> str:
 
 
 def _place_models(
-    target: ModelInfo,
-    needs: tuple[MemoryNeed, MemoryNeed],
+    pair: RateEstimate,
     attempt: _Attempt,
     load: LoadOptions,
     reserved: int,
-    *,
     drafts: bool,
     draft_on_gpu: bool,
 ) -> MemoryFit | None:
-    """Place models of these needs on the GPU as far as possible, and the rest in main memory."""
-    target_need, draft_need = needs
+    """Place the models on the GPU as far as possible, and the rest in main memory."""
+    target = pair.target
+    target_need, draft_need = _list_needs(target, pair.draft, load, drafts=drafts)
     model_bytes, memory = target_need.total + draft_need.total, attempt.memory
     layers, draft_layers, on_gpu = 0, 0, 0
     if memory.vram >= model_bytes and (draft_on_gpu or not drafts):

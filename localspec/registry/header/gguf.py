@@ -22,9 +22,6 @@ from typing import Protocol
 
 from localspec.errors import BadGguf
 
-# ------------------------------------------------------------------------ source
-# Read ranges of the file that contains a header: a local file, or any other source.
-
 
 class Source(Protocol):
     """An object with a name and a size that returns byte ranges."""
@@ -72,9 +69,6 @@ class FileSource:
             raise BadGguf(f"Cannot read {self.path}: {error.strerror}.") from error
 
 
-# ------------------------------------------------------------------------ gguf
-
-
 _MAX_KEYS_BEFORE_ARCHITECTURE = 8
 FIRST_FETCH_BYTES = 64 << 10
 # The largest known header has 20 MB (262 000 tokens with scores and merges).
@@ -108,7 +102,6 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
 }  # fmt: skip
 
-_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
@@ -219,22 +212,16 @@ class _Cursor:
             raise self.error("it became shorter while it was being read")
         self.buffer += data
 
-    def read_u32(self) -> int:
-        self.fetch(4)
-        self.position += 4
-        value: int = _U32.unpack_from(self.buffer, self.position - 4)[0]
-        return value
-
-    def read_u64(self) -> int:
-        self.fetch(8)
-        self.position += 8
-        value: int = _U64.unpack_from(self.buffer, self.position - 8)[0]
-        return value
-
     def read_bytes(self, count: int) -> bytes:
         self.fetch(count)
         self.position += count
         return bytes(self.buffer[self.position - count : self.position])
+
+    def read_u32(self) -> int:
+        return int.from_bytes(self.read_bytes(4), "little")
+
+    def read_u64(self) -> int:
+        return int.from_bytes(self.read_bytes(8), "little")
 
     def read_name(self, description: str, limit: int) -> str:
         """Read a string that is used as a name, which must be short and valid UTF-8."""
@@ -287,7 +274,11 @@ def read_header(source: Source) -> Header:
         if key in metadata or not key:
             raise cursor.error(f"the metadata key '{key[:80]}' is empty or appears twice")
         metadata[key] = _read_value(cursor, key)
-    alignment = _read_alignment(cursor, metadata)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT:
+        alignment = 0
+    if alignment.bit_count() != 1:
+        raise cursor.error("'general.alignment' is not a power of two up to 1 MiB")
     table_offset = cursor.position
     rows = [_read_tensor(cursor) for _ in range(tensor_count)]
     data_offset = _round_up(cursor.position, alignment)
@@ -324,7 +315,6 @@ def read_architecture(source: Source) -> str:
 
 
 def _read_start(cursor: _Cursor) -> int:
-    """Read the magic and return the version."""
     if cursor.source.size == 0:
         raise cursor.error("it is empty; download it again")
     cursor.fetch(min(64, cursor.source.size))
@@ -352,7 +342,9 @@ def _describe_wrong_file(head: bytes) -> str:
 def _read_value(cursor: _Cursor, key: str) -> Value:
     kind = cursor.read_u32()
     if kind in _SCALARS:
-        return _read_scalar(cursor, kind)
+        code = struct.Struct("<" + _SCALARS[kind])
+        value: int | float | bool = code.unpack(cursor.read_bytes(code.size))[0]
+        return value
     if kind == _STRING:
         # A chat template with broken UTF-8 may still be useful. Tokens are kept as bytes.
         return cursor.read_bytes(cursor.read_u64()).decode("utf-8", "replace")
@@ -367,19 +359,6 @@ def _read_value(cursor: _Cursor, key: str) -> Value:
     if element == _STRING:
         return cursor.read_strings(count)
     return NumberArray(count, element, cursor.read_bytes(count * width))
-
-
-def _read_scalar(cursor: _Cursor, kind: int) -> int | float | bool:
-    code = struct.Struct("<" + _SCALARS[kind])
-    value: int | float | bool = code.unpack(cursor.read_bytes(code.size))[0]
-    return value
-
-
-def _read_alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
-    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise cursor.error("'general.alignment' is not a power of two up to 1 MiB")
-    return value
 
 
 def _round_up(offset: int, alignment: int) -> int:
@@ -410,9 +389,6 @@ def _check_layout(
 
     llama.cpp requires the same layout, but loads a truncated file, or one with bytes after the end, without
     an error, so both are rejected here.
-
-    Raises:
-        BadGguf: the layout is wrong.
     """
     placed: list[Tensor] = []
     names: set[str] = set()

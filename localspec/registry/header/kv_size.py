@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from localspec.model_traits import explain_unusable_heads, reads_target_cache
 from localspec.registry.header.architectures import (
-    attends_everywhere,
-    attention_interval,
-    has_delta_heads,
+    ATTENTION_INTERVALS,
+    CACHE_AND_STATE,
+    DELTA_HEADS,
+    RECURRENT,
     is_hybrid,
-    is_recurrent,
 )
 from localspec.registry.header.gguf import Header, NumberArray
 
@@ -82,18 +82,19 @@ def kv_size(
     )
     state = state_layers * _count_state_numbers(numbers, architecture, width) * _STATE_NUMBER_BYTES
     nextn_layers = numbers.read_number("nextn_predict_layers", 0)
-    draft_kv_heads = (
-        0
-        if explain_unusable_heads(architecture, nextn_layers)
-        else sum(kv_heads[len(kv_heads) - nextn_layers :])
-    )
+    is_usable = not explain_unusable_heads(architecture, nextn_layers)
+    ahead = sum(kv_heads[len(kv_heads) - nextn_layers :]) if is_usable else 0
+    # The factors were measured with llama.cpp's compute buffers and are somewhat larger than those.
+    layer_inputs = _GEMMA3N_LAYER_INPUTS if architecture == "gemma3n" else 0
+    layer_inputs = numbers.read_number("embedding_length_per_layer_input", layer_inputs)
+    inner_size = numbers.read_number("ssm.inner_size", 0) if is_hybrid(architecture) else 0
     return KvSize(
         keys,
         values,
         (frozenset(heads[0]), frozenset(heads[1])),
         state,
-        _count_extra_numbers(numbers, architecture, len(kv_heads)),
-        KvLengths(draft_kv_heads * lengths.key, 0 if is_latent else draft_kv_heads * lengths.value),
+        10 * inner_size + 4 * len(kv_heads) * layer_inputs,
+        KvLengths(ahead * lengths.key, 0 if is_latent else ahead * lengths.value),
     )
 
 
@@ -109,17 +110,15 @@ def cache_layouts(
         has_window = numbers.has_window(layer)
         suffix = "_swa" if has_window else ""
         key = numbers.read_number(f"attention.key_length{suffix}", key_length)
-        layouts.add(
-            (has_window, heads, key, numbers.read_number(f"attention.value_length{suffix}", key))
-        )
+        value = numbers.read_number(f"attention.value_length{suffix}", key)
+        layouts.add((has_window, heads, key, value))
     return layouts
 
 
 def _cache_layers(
     numbers: _HeaderNumbers, architecture: str, kv_heads: tuple[int, ...]
 ) -> Iterator[int]:
-    """Yield the indices of the layers that have a cache of their own."""
-    if is_recurrent(architecture) or reads_target_cache(architecture):
+    if architecture in RECURRENT or reads_target_cache(architecture):
         return
     # MTP heads do not run in a plain pass, and shared layers read the cache of another layer.
     end = len(kv_heads) - numbers.read_number("nextn_predict_layers", 0)
@@ -128,10 +127,8 @@ def _cache_layers(
     if architecture == "gemma4":
         end -= numbers.read_number("attention.shared_kv_layers", 0)
     for layer in range(max(end, 1)):
-        is_attention = not numbers.has_state(layer, architecture, kv_heads)
-        if attends_everywhere(architecture) or (
-            is_attention and not numbers.is_feed_forward(layer)
-        ):
+        has_state = numbers.has_state(layer, architecture, kv_heads)
+        if architecture in CACHE_AND_STATE or not (has_state or numbers.is_feed_forward(layer)):
             yield layer
 
 
@@ -141,33 +138,19 @@ def _count_state_numbers(numbers: _HeaderNumbers, architecture: str, width: int)
     It follows llama_hparams::n_embd_r and n_embd_s.
     """
     if "rwkv" in architecture:
-        return width * (
-            numbers.read_number("token_shift_count", 2) + numbers.read_number("wkv.head_size", 0)
-        )
+        shifted = numbers.read_number("token_shift_count", 2)
+        return width * (shifted + numbers.read_number("wkv.head_size", 0))
     if architecture.startswith("lfm2"):
         return width * max(numbers.read_number("shortconv.l_cache", 0) - 1, 0)
     kernel = numbers.read_number("ssm.conv_kernel", 0)
     head_length = numbers.read_number("kda.head_dim", 0)
-    if head_length and has_delta_heads(architecture):
+    if head_length and architecture in DELTA_HEADS:
         inner_size = numbers.read_number("attention.head_count", 1) * head_length
         return 3 * (kernel - 1 if kernel else 3) * inner_size + head_length * inner_size
-    inner_size, state_size = (
-        numbers.read_number("ssm.inner_size", 0),
-        numbers.read_number("ssm.state_size", 0),
-    )
+    inner_size = numbers.read_number("ssm.inner_size", 0)
+    state_size = numbers.read_number("ssm.state_size", 0)
     group_numbers = 2 * numbers.read_number("ssm.group_count", 0) * state_size
     return max(kernel - 1, 0) * (inner_size + group_numbers) + state_size * inner_size
-
-
-def _count_extra_numbers(numbers: _HeaderNumbers, architecture: str, layers: int) -> int:
-    """Return the additional numbers per row of a pass.
-
-    The factors were measured with llama.cpp's compute buffers and are somewhat larger than those.
-    """
-    layer_inputs = _GEMMA3N_LAYER_INPUTS if architecture == "gemma3n" else 0
-    layer_inputs = numbers.read_number("embedding_length_per_layer_input", layer_inputs)
-    inner_size = numbers.read_number("ssm.inner_size", 0) if is_hybrid(architecture) else 0
-    return 10 * inner_size + 4 * layers * layer_inputs
 
 
 class _HeaderNumbers:
@@ -181,9 +164,7 @@ class _HeaderNumbers:
         """Return a number; of a list, the largest."""
         value = self._metadata.get(f"{self._prefix}.{key}", default)
         if isinstance(value, NumberArray):
-            return max(
-                (number for number in value.values() if type(number) is int), default=default
-            )
+            return max((part for part in value.values() if type(part) is int), default=default)
         return value if type(value) is int and value >= 0 else default
 
     def read_layer_number(self, key: str, layer: int) -> int:
@@ -212,14 +193,14 @@ class _HeaderNumbers:
 
     def has_state(self, layer: int, architecture: str, kv_heads: tuple[int, ...]) -> bool:
         """Return whether a layer keeps a recurrent state."""
-        if is_recurrent(architecture) or attends_everywhere(architecture):
+        if architecture in RECURRENT or architecture in CACHE_AND_STATE:
             return True
         if kv_heads[layer] == 0:  # in models without recurrent layers the state has size 0
             return not self.is_feed_forward(layer)
         layer_list = self._metadata.get(f"{self._prefix}.attention.recurrent_layers")
         if isinstance(layer_list, NumberArray):
             return self.read_layer_number("attention.recurrent_layers", layer) != 0
-        interval = attention_interval(architecture)
+        interval = ATTENTION_INTERVALS.get(architecture)
         if not interval or layer >= len(kv_heads) - self.read_number("nextn_predict_layers", 0):
             return False
         return (layer + 1) % max(self.read_number("full_attention_interval", interval), 1) != 0

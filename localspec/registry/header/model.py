@@ -31,7 +31,7 @@ from localspec.model_traits import (
 )
 from localspec.protocol.pairs import TemplateView
 from localspec.protocol.settings import Pooling
-from localspec.registry.header.architectures import Rollback, is_known, rollback_kind
+from localspec.registry.header.architectures import KNOWN, Rollback, rollback_kind
 from localspec.registry.header.gguf import (
     TENSOR_TYPES,
     FileSource,
@@ -46,10 +46,6 @@ from localspec.registry.header.gguf import (
 from localspec.registry.header.kv_size import KvLengths, KvSize, kv_size
 from localspec.registry.header.vocabulary import check_vocabulary
 from localspec.registry.header.weights import check_tensors
-
-# ------------------------------------------------------------------------ traits
-# Read what a header states besides numbers: quantization, licence, chat template and abilities.
-
 
 # The tokens for filling in the middle, all three of which are needed: the metadata keys that name them, and
 # the texts by which llama.cpp finds them without a key (llama_vocab::impl::load).
@@ -92,40 +88,30 @@ class Traits:
 
 def read_traits(headers: Iterable[Header]) -> Traits:
     """Return the properties of a model from the headers of its files, the first of which has the metadata."""
-    header_list = list(headers)
+    header, *others = headers
     types: Counter[str] = Counter()
-    for header in header_list:
-        for tensor in header.tensors:
-            types[TENSOR_TYPES[tensor.kind][0]] += tensor.size
+    for tensor in (tensor for part in (header, *others) for tensor in part.tensors):
+        types[TENSOR_TYPES[tensor.kind][0]] += tensor.size
     by_size = dict(types.most_common())
-    first = header_list[0].metadata
-    heads = first.get(f"{first.get('general.architecture')}.nextn_predict_layers", 0)
+    read = header.metadata.get
+    file_type, text = read("general.file_type"), read("tokenizer.chat_template")
+    heads = read(f"{read('general.architecture')}.nextn_predict_layers", 0)
+    stated = model_traits.quantization_name(file_type) if type(file_type) is int else ""
+    # As in "apache-2.0, Apache License 2.0, https://…".
+    licence = map(read, ("general.license", "general.license.name", "general.license.link"))
     return Traits(
-        quantization=_name_quantization(first.get("general.file_type"), by_size),
+        quantization=stated or next(iter(by_size), ""),
         types=by_size,
-        licence=_read_licence(header_list[0]),
-        template=_describe_template(first.get("tokenizer.chat_template")),
-        fim=_has_fim_tokens(header_list[0]),
+        licence=", ".join(
+            dict.fromkeys(name for name in licence if isinstance(name, str) and name)
+        ),
+        template=_describe_template(text) if isinstance(text, str) and text else None,
+        fim=_has_fim_tokens(header),
         heads=heads if type(heads) is int else 0,
     )
 
 
-def _name_quantization(stated: object, types: dict[str, int]) -> str:
-    """Return the stated name, or else the type of most weights."""
-    name = model_traits.quantization_name(stated) if type(stated) is int else ""
-    return name or next(iter(types), "")
-
-
-def _read_licence(header: Header) -> str:
-    """Return the licence as in "apache-2.0, Apache License 2.0, https://…"."""
-    keys = ("general.license", "general.license.name", "general.license.link")
-    stated = [header.metadata.get(key) for key in keys]
-    return ", ".join(dict.fromkeys(value for value in stated if isinstance(value, str) and value))
-
-
-def _describe_template(text: object) -> TemplateView | None:
-    if not isinstance(text, str) or not text:
-        return None
+def _describe_template(text: str) -> TemplateView:
     supports_system = not _SYSTEM_REFUSAL.search(text) and (
         "system" in text or bool(_ROLE_OUTPUT.search(text))
     )
@@ -147,9 +133,6 @@ def _has_fim_tokens(header: Header) -> bool:
         or any(map(has, texts))
         for keys, texts in _FIM_TOKENS
     )
-
-
-# ------------------------------------------------------------------------ model
 
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -225,11 +208,14 @@ class ModelInfo:
     @property
     def unusable_heads_reason(self) -> str:
         """Why the MTP heads that the file declares cannot draft, as a clause, or an empty text."""
-        return (
-            explain_unusable_heads(self.architecture, self._declared_heads, mrope=self._has_mrope)
-            if self._declared_heads
-            else ""
+        if not self._declared_heads:
+            return ""
+        # Whether positions have several parts, by the rule of llama.cpp (`llama_hparams::use_mrope`).
+        sections = self.header.metadata.get(f"{self.architecture}.rope.dimension_sections")
+        mrope = isinstance(sections, NumberArray) and all(
+            part > 0 for part in sections.values()[:2]
         )
+        return explain_unusable_heads(self.architecture, self._declared_heads, mrope=mrope)
 
     @property
     def block_drafts(self) -> int:
@@ -243,12 +229,6 @@ class ModelInfo:
     def drafting_heads(self) -> int:
         """The number of MTP heads in the model's own file that draft for it."""
         return 0 if self.unusable_heads_reason else self._declared_heads
-
-    @property
-    def _has_mrope(self) -> bool:
-        """Whether positions have several parts, by the rule of llama.cpp (`llama_hparams::use_mrope`)."""
-        sections = self.header.metadata.get(f"{self.architecture}.rope.dimension_sections")
-        return isinstance(sections, NumberArray) and all(part > 0 for part in sections.values()[:2])
 
     @property
     def _declared_heads(self) -> int:
@@ -339,20 +319,19 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool | None = False) 
     _check_floats(first, architecture)
     layers = _read_number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
     width = _read_number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
-    all_are_heads = _check_blocks(first, architecture, layers, sidecar, tensors)
+    head_weights = _check_layers(first, architecture, layers, sidecar, tensors)
     heads = max(_read_per_layer(first, f"{architecture}.attention.head_count", layers, 1))
     kv_heads = _read_per_layer(first, f"{architecture}.attention.head_count_kv", layers, heads)
     _check_experts(first, architecture)
     _read_number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
-    lengths = KvLengths(
-        _read_head_length(first, architecture, "key_length", head_width),
-        _read_head_length(first, architecture, "value_length", head_width),
-    )
+    length_keys = (f"{architecture}.attention.{part}_length" for part in ("key", "value"))
+    lengths = KvLengths(*(_read_number(first, key, 1, 1 << 16, head_width) for key in length_keys))
     _check_rope(first, architecture, lengths.key, 2 if sidecar else 0)
     kept = kv_size(first, architecture, kv_heads, width, lengths)
     template = first.metadata.get("tokenizer.chat_template")
+    text = template.encode() if isinstance(template, str) else None
     return ModelInfo(
         name=first.name,
         header=first,
@@ -362,73 +341,66 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool | None = False) 
         heads=heads,
         kv_heads=kv_heads,
         key_length=lengths.key,
-        feed_forward=_max_feed_forward(first, architecture, layers, width),
+        feed_forward=max(
+            _read_per_layer(first, f"{architecture}.feed_forward_length", layers, 4 * width)
+        ),
         context=_read_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
-        kept=kept.of_heads() if sidecar == "mtp" and not all_are_heads else kept,
+        kept=kept.of_heads() if sidecar == "mtp" and not reads_target_cache(architecture) else kept,
         parameters=sum(tensor.elements for tensor in tensors.values()),
         weights=sum(header.weights for header in headers),
         file_size=sum(header.file_size for header in headers),
         rollback="full" if sidecar else rollback_kind(architecture, window),
-        template_hash=hashlib.sha256(template.encode()).hexdigest()
-        if isinstance(template, str)
-        else "",
+        template_hash="" if text is None else hashlib.sha256(text).hexdigest(),
         pooling=pooling,
         sidecar=sidecar,
-        head_weights=_sum_head_weights(first, architecture, layers, tensors),
+        head_weights=head_weights,
     )
 
 
-def _sum_head_weights(
-    header: Header, architecture: str, layers: int, tensors: Mapping[str, Tensor]
-) -> int:
-    """Return the bytes of the blocks that are MTP heads, which are the last ones."""
-    count = _read_number(header, f"{architecture}.nextn_predict_layers", 0, layers, 0)
-    prefixes = tuple(f"blk.{layer}." for layer in range(layers - count, layers))
-    return sum(tensor.size for name, tensor in tensors.items() if name.startswith(prefixes))
-
-
-def _check_blocks(
+def _check_layers(
     header: Header,
     architecture: str,
     layers: int,
     sidecar: SidecarKind | None,
     tensors: Mapping[str, Tensor],
-) -> bool:
-    """Check that the tensors of the layers are there, and return whether all layers are MTP heads.
-
-    Raises:
-        BadGguf, UnsafeModel: a tensor or number is missing or wrong.
-    """
+) -> int:
+    """Check the tensors of the layers, and return the bytes of the last ones that are MTP heads."""
     all_are_heads = reads_target_cache(architecture)
-    max_extra = layers if all_are_heads else layers - 1
-    extra = _read_number(header, f"{architecture}.nextn_predict_layers", 0, max_extra, 0)
-    trunk = range(0 if all_are_heads else layers - extra)
-    required = range(len(trunk), layers) if sidecar == "mtp" else trunk
+    max_heads = layers if all_are_heads else layers - 1
+    heads = _read_number(header, f"{architecture}.nextn_predict_layers", 0, max_heads, 0)
+    trunk = 0 if all_are_heads else layers - heads
+    required = range(trunk, layers) if sidecar == "mtp" else range(trunk)
     check_tensors(header.name, architecture, layers, required, tensors)
     if sidecar and sidecar != "mtp":
         _check_layer_reader(header, sidecar, tensors)
-    return all_are_heads
+    prefixes = tuple(f"blk.{layer}." for layer in range(layers - heads, layers))
+    return sum(tensor.size for name, tensor in tensors.items() if name.startswith(prefixes))
 
 
 def _check_architecture(
     header: Header, as_draft: bool | None, tensors: Set[str]
 ) -> tuple[str, Pooling | None, SidecarKind | None]:
-    """Return the architecture, the pooling of a model that turns texts into numbers, and a sidecar's kind.
-
-    Raises:
-        UnsafeModel: llama.cpp does not support the model.
-    """
-    architecture, pooling = header.metadata.get("general.architecture"), None
+    """Return the architecture, the pooling of a model that turns texts into numbers, and a sidecar's kind."""
+    read = header.metadata.get
+    architecture, pooling = read("general.architecture"), None
     sidecar = sidecar_kind(architecture, tensors) if isinstance(architecture, str) else None
-    if sidecar and as_draft is False:
-        reason = explain_no_text(str(architecture)) or HEADS_ONLY_REASON
+    kind, stated = str(read("general.type", "model")), read(f"{architecture}.pooling_type", 0)
+    causal = read(f"{architecture}.attention.causal") is not False
+    number = stated if type(stated) is int else 0
+    prefix = str(read("general.architecture", ""))
+    if sidecar:
+        reason = explain_no_text(prefix) or HEADS_ONLY_REASON
+        is_refused = as_draft is False
+    else:
+        pooling = infer_pooling(prefix, kind=kind, causal=causal, pooling=number)
+        reason = explain_no_text(prefix, kind=kind, causal=causal, pooling=number)
+        is_refused = bool(reason and (as_draft or not pooling))
+    if is_refused:
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
-    if not sidecar:
-        pooling = _check_purpose(header, as_draft)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{header.name} does not declare a model architecture.")
-    if not is_known(architecture):
+    if architecture not in KNOWN:
         raise UnsafeModel(
             f"{header.name} has the architecture '{architecture}', which this localspec's "
             "llama.cpp does not support; a newer localspec may."
@@ -445,11 +417,7 @@ def _check_architecture(
 def _check_layer_reader(
     header: Header, sidecar: SidecarKind, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Check what llama.cpp's graphs of EAGLE-3 and DFlash expect, because they end the process otherwise.
-
-    Raises:
-        UnsafeModel: the message names what is wrong.
-    """
+    """Check what llama.cpp's graphs of EAGLE-3 and DFlash expect, because they end the process otherwise."""
     name, architecture = header.name, "eagle3" if sidecar == "eagle3" else "dflash"
     layers = header.metadata.get(f"{architecture}.target_layers")
     count = layers.count if isinstance(layers, NumberArray) else 0
@@ -485,11 +453,7 @@ def _check_layer_reader(
 
 
 def _check_block(header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Check what a block sidecar states about its blocks.
-
-    Raises:
-        UnsafeModel: the message names what is wrong.
-    """
+    """Check what a block sidecar states about its blocks."""
     name, mask = header.name, "tokenizer.ggml.mask_token_id"
     if "dflash.hyper_connection.count" in header.metadata:
         raise UnsafeModel(
@@ -506,33 +470,7 @@ def _check_block(header: Header, tensors: Mapping[str, Tensor]) -> None:
             _read_number(header, f"dflash.{key}", 1, MAX_WIDTH)
 
 
-def _check_purpose(header: Header, as_draft: bool | None) -> Pooling | None:
-    """Return the pooling of a model that turns texts into numbers, or None if it writes text.
-
-    Raises:
-        UnsafeModel: it does neither, or it is a draft and does not write text.
-    """
-    read = header.metadata.get
-    architecture = str(read("general.architecture", ""))
-    pooling = read(f"{architecture}.pooling_type", 0)
-    kind, causal = (
-        str(read("general.type", "model")),
-        read(f"{architecture}.attention.causal") is not False,
-    )
-    number = pooling if type(pooling) is int else 0
-    model_pooling = infer_pooling(architecture, kind=kind, causal=causal, pooling=number)
-    reason = explain_no_text(architecture, kind=kind, causal=causal, pooling=number)
-    if reason and (as_draft or not model_pooling):
-        raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
-    return model_pooling
-
-
 def _read_integer(header: Header, key: str, default: int) -> int:
-    """Return an integer from the metadata.
-
-    Raises:
-        UnsafeModel: the value is not an integer.
-    """
     value: Value = header.metadata.get(key, default)
     if type(value) is not int:
         raise UnsafeModel(f"{header.name}: '{key}' must be a whole number.")
@@ -540,11 +478,7 @@ def _read_integer(header: Header, key: str, default: int) -> int:
 
 
 def _read_number(header: Header, key: str, low: int, high: int, default: int | None = None) -> int:
-    """Return an integer within its limits. Without a default it is required.
-
-    Raises:
-        UnsafeModel: the value is missing or wrong.
-    """
+    """Return an integer within its limits. Without a default it is required."""
     if default is None and key not in header.metadata:
         raise UnsafeModel(f"{header.name} does not declare '{key}'.")
     value = _read_integer(header, key, default or 0)
@@ -556,11 +490,7 @@ def _read_number(header: Header, key: str, low: int, high: int, default: int | N
 
 
 def _read_per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
-    """Return one number per layer. A single number in the file applies to all layers.
-
-    Raises:
-        UnsafeModel: a list is too short, or a number is wrong.
-    """
+    """Return one number per layer. A single number in the file applies to all layers."""
     value = header.metadata.get(key, default)
     numbers: tuple[Value, ...]
     if isinstance(value, NumberArray):
@@ -582,16 +512,8 @@ def _read_per_layer(header: Header, key: str, layers: int, default: int) -> tupl
     return tuple(result)
 
 
-def _read_head_length(header: Header, architecture: str, key: str, default: int) -> int:
-    return _read_number(header, f"{architecture}.attention.{key}", 1, 1 << 16, default)
-
-
 def _check_floats(header: Header, architecture: str) -> None:
-    """Check that all floats of the architecture are finite, and that epsilons are small and not negative.
-
-    Raises:
-        UnsafeModel: one of them is not.
-    """
+    """Check that all floats of the architecture are finite, and that epsilons are small and not negative."""
     for key, value in header.metadata.items():
         if not key.startswith(f"{architecture}.") or type(value) is not float:
             continue
@@ -608,22 +530,14 @@ def _check_experts(header: Header, architecture: str) -> None:
         raise UnsafeModel(f"{header.name} uses {used} of {experts} experts per token.")
 
 
-def _check_scaling(header: Header, architecture: str) -> None:
+def _check_rope(header: Header, architecture: str, key_length: int, fewest: int) -> None:
+    """Check the scaling, and that an even number of a key's numbers is rotated, at least `fewest`."""
     scaling = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
     if scaling not in ROPE_SCALINGS:
         raise UnsafeModel(
             f"{header.name}: '{architecture}.rope.scaling.type' is {scaling!r} and must be one of "
             f"{', '.join(ROPE_SCALINGS)}."
         )
-
-
-def _check_rope(header: Header, architecture: str, key_length: int, fewest: int) -> None:
-    """Check that a known and even number of a key's numbers is rotated, at least `fewest`.
-
-    Raises:
-        UnsafeModel: it is not so.
-    """
-    _check_scaling(header, architecture)
     for part in ("", "_swa"):
         key = f"{architecture}.rope.dimension_count{part}"
         if (
@@ -638,8 +552,3 @@ def _check_rope(header: Header, architecture: str, key_length: int, fewest: int)
             raise UnsafeModel(
                 f"{header.name}: '{architecture}.rope.dimension_sections' does not divide a key's numbers."
             )
-
-
-def _max_feed_forward(header: Header, architecture: str, layers: int, width: int) -> int:
-    """Return the feed-forward length of the widest layer."""
-    return max(_read_per_layer(header, f"{architecture}.feed_forward_length", layers, 4 * width))

@@ -19,7 +19,6 @@ from localspec.model_traits import (
     explain_wrong_trunk,
 )
 from localspec.registry.header.architectures import describe_rollback
-from localspec.registry.header.gguf import StringArray
 from localspec.registry.header.kv_size import cache_layouts
 from localspec.registry.header.model import ModelInfo
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
@@ -111,11 +110,8 @@ def _explain_wrong_sidecar(target: ModelInfo, draft: ModelInfo) -> str:
         cache_layouts(model.header, model.architecture, model.kv_heads, model.key_length)
         for model in (draft, target)
     )
-    return (
-        ""
-        if draft_layouts <= target_layouts
-        else "the draft reads other attention heads than the target has"
-    )
+    is_part = draft_layouts <= target_layouts
+    return "" if is_part else "the draft reads other attention heads than the target has"
 
 
 def judge_vocabularies(target: Vocabulary, draft: Vocabulary) -> Verdict:
@@ -135,7 +131,10 @@ def _list_differences(
     if target.pre != draft.pre:
         yield f"the pre-tokenizer is '{target.pre}' in the target and '{draft.pre}' in the draft"
     yield from _find_type_difference(target, draft)
-    yield from _find_merge_difference(target.merges, draft.merges)
+    if (target.merges is None) != (draft.merges is None):
+        yield "only one of the two files lists merges"
+    elif target.merges != draft.merges:
+        yield "the merges of the two tokenizers differ"
     for name in _COMPARED_IDS:
         target_id, draft_id = target.ids.get(name), draft.ids.get(name)
         if target_id is not None and draft_id is not None and target_id != draft_id:
@@ -161,13 +160,3 @@ def _find_type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str
             )
             yield f"token {index} is of type {target_name} in the target and {draft_name} in the draft"
             return
-
-
-def _find_merge_difference(
-    target_merges: StringArray | None, draft_merges: StringArray | None
-) -> Iterator[str]:
-    if target_merges is None or draft_merges is None:
-        if target_merges is not draft_merges:
-            yield "only one of the two files lists merges"
-    elif target_merges != draft_merges:
-        yield "the merges of the two tokenizers differ"

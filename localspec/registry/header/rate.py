@@ -121,16 +121,12 @@ class PassBytes:
                 experts += tensor.size
             else:
                 dense += tensor.size
-        return dense, experts, self._used_share
-
-    @property
-    def _used_share(self) -> float:
         metadata, prefix = self.model.header.metadata, self.model.architecture
         count = metadata.get(f"{prefix}.expert_count")
         used = metadata.get(f"{prefix}.expert_used_count")
         if type(count) is int and type(used) is int and 0 < used <= count:
-            return used / count
-        return 1.0
+            return dense, experts, used / count
+        return dense, experts, 1.0
 
     @property
     def _scale(self) -> float:

@@ -87,11 +87,6 @@ def check_tensors(
 
 
 def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
-    """Check that the tensors have types for which llama.cpp has kernels.
-
-    Raises:
-        UnsafeModel: the message names the tensor.
-    """
     for tensor in tensors:
         kind = TENSOR_TYPES[tensor.kind][0]
         if _ID_LISTS.fullmatch(tensor.name):
@@ -123,15 +118,11 @@ def check_weights(path: Path) -> None:
         return
     last_tensor = max(header.tensors, key=lambda tensor: tensor.offset)
     # The last rows of a vocabulary may be padding with zeros, but never half of them.
-    tail_bytes = (
-        last_tensor.size // 2
-        if last_tensor.name in _VOCABULARY_TENSORS
-        else min(last_tensor.size, _MAX_TAIL_BYTES)
-    )
-    is_bias = last_tensor.name.endswith(".bias")
-    if not is_bias and _is_zero(
-        source, last_tensor.offset + last_tensor.size - tail_bytes, tail_bytes
-    ):
+    tail_bytes = min(last_tensor.size, _MAX_TAIL_BYTES)
+    if last_tensor.name in _VOCABULARY_TENSORS:
+        tail_bytes = last_tensor.size // 2
+    tail = last_tensor.offset + last_tensor.size - tail_bytes
+    if not last_tensor.name.endswith(".bias") and _is_zero(source, tail, tail_bytes):
         raise UnsafeModel(
             f"{header.name} ends in zeros (tensor '{last_tensor.name}'); it is damaged, download it again."
         )

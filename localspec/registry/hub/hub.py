@@ -112,9 +112,6 @@ class Hub:
 
         A stored login is sent only to the public hub or the endpoint that the daemon was started with. An
         endpoint that a shell names gets only a token that the shell names too.
-
-        Raises:
-            NetworkSettings: HF_TOKEN_PATH names a file that cannot be read.
         """
         constants = library.constants
         is_stored = not (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"))
@@ -128,7 +125,6 @@ class Hub:
 
     @contextmanager
     def _translate_errors(self, url: str, repo: str, file: str) -> Iterator[None]:
-        """Convert the HTTP library's exceptions to localspec's errors."""
         import httpx2
 
         try:
@@ -287,11 +283,7 @@ def _read_etag(response: httpx2.Response) -> str:
 
 
 def _content_encoding(response: httpx2.Response, remote: RemoteFile) -> str:
-    """Return how the response is compressed, "" if it is not. The request asks for uncompressed bytes.
-
-    Raises:
-        HubError: it cannot be decompressed. A range of a compressed file is not a part of the file.
-    """
+    """Return how the response is compressed, "" if it is not. The request asks for uncompressed bytes."""
     encoding: str = response.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return ""
@@ -306,11 +298,7 @@ def _content_encoding(response: httpx2.Response, remote: RemoteFile) -> str:
 
 
 def _check_response(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
-    """Return whether the response contains the whole file instead of the range.
-
-    Raises:
-        FileChanged: it is not the pinned file.
-    """
+    """Return whether the response contains the whole file instead of the range."""
     status = response.status_code
     file_changed = FileChanged(
         f"{remote.repo}/{remote.file} changed on the hub while it was being downloaded."

@@ -125,11 +125,7 @@ def make_client() -> httpx2.Client:
 
 
 def _make_transport(proxy: Proxy | None, secure: bool) -> httpx2.HTTPTransport:
-    """Return a transport for servers with TLS (`secure`) or without, directly or through a proxy.
-
-    Raises:
-        NetworkSettings: the proxy's address is invalid or its kind is not supported.
-    """
+    """Return a transport for servers with TLS (`secure`) or without, directly or through a proxy."""
     import httpx2
 
     # Without TLS no certificate is used, so a missing certificate file does not matter.
@@ -158,11 +154,7 @@ def _make_transport(proxy: Proxy | None, secure: bool) -> httpx2.HTTPTransport:
 
 
 def _make_ssl_context() -> ssl.SSLContext:
-    """Return a TLS context with the certificates that the variables name, or the system's.
-
-    Raises:
-        NetworkSettings: a named file cannot be read or contains no certificates.
-    """
+    """Return a TLS context with the certificates that the variables name, or the system's."""
     import httpx2
 
     named = _list_certificates()
@@ -323,7 +315,6 @@ def error_from_exception(
 
 
 def _error_from_connection(error: httpx2.TransportError, url: httpx2.URL) -> Exception:
-    """Return the error for a connection that failed or broke."""
     import httpx2
 
     proxy = find_proxy(url)
@@ -397,7 +388,6 @@ def _certificate_error(
 
 
 def _exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and the exceptions that caused it."""
     current: BaseException | None = error
     while current is not None:
         yield current

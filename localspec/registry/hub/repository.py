@@ -113,10 +113,9 @@ def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
     path = re.sub(r"^hf:(//)?", "", written, flags=re.IGNORECASE)
     query = ""
     if re.match(r"https?://", path, re.IGNORECASE):
-        address = _split_url(path)
-        if address is None or address.netloc.rpartition("@")[2].lower() not in _known_hosts(
-            endpoint
-        ):
+        address, hub = _split_url(path), _split_url(endpoint or "")
+        host, hub_host = (url.netloc.rpartition("@")[2].lower() for url in (address, hub))
+        if not host or host not in (*_HOSTS, hub_host):
             raise InvalidRequest(
                 f"'{text[:200]}' is not a URL of the hub; use OWNER/REPO[:QUANT].",
                 param="name",
@@ -138,16 +137,11 @@ def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
     return parsed
 
 
-def _known_hosts(endpoint: str | None) -> tuple[str, ...]:
-    url = _split_url(endpoint) if endpoint else None
-    return (*_HOSTS, url.netloc.rpartition("@")[2].lower()) if url else _HOSTS
-
-
-def _split_url(text: str) -> SplitResult | None:
+def _split_url(text: str) -> SplitResult:
     try:
         return urlsplit(text)
     except ValueError:  # brackets without an IPv6 address
-        return None
+        return urlsplit("")
 
 
 def _parse_path(path: str, file: str) -> Reference | None:
@@ -187,13 +181,10 @@ def derive_pair_name(target: Reference) -> str:
     repo = re.sub(r"[-._]gguf$", "", repo)
     suffix = target.quant.lower()
     if target.file:
-        folder, suffix = (
-            find_model_folder(target.file),
-            strip_part(PurePosixPath(target.file).name).lower(),
-        )
-        if re.match(
-            rf"{re.escape(repo)}(?![a-z0-9])", suffix
-        ):  # the file's name has the repository's
+        folder = find_model_folder(target.file)
+        suffix = strip_part(PurePosixPath(target.file).name).lower()
+        # The file's name may begin with the repository's.
+        if re.match(rf"{re.escape(repo)}(?![a-z0-9])", suffix):
             repo, suffix = (repo, suffix[len(repo) :].lstrip("-._")) if folder else (suffix, "")
         repo = f"{repo}/{folder}" if folder else repo
     revision = "" if target.revision == "main" else target.revision[:12]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +28,11 @@ from localspec.registry.file_names import (
     is_no_model,
     may_be_no_model,
     rank_projectors,
-    rank_sidecars,
+    sidecar_order,
 )
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
-from localspec.registry.header.model import ModelInfo, read_local_model
+from localspec.registry.header.model import ModelInfo
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.projector import check_projector
 from localspec.registry.hub.offline import ListedFile, list_in_cache
@@ -169,14 +168,12 @@ class _Decider:
     def _choose_target(self, reference: Reference, listed: Sequence[ListedFile]) -> CataloguePair:
         """Return a pair that has only the target."""
         matched = self._match_models(reference, listed)
-        earlier = [
-            choice
-            for choice in matched
-            if self._earlier and choice.file == self._earlier.target.file
-        ]
-        choice = earlier[0] if earlier else self._choose_quant(reference, matched)
+        earlier_file = self._earlier.target.file if self._earlier else ""
+        earlier = next((choice for choice in matched if choice.file == earlier_file), None)
+        choice = earlier or self._choose_quant(reference, matched)
+        model = self._read_header(_to_weights(reference, choice)).model
         if not (reference.quant or reference.file):
-            fits = self._fit_check(self._read_choice(reference, choice).model)
+            fits = self._fit_check(model)
             self._offers = tuple(
                 Offer(
                     quant=option.label,
@@ -186,9 +183,9 @@ class _Decider:
                 )
                 for option in matched
             )
-        header = self._read_choice(reference, choice).model.header.metadata
-        licence = header.get("general.license")
-        fim = any(key.startswith("tokenizer.ggml.fim_pre") for key in header)
+        metadata = model.header.metadata
+        licence = metadata.get("general.license")
+        fim = any(key.startswith("tokenizer.ggml.fim_pre") for key in metadata)
         return CataloguePair(
             summary=f"{choice.label} of {reference.repo}",
             target=_to_weights(reference, choice),
@@ -199,11 +196,7 @@ class _Decider:
     def _match_models(
         self, reference: Reference, listed: Sequence[ListedFile]
     ) -> tuple[Choice, ...]:
-        """Return what a reference may mean. Where names leave doubt, headers show which files are models.
-
-        Raises:
-            NotOnHub, InvalidRequest: as `match_choices`.
-        """
+        """Return what a reference may mean. Where names leave doubt, headers show which files are models."""
         if reference.file:
             return match_choices(reference, list_choices(listed, everything=True))
         # Files that are no models by their names are looked at if there are no others.
@@ -269,9 +262,8 @@ class _Decider:
         if len(matched) == 1:
             return matched[0]
         guess = choose_quantization(matched, self._fit_check(None))
-        return choose_quantization(
-            matched, self._fit_check(self._read_choice(reference, guess).model)
-        )
+        sibling = self._read_header(_to_weights(reference, guess)).model
+        return choose_quantization(matched, self._fit_check(sibling))
 
     def _fit_check(self, sibling: ModelInfo | None) -> Callable[[Choice], fit.Fits]:
         """Return a function that checks whether memory can hold a model.
@@ -292,16 +284,10 @@ class _Decider:
 
         return check_fit
 
-    def _read_choice(self, reference: Reference, chosen: Choice) -> PlannedModel:
-        return self._read_header(_to_weights(reference, chosen))
-
     def _read_header(self, weights: HubFile, *, as_draft: bool = False) -> PlannedModel:
         if weights not in self._known:
             self._known[weights] = self._planner.look(weights, as_draft=as_draft)
         return self._known[weights]
-
-    def _read_draft(self, weights: HubFile) -> ModelInfo:
-        return self._read_header(weights, as_draft=True).model
 
     # ------------------------------------------------------------------ what drafts
 
@@ -332,7 +318,7 @@ class _Decider:
         target = self._read_header(pair.target).model
         if target.pooling:
             return msgspec.structs.replace(pair, roles=roles_for_pooling(target.pooling)), ""
-        if chosen := self._choose_catalogue_draft(pair, target, _keep_name):
+        if chosen := self._choose_catalogue_draft(pair, target):
             return chosen
         repository = Reference(repo=pair.target.repo, revision=pair.target.revision)
         sidecars = self._rank_sidecars(pair.target, repository, listed)
@@ -341,24 +327,22 @@ class _Decider:
             sentence = "Drafts: this model's own heads (MTP), which are in its file."
             return pair, f"{sentence}{self._list_others(sidecars)}"
         for sidecar in sidecars[:_MAX_SIDECARS]:
-            file = sidecar.file
-            weights = HubFile(repo=pair.target.repo, file=file, revision=pair.target.revision)
-            if self._is_suitable(target, partial(self._read_draft, weights), sidecar=True):
+            weights = HubFile(repo=repository.repo, file=sidecar.file, revision=repository.revision)
+            if self._is_suitable(target, weights, sidecar=True):
                 unused = [other for other in sidecars if other != sidecar]
-                pair = msgspec.structs.replace(pair, sidecar=weights)
-                described = (
-                    f"this model's own heads (MTP), {file}" if sidecar.kind == "mtp" else sidecar
+                heads = f"this model's own heads (MTP), {sidecar.file}"
+                sentence = (
+                    f"Drafts: {heads if sidecar.kind == 'mtp' else sidecar} in the same repository."
                 )
-                sentence = f"Drafts: {described} in the same repository."
+                pair = msgspec.structs.replace(pair, sidecar=weights)
                 return pair, f"{sentence}{self._list_others(unused)}"
-        if chosen := self._choose_catalogue_draft(pair, target, _strip_size):
+        if chosen := self._choose_catalogue_draft(pair, target, any_size=True):
             return chosen
         for path, name in self._disk_models():
-            if self._is_suitable(target, partial(read_local_model, path, as_draft=True)):
-                weights = HubFile(repo="", file=str(path))
-                return _with_draft(
-                    pair, draft=weights
-                ), f"Draft: {name}, which is on this disk and matches."
+            weights = HubFile(repo="", file=str(path))
+            if self._is_suitable(target, weights):
+                sentence = f"Draft: {name}, which is on this disk and matches."
+                return _with_draft(pair, draft=weights), sentence
         return pair, (
             "No draft model is known for it; drafts come from the text itself (n-gram). To "
             f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO{self._list_others(sidecars)}"
@@ -391,14 +375,14 @@ class _Decider:
         return pair, f"No pictures: {names[0]} in the same repository does not fit this model."
 
     def _choose_catalogue_draft(
-        self, pair: CataloguePair, target: ModelInfo, simplify: Callable[[str], str]
+        self, pair: CataloguePair, target: ModelInfo, *, any_size: bool = False
     ) -> tuple[CataloguePair, str] | None:
         """Return the pair with a draft from the catalogue, and a sentence; None if none is suitable.
 
-        simplify: as in `_catalogue_drafts`.
+        any_size: as in `_catalogue_drafts`.
         """
-        for name, weights in self._catalogue_drafts(pair.target, target, simplify):
-            if self._is_suitable(target, partial(self._read_draft, weights)):
+        for name, weights in self._catalogue_drafts(pair.target, target, any_size):
+            if self._is_suitable(target, weights):
                 location = f"{weights.repo}/{weights.file}"
                 sentence = f"Draft: {location}, which the catalogue lists for {name}."
                 return _with_draft(pair, draft=weights), sentence
@@ -413,7 +397,7 @@ class _Decider:
         own = [choice.model for choice in choices if choice.file == target.file]
         if reference.repo == target.repo:
             choices = tuple(choice for choice in choices if choice.model not in own)
-        kinds: dict[str, SidecarKind] = {}
+        sidecars = []
         for choice in choices:
             kind = guess_sidecar_kind(choice.file)
             purpose = self._purposes.get((reference.repo, choice.model))
@@ -421,28 +405,29 @@ class _Decider:
                 purpose = self._read_purpose(reference, choice)
             purpose = purpose or kind
             if purpose and purpose != "model" and not choice.missing:
-                kinds[choice.file] = purpose
+                sidecars.append(SidecarFile(choice.file, purpose))
         target_size = sizes.get(target.file) or self._read_header(target).model.weights
-        return rank_sidecars(kinds, sizes, target.file, target_size)
+
+        def order(sidecar: SidecarFile) -> tuple[int, bool, int, int, str]:
+            return sidecar_order(sidecar, sizes[sidecar.file], target.file, target_size)
+
+        return tuple(sorted(sidecars, key=order))
 
     def _list_others(self, sidecars: Sequence[SidecarFile]) -> str:
-        """Return a sentence that names the sidecars which are not used, or an empty text."""
         if not sidecars:
             return ""
         more = len(sidecars) - _MAX_SIDECARS
         listed = ", ".join(map(str, sidecars[:_MAX_SIDECARS]))
         return f" Not used: {listed}{f' and {more} more' if more > 0 else ''}."
 
-    def _is_suitable(
-        self, target: ModelInfo, read_draft: Callable[[], ModelInfo], *, sidecar: bool = False
-    ) -> bool:
+    def _is_suitable(self, target: ModelInfo, weights: HubFile, *, sidecar: bool = False) -> bool:
         """Return whether a model can be the draft and is small enough to save time.
 
         sidecar: it must be one, of which a pass reads far less than its size: a row of its embedding, not
         all of it.
         """
         try:
-            draft = read_draft()
+            draft = self._read_header(weights, as_draft=True).model
             check_pair(target, draft)
         except LocalspecError:
             return False
@@ -450,18 +435,23 @@ class _Decider:
         return bool(draft.sidecar) or (is_small and not sidecar)
 
     def _catalogue_drafts(
-        self, target: HubFile, model: ModelInfo, simplify: Callable[[str], str]
+        self, target: HubFile, model: ModelInfo, any_size: bool
     ) -> Iterator[tuple[str, HubFile]]:
-        """Yield the names and drafts of the catalogue's pairs whose target has the same simplified name.
+        """Yield the names and drafts of the catalogue's pairs whose target has the same name.
 
-        Models are compared by the names of their repositories and the names in the header.
+        Models are compared by the names of their repositories and the names in the header. any_size: without
+        their sizes.
         """
+
+        def simplify(name: str) -> str:
+            return _PARAMETER_COUNT.sub("", name) if any_size else name
+
         yielded: list[HubFile] = []
         for name in [derive_model_name(target.repo), *_base_names(model)]:
             for catalogue_name, pair in self._catalogue.items():
                 is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
                 # A sidecar fits only a target of that size.
-                draft = pair.draft or (pair.sidecar if simplify is _keep_name else None)
+                draft = pair.draft or (None if any_size else pair.sidecar)
                 if is_match and draft and draft not in yielded:
                     if len(yielded) == _MAX_CATALOGUE_DRAFTS:
                         return
@@ -485,12 +475,7 @@ class _Decider:
             yield model.path, f"{model.name} ({model.origin})"
 
 
-def _keep_name(name: str) -> str:
-    return name
-
-
 def _find_earlier_pull(planner: Planner, request: PullTarget) -> Record | None:
-    """Return the pair that was pulled from the same reference before, or None."""
     try:
         record = planner.store.get(request.name)
     except (ModelNotFound, RegistryError):
@@ -513,8 +498,3 @@ def _base_names(model: ModelInfo) -> list[str]:
     names = [metadata.get(f"general.base_model.{number}.name") for number in range(4)]
     names.append(metadata.get("general.basename"))
     return [re.sub(r"[\s_]+", "-", name.lower()) for name in names if isinstance(name, str)]
-
-
-def _strip_size(name: str) -> str:
-    """Return a model's name without its size."""
-    return _PARAMETER_COUNT.sub("", name)

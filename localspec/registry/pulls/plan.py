@@ -283,7 +283,6 @@ def _planned_file(remote: RemoteFile, source: Source) -> PlannedFile:
 
 
 def _catalogue_differences(model: PlannedModel) -> list[str]:
-    """Return a note for each hash that differs from the catalogue's."""
     weights, notes = model.weights, []
     if not model.files:
         return []

@@ -133,13 +133,7 @@ class Pull:
             self._finished.set()
 
     def _follow(self) -> None:
-        """Run the process and show its states until the pull is done.
-
-        Raises:
-            LocalspecError: the process reported it.
-            EOFError: the process has ended.
-            Cancelled: the process was killed, because the pull is cancelled or interrupted.
-        """
+        """Run the process and show its states until the pull is done."""
         job = msgspec.structs.replace(
             self._make_job(self.target), endpoint=self._endpoint, token=self._token
         )

@@ -90,16 +90,7 @@ def resolve_target(
         InvalidRequest: the repository is invalid, or the name is invalid or belongs to a catalogue pair.
         ModelNotFound: there is no such pair.
     """
-    target, draft = parse_reference(request.name, endpoint), None
-    if request.draft:
-        if request.no_draft:
-            raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
-        draft = parse_reference(request.draft, endpoint)
-        if not draft:
-            raise InvalidRequest(
-                f"'{request.draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].",
-                param="draft",
-            )
+    target, draft = parse_reference(request.name, endpoint), _parse_draft(request, endpoint)
     options = f" --draft {draft}" if draft else " --no-draft" if request.no_draft else ""
     options += " --no-projector" if request.no_projector else ""
     pair, decided = None, False
@@ -133,12 +124,19 @@ def resolve_target(
     )
 
 
-def _check_name(chosen: str | None, usual_name: str, catalogue: Catalogue) -> str:
-    """Return the name for the pair.
+def _parse_draft(request: PullRequest, endpoint: str) -> Reference | None:
+    if not request.draft:
+        return None
+    if request.no_draft:
+        raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
+    if draft := parse_reference(request.draft, endpoint):
+        return draft
+    raise InvalidRequest(
+        f"'{request.draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].", param="draft"
+    )
 
-    Raises:
-        InvalidRequest: it is invalid, or means another pair of the catalogue.
-    """
+
+def _check_name(chosen: str | None, usual_name: str, catalogue: Catalogue) -> str:
     name = (chosen or usual_name).strip().lower()
     if not NAME_PATTERN.fullmatch(name) or name.endswith(".gguf"):
         raise InvalidRequest(

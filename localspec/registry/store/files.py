@@ -186,35 +186,24 @@ class HashCache:
         try:
             stamp = _file_stamp(path)
             if entry.stamp != stamp:
-                digest = self._hash_file(path, entry, cancel, progress)
+
+                def report(done: int) -> None:
+                    entry.done = done
+                    reading = HashProgress(path.name, done, stamp[0])
+                    with self._lock:
+                        self._reading[threading.get_ident()] = reading
+                    progress(done)
+
+                report(0)
+                digest = sha256_of(path, progress=report, cancel=cancel)
                 if _file_stamp(path) != stamp:
                     return digest  # the file is being written, so the hash is not kept
                 entry.stamp, entry.digest = stamp, digest
             return entry.digest
         finally:
             entry.busy.release()
-
-    def _hash_file(
-        self,
-        path: Path,
-        entry: _HashEntry,
-        cancel: threading.Event | None,
-        progress: Callable[[int], None],
-    ) -> str:
-        thread_id, size = threading.get_ident(), path.stat().st_size
-
-        def report(done: int) -> None:
-            entry.done = done
             with self._lock:
-                self._reading[thread_id] = HashProgress(path.name, done, size)
-            progress(done)
-
-        try:
-            report(0)
-            return sha256_of(path, progress=report, cancel=cancel)
-        finally:
-            with self._lock:
-                self._reading.pop(thread_id, None)
+                self._reading.pop(threading.get_ident(), None)
 
 
 class _HashEntry:

@@ -1,4 +1,4 @@
-"""Check that a pair's files have not changed since they were hashed."""
+"""Check that a pair's files have not changed since they were hashed, and delete those that no pair needs."""
 
 from __future__ import annotations
 
@@ -32,23 +32,20 @@ def ensure_ready(store: Store, name: str, cancel: threading.Event | None = None)
         PullCancelled: `cancel` was set meanwhile.
     """
     record = store.get(name)
-    stale = False
     for part in record.parts:
-        problem = _quick_problem(store, part)
-        if problem:
+        if problem := _quick_problem(store, part):
             raise Damaged(f"{problem} {describe_remedy(record)}")
-        stale = stale or _is_stale(store, part)
-    if stale:
+    if not any(_is_stale(store, part) for part in record.parts):
+        return record
 
-        def hash_stale(part: Part, _progress: Callable[[int], None]) -> str:
-            if _is_stale(store, part):
-                return store.hashes.sha256(store.part_path(part), cancel)
-            return part.sha256
+    def hash_stale(part: Part, _progress: Callable[[int], None]) -> str:
+        if _is_stale(store, part):
+            return store.hashes.sha256(store.part_path(part), cancel)
+        return part.sha256
 
-        record, reports = _verify_parts(store, record, hash_stale)
-        problems = [report.problem for report in reports if report.problem]
-        if problems:
-            raise Damaged(f"{problems[0]} {describe_remedy(record)}")
+    record, reports = _verify_parts(store, record, hash_stale)
+    for problem in filter(None, (report.problem for report in reports)):
+        raise Damaged(f"{problem} {describe_remedy(record)}")
     return record
 
 
@@ -80,10 +77,9 @@ def find_quick_problem(store: Store, record: Record) -> str:
 
     This looks only at the directory entries of its files and reads none of them.
     """
-    is_own = record.source == "own"
     for part in record.parts:
         problem = _quick_problem(store, part)
-        if is_own and _was_touched(store, part):
+        if record.source == "own" and _was_touched(store, part):
             return f"{part.file} has changed; it is read again when the pair is used."
         if not (part.path or part.checked or problem):
             problem = f"{part.file} was found damaged."
@@ -98,13 +94,12 @@ def _was_touched(store: Store, part: Part) -> bool:
         info = store.part_path(part).stat()
     except OSError:  # it is missing, or its folder may not be read
         return False
-    if not stat.S_ISREG(info.st_mode):
-        return False
-    return info.st_size != part.size or bool(part.checked and info.st_mtime_ns != part.checked)
+    is_other = info.st_size != part.size or bool(part.checked and info.st_mtime_ns != part.checked)
+    return is_other and stat.S_ISREG(info.st_mode)
 
 
 def _is_stale(store: Store, part: Part) -> bool:
-    return not part.sha256 or _read_mtime(store, part) != part.checked
+    return not part.sha256 or store.part_path(part).stat().st_mtime_ns != part.checked
 
 
 def verify(
@@ -129,12 +124,9 @@ def verify_files(
     for role, model in record.by_role:
         for part in model.parts:
             report = offset_progress(progress, done, record.size)
-            is_damaged = part.sha256 and sha256_of(Path(part.path), progress=report) != part.sha256
-            problem = (
-                f"{part.file} is damaged: its SHA-256 does not match its name."
-                if is_damaged
-                else ""
-            )
+            problem = ""
+            if part.sha256 and sha256_of(Path(part.path), progress=report) != part.sha256:
+                problem = f"{part.file} is damaged: its SHA-256 does not match its name."
             reports.append(FileReport(role, part.file, problem, hashed=bool(part.sha256)))
             done += part.size
     return reports
@@ -153,7 +145,7 @@ def _verify_parts(
     """
     reports: list[FileReport] = []
     done = 0
-    updated_models: dict[str, StoredModel] = {}
+    models: dict[str, StoredModel] = {}
     for role, model in record.by_role:
         parts: list[Part] = []
         for part in model.parts:
@@ -162,13 +154,8 @@ def _verify_parts(
             done += part.size
             parts.append(part)
             reports.append(FileReport(role, part.file, problem))
-        updated_models[role] = msgspec.structs.replace(model, parts=tuple(parts))
-    updated = msgspec.structs.replace(
-        record,
-        target=updated_models["target"],
-        draft=updated_models.get("draft"),
-        projector=updated_models.get("projector"),
-    )
+        models[role] = msgspec.structs.replace(model, parts=tuple(parts))
+    updated = msgspec.structs.replace(record, **models)
     if updated != record:
         with suppress(StoreReadOnly):  # the files are hashed again next time
             store.put(updated)
@@ -178,10 +165,9 @@ def _verify_parts(
 def _verify_part(store: Store, part: Part, hash_file: Callable[[], str]) -> tuple[Part, str]:
     """Return the part with its new `checked` time, and what is wrong with it."""
     unchecked = msgspec.structs.replace(part, checked=0)
-    problem = _quick_problem(store, part)
-    if problem:
+    if problem := _quick_problem(store, part):
         return unchecked, problem
-    mtime = _read_mtime(store, part)
+    mtime = store.part_path(part).stat().st_mtime_ns
     try:
         sha256 = hash_file()
     except OSError as error:
@@ -205,10 +191,6 @@ def _quick_problem(store: Store, part: Part) -> str:
     return ""
 
 
-def _read_mtime(store: Store, part: Part) -> int:
-    return store.part_path(part).stat().st_mtime_ns
-
-
 def offset_progress(
     progress: Callable[[int, int], None] | None, start: int, total: int
 ) -> Callable[[int], None]:
@@ -222,22 +204,14 @@ def describe_remedy(record: Record) -> str:
         return f"Run: localspec pull {record.name}"  # downloads only what is damaged
     if not all(os.path.isfile(part.path) for part in record.parts):  # noqa: PTH113 - never raises
         return f"Restore it, or remove the pair: localspec rm {record.name}"
-    files = f"--target {shlex.quote(record.target.parts[0].path)}"
-    if record.draft:
-        files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
-    if record.projector:
-        files += f" --projector {shlex.quote(record.projector.parts[0].path)}"
-    has_default_roles = record.roles == ("chat",) or record.target.pooling
-    pooling_option = f" --pooling {record.pooling}" if record.pooling else ""
-    roles = (
-        pooling_option if has_default_roles else "".join(f" --role {role}" for role in record.roles)
+    files = "".join(
+        f" --{role} {shlex.quote(model.parts[0].path)}" for role, model in record.by_role
     )
-    command = f"localspec add {record.name} {files}{roles} --replace"
-    return f"Restore it, or accept it as it is: {command}"
-
-
-# ------------------------------------------------------------------------ garbage
-# Delete pairs, and files that no pair needs any more.
+    if record.roles != ("chat",) and not record.target.pooling:
+        files += "".join(f" --role {role}" for role in record.roles)
+    elif record.pooling:
+        files += f" --pooling {record.pooling}"
+    return f"Restore it, or accept it as it is: localspec add {record.name}{files} --replace"
 
 
 def remove_pair(
@@ -259,25 +233,19 @@ def remove_pair(
         raise store_error(error, store.record_path(name)) from error
     with hold_lock(store.parts / PULLS_LOCK, wait=False) as is_locked:
         if not is_locked:
-            return RemovedView(
-                name, 0, ("its files, until the running pull is done; then run: localspec gc",)
-            )
-        return _delete_files(store, record)
-
-
-def _delete_files(store: Store, record: Record) -> RemovedView:
-    """Delete the files of a removed pair."""
-    needed = _find_owners(store)
-    freed, remaining = 0, []
-    for part in {part.sha256 or part.path: part for part in record.parts}.values():
-        if part.path:
-            remaining.append(f"{part.path} (your own file)")
-        elif part.sha256 in needed:
-            remaining.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
-        else:
-            freed += _delete_file(store.blob(part.sha256))
-            remove_tree(store.shards / part.sha256)
-    return RemovedView(record.name, freed, tuple(remaining))
+            until = "its files, until the running pull is done; then run: localspec gc"
+            return RemovedView(name, 0, (until,))
+        needed = _find_owners(store)
+        freed, remaining = 0, []
+        for part in {part.sha256 or part.path: part for part in record.parts}.values():
+            if part.path:
+                remaining.append(f"{part.path} (your own file)")
+            elif part.sha256 in needed:
+                remaining.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
+            else:
+                freed += _delete_file(store.blob(part.sha256))
+                remove_tree(store.shards / part.sha256)
+        return RemovedView(name, freed, tuple(remaining))
 
 
 def collect_garbage(store: Store, *, dry_run: bool = False) -> CollectedView:
@@ -336,7 +304,6 @@ def _find_owners(store: Store) -> dict[str, list[str]]:
 
 
 def _delete_file(path: Path) -> int:
-    """Delete one file of the store and return the bytes freed."""
     try:
         size = path.lstat().st_size
         path.unlink()

@@ -1,8 +1,8 @@
-"""Pairs of the user's own files, which are checked as in a pull and used where they lie."""
+"""Pairs of the user's own files, checked as in a pull and used where they lie, and what pairs' files say."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import shlex
 import threading
@@ -55,10 +55,6 @@ from localspec.registry.store.store import (
     roles_for_pooling,
 )
 
-# ------------------------------------------------------------------------ details
-# Collect everything that `localspec show` displays about a pair.
-
-
 _MIN_LISTED_CONTEXT = 4096  # tokens
 _MAX_REMEMBERED_PAIRS = 256
 
@@ -66,30 +62,27 @@ _MAX_REMEMBERED_PAIRS = 256
 def describe_pair(
     store: Store, record: Record, free: fit.FreeMemory, load: fit.LoadOptions
 ) -> PairView:
-    """Return a pair as its files state now, with the memory needs for `load` and `free` memory.
-
-    Raises:
-        BadGguf, StoreError
-    """
+    """Return a pair as its files state now, with its memory needs. Raises BadGguf, StoreError."""
     files = tuple(_stored_files(store, role, stored) for role, stored in record.language_models)
     contents, judgement = _read_pair(files)
-    stored_models = (stored for _, stored in record.language_models)
-    models = [(stored, *content) for stored, content in zip(stored_models, contents, strict=True)]
-    load = replace(load, projector=_projector_bytes(record))
-    target, draft = models[0][1], models[1][1] if record.draft else None
+    target, draft = contents[0][0], contents[1][0] if record.draft else None
+    projector = record.projector
+    load = replace(load, projector=projector_bytes(projector.size) if projector else 0)
     chosen, fit_notes = _fit_pair(target, draft, free, load)
-    size = min(load.context, target.context)
-    size = size or (chosen.context if chosen else min(fit.USUAL_CONTEXT, target.context))
+    size = chosen.context if chosen else min(fit.USUAL_CONTEXT, target.context)
+    size = min(load.context, target.context) or size
     chosen_load = replace(load, context=size, projector=0)
+    needs = [fit.need_of_target(target, chosen_load)]
+    needs += [fit.need_of_draft(draft, chosen_load)] if draft else []
 
-    def bytes_for(tokens: int) -> int:
-        return fit.total_need(target, draft, replace(load, context=tokens))
+    def view_context(tokens: int) -> ContextView:
+        needed = fit.total_need(target, draft, replace(load, context=tokens))
+        return ContextView(tokens, needed, fit.judge_fit(needed, free))
 
-    need_functions = (fit.need_of_target, fit.need_of_draft)
-    target_view, *draft_views = (
-        _model_view(store, *item, need_of(item[1], chosen_load))
-        for item, need_of in zip(models, need_functions, strict=False)
-    )
+    views = [
+        _model_view(store, stored, *content, need)
+        for (_, stored), content, need in zip(record.language_models, contents, needs, strict=True)
+    ]
     return PairView(
         name=record.name,
         source=record.source,
@@ -98,30 +91,21 @@ def describe_pair(
         roles=record.purposes,
         created=record.created,
         size=record.size,
-        target=target_view,
-        draft=draft_views[0] if draft_views else None,
-        projector=_projector_view(store, record.projector) if record.projector else None,
+        target=views[0],
+        draft=views[1] if draft else None,
+        projector=_projector_view(store, projector) if projector else None,
         matched=judgement.matched if judgement else None,
         reason=judgement.reason if judgement else "",
         notes=record.notes,
         context=size,
-        needed=bytes_for(size),
+        needed=view_context(size).needed,
         fit=chosen,
         fit_notes=fit_notes,
         loaded=False,
         kind=record.kind_with_heads(target.drafting_heads),
-        contexts=[_context_view(n, bytes_for(n), free) for n in _listed_contexts(target.context)],
+        contexts=[*map(view_context, _listed_contexts(target.context))],
         problem="",
     )
-
-
-def _context_view(tokens: int, needed: int, free: fit.FreeMemory) -> ContextView:
-    return ContextView(tokens, needed, fit.judge_fit(needed, free))
-
-
-def _projector_bytes(record: Record) -> int:
-    """Return the memory that the projector of a pair needs, 0 without one."""
-    return projector_bytes(record.projector.size) if record.projector else 0
 
 
 def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
@@ -156,8 +140,8 @@ def _fit_pair(
 def fit_view(fitted: fit.MemoryFit) -> FitView:
     """Convert a fit to its form in the API."""
     target_need, drafting_need = (
-        NeedView(memory_need.weights, memory_need.cache, memory_need.compute)
-        for memory_need in (fitted.target, fitted.drafting)
+        NeedView(need.weights, need.cache, need.compute)
+        for need in (fitted.target, fitted.drafting)
     )
     return FitView(
         context=fitted.context,
@@ -222,10 +206,11 @@ def _read_pair(
 
 
 def _read_model(files: _StoredFiles) -> tuple[ModelInfo, Traits]:
-    sources = [FileSource(Path(state.path)) for state in files.states]
-    for source, name in zip(sources, files.names, strict=True):
+    headers = []
+    for state, name in zip(files.states, files.names, strict=True):
+        source = FileSource(Path(state.path))
         source.name = name
-    headers = [read_header(source) for source in sources]
+        headers.append(read_header(source))
     check_shards(headers)
     model = describe_model(headers, as_draft=files.as_draft)
     return replace(model, pooling=files.pooling), read_traits(headers)
@@ -275,9 +260,6 @@ def _model_view(
     )
 
 
-# ------------------------------------------------------------------------ local
-
-
 _SAME_FILE_MESSAGE = (
     "Target and draft are the same file: such a draft costs as much as it saves. "
     "Leave out the draft, or use a smaller model of the same family (to find one: "
@@ -311,34 +293,40 @@ def add_own_pair(
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: the files cannot be used.
     """
     _check_name(name)
-    if not replace and _exists(store, name):
-        raise Conflict(f"A pair '{name}' already exists; to replace it, add: --replace")
+    if not replace:
+        with contextlib.suppress(ModelNotFound):
+            store.get(name)
+            raise Conflict(f"A pair '{name}' already exists; to replace it, add: --replace")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     hashes = store.hashes if hash_now else None
     record = make_record(
         name, target, draft, roles=roles, pooling=pooling, hashes=hashes, projector=projector
     )
-    if record.draft and _identify_files(record.draft) == _identify_files(record.target):
+    # Files are the same if their hashes are, or their paths if they are not hashed yet.
+    ids = [tuple(part.sha256 or part.path for part in model.parts) for model in record.models]
+    if draft and ids[0] == ids[1]:
         raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
+    notes = (*notes, *record.notes)
     if draft and record.draft and record.draft.size > record.target.size:
-        record = msgspec.structs.replace(
-            record, notes=(*record.notes, _swap_note(record, target, draft))
-        )
+        notes = (*notes, _swap_note(name, target, draft))
     stored = {role: _use_store_files(store, model) for role, model in record.by_role}
     record = msgspec.structs.replace(
-        record,
-        **stored,
-        summary=summary,
-        notes=(*notes, *record.notes),
-        draft_found=draft_found,
+        record, **stored, summary=summary, notes=notes, draft_found=draft_found
     )
     store.put_new(record)
     return record
 
 
+def _swap_note(name: str, target: Path, draft: Path) -> str:
+    files = f"--target {shlex.quote(str(draft))} --draft {shlex.quote(str(target))}"
+    return (
+        f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
+        f"can save. If the two are swapped: localspec add {name} {files} --replace"
+    )
+
+
 def _check_name(name: str) -> None:
-    """Raise InvalidRequest if a pair cannot have this name."""
     if not NAME_PATTERN.fullmatch(name):
         raise InvalidRequest(
             f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
@@ -375,27 +363,26 @@ def refresh_own_pair(
         done += part.size
     if not changed_files:
         return record, ""
-    target = Path(record.target.parts[0].path)
-    draft = Path(record.draft.parts[0].path) if record.draft else None
+    paths = {role: Path(model.parts[0].path) for role, model in record.by_role}
     # The roles of an embedding model follow from its file, which may have changed.
-    generates_text = record.target.pooling is None
-    roles = record.roles if generates_text else ("chat",)
-    projector = Path(record.projector.parts[0].path) if record.projector else None
-    current = make_record(
-        record.name, target, draft, roles=roles, pooling=record.pooling, projector=projector
-    )
+    roles = ("chat",) if record.target.pooling else record.roles
     current = msgspec.structs.replace(
-        current,
+        make_record(
+            record.name,
+            paths["target"],
+            paths.get("draft"),
+            roles=roles,
+            pooling=record.pooling,
+            projector=paths.get("projector"),
+        ),
         created=record.created,
         summary=record.summary,
         draft_found=record.draft_found,
     )
     store.put(current)
     verb = "has" if len(changed_files) == 1 else "have"
-    return (
-        current,
-        f"{' and '.join(changed_files)} {verb} changed since the pair was added or last used.",
-    )
+    files = " and ".join(changed_files)
+    return current, f"{files} {verb} changed since the pair was added or last used."
 
 
 def make_record(
@@ -413,7 +400,7 @@ def make_record(
     The built-in pair inside the package uses this. pooling: the user's choice.
     """
     target_model = _check_model(target)
-    target_model = dataclasses.replace(target_model, pooling=pooling or target_model.pooling)
+    target_model = replace(target_model, pooling=pooling or target_model.pooling)
     draft_model = _check_model(draft, as_draft=True) if draft else None
     notes = check_pair(target_model, draft_model)
     if projector:
@@ -422,7 +409,9 @@ def make_record(
         name=name,
         target=_to_stored(target_model, target, hashes),
         draft=_to_stored(draft_model, draft, hashes) if draft_model and draft else None,
-        projector=_to_stored_projector(projector, hashes) if projector else None,
+        projector=StoredModel(parts=list_local_parts(projector, hashes), architecture=ARCHITECTURE)
+        if projector
+        else None,
         source="own",
         created=time.time(),
         roles=roles_for_pooling(target_model.pooling) or tuple(roles),
@@ -445,10 +434,6 @@ def _recall_record(
     return make_record(name, target, draft)
 
 
-def _to_stored_projector(path: Path, hashes: HashCache | None) -> StoredModel:
-    return StoredModel(parts=list_local_parts(path, hashes), architecture=ARCHITECTURE)
-
-
 def _use_store_files(store: Store, model: StoredModel) -> StoredModel:
     """Return the model with the store's own files marked as such.
 
@@ -465,34 +450,7 @@ def _use_store_files(store: Store, model: StoredModel) -> StoredModel:
     )
 
 
-def _identify_files(model: StoredModel) -> list[str]:
-    """Return what identifies the files of a model: their hashes, or their paths if not hashed yet."""
-    return [part.sha256 or part.path for part in model.parts]
-
-
-def _swap_note(record: Record, target: Path, draft: Path) -> str:
-    """Return a note that target and draft may be swapped, since the draft is larger."""
-    files = f"--target {shlex.quote(str(draft))} --draft {shlex.quote(str(target))}"
-    return (
-        f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
-        f"can save. If the two are swapped: localspec add {record.name} {files} --replace"
-    )
-
-
-def _exists(store: Store, name: str) -> bool:
-    try:
-        store.get(name)
-    except ModelNotFound:
-        return False
-    return True
-
-
 def _check_model(path: Path, *, as_draft: bool = False) -> ModelInfo:
-    """Read a local model and check its weights.
-
-    Raises:
-        BadGguf, UnsafeModel: it cannot be used.
-    """
     for part in shard_paths(path):
         if not part.exists():
             raise BadGguf(f"{part} does not exist.")

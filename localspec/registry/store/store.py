@@ -47,10 +47,6 @@ from localspec.registry.store.files import (
     write_atomically,
 )
 
-# ------------------------------------------------------------------------ records
-# The record of a pair in the store: one JSON file with a format version.
-
-
 VERSION = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -185,10 +181,6 @@ def roles_for_pooling(pooling: Pooling | None) -> tuple[Literal["embed", "rerank
     return ("rerank",) if pooling == "rank" else ("embed",)
 
 
-def encode(record: Record) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
-
-
 def decode(name: str, data: bytes) -> Record:
     """Parse a record from its file.
 
@@ -209,8 +201,7 @@ def decode(name: str, data: bytes) -> Record:
     if record.name != name or not all(model.parts for model in record.models):
         raise StoreError(f"The record of the pair '{name}' is broken: it names another pair.")
     for part in record.parts:
-        problem = _find_problem(part)
-        if problem:
+        if problem := _find_problem(part):
             raise StoreError(f"The record of the pair '{name}' is broken: {problem}.")
     return record
 
@@ -230,11 +221,7 @@ def _find_problem(part: Part) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------ store
-
-
 PULLS_LOCK = ".pulls.lock"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +273,7 @@ class Store:
         for path in sorted(self.pairs.glob("*.json")) if self.pairs.is_dir() else []:
             try:
                 readable.append(self.get(path.stem))
-            except RegistryError as error:
-                problems.append(error.message)
-            except (UnsafePath, ModelNotFound) as error:
+            except (RegistryError, UnsafePath, ModelNotFound) as error:
                 problems.append(error.message)
         return Listing(tuple(readable), tuple(problems))
 
@@ -357,7 +342,8 @@ class Store:
             DiskFull, StoreReadOnly, StoreError
         """
         self.prepare()
-        write_atomically(self.record_path(record.name), encode(record))
+        data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+        write_atomically(self.record_path(record.name), data)
 
     def put_new(self, record: Record) -> None:
         """Write the record of a pair unless that would replace one that must stay.
