@@ -131,6 +131,11 @@ class InvalidRequest(LocalspecError):
     code = "invalid_request"
     status = 400
 
+    @classmethod
+    def at(cls, path: str, problem: str) -> InvalidRequest:
+        """Return the error of a field: a sentence that begins with its path."""
+        return cls(f"'{path}'{problem if problem[0] == ':' else f' {problem}'}", param=path)
+
 
 # llama.cpp's words for a prompt that is too long. Clients that then shorten the conversation or switch the
 # model (litellm, aider, pi, opencode) recognize the error by these words and not by its code.

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from localspec.config import Config, explain_unread_variables
-from localspec.daemon.completion.converter import Converter
+from localspec.daemon.completion.files import Converter
 from localspec.daemon.completion.llama_server import Editors
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp

@@ -30,40 +30,28 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     kind: Literal["hermes", "json", "mistral", "named", "gemma", "python", "found"]
-    # Markers that begin a call, the usual one first.
-    opens: tuple[str, ...] = ()
-    # Marker that ends a call.
-    close: str = ""
-    # An answer that is JSON from its first character on is a call, too.
-    bare: bool = False
-    # Key of the arguments.
-    arguments: str = "arguments"
-    # Text between a marker and the JSON.
-    lead: str = ""
+    opens: tuple[str, ...] = ()  # markers that begin a call, the usual one first
+    close: str = ""  # marker that ends a call
+    bare: bool = False  # an answer that is JSON from its first character on is a call, too
+    arguments: str = "arguments"  # key of the arguments
+    lead: str = ""  # text between a marker and the JSON
     middle: str = ""
-    # Marks a call's id after its name.
-    identity: str = ""
+    identity: str = ""  # marks a call's id after its name
     # What stands between the prompt and the marker of a required call, with the tool's name for
     # CALL_ID_PLACEHOLDER; and around thoughts, if these are a message of their own before it.
     head: str = ""
     thoughts: tuple[str, ...] = ()
-    # Of a "found" format: what stands between two calls, including the end of the first and the
-    # beginning of the second.
-    again: str = ""
+    again: str = ""  # of a "found" format: between two calls, with their end and beginning
     # What stands before a key, before a text, before any other value, and behind a value. If it
     # is empty, the arguments are JSON.
     parameter: tuple[str, ...] = ()
     # Each argument is an element that its key names, nested as deep as the
     # value is, with the items of a list in <item>. This text stands before every tag.
     elements: str = ""
-    # What stands for a call's name before text, of a model whose prompt ends with the marker.
-    recipient: str = ""
-    # What stands around a text, if that is not the quote of JSON.
-    quote: str = ""
-    # The template does not support tools.
-    told: bool = False
-    # The template supports tools but does not say how calls are written.
-    guessed: bool = False
+    recipient: str = ""  # stands for a call's name before text, if a prompt ends with the marker
+    quote: str = ""  # what stands around a text, if that is not the quote of JSON
+    told: bool = False  # the template does not support tools
+    guessed: bool = False  # the template supports tools but does not say how calls are written
 
 
 NO_TOOLS = CallFormat("json")
@@ -75,15 +63,10 @@ class ToolSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tool calls that an answer may contain."""
 
     format: CallFormat
-    # JSON Schema of each tool's arguments, by the tool's name.
-    schemas: dict[str, Any]
-    # The answer consists of calls and nothing else.
-    required: bool = False
-    # The answer may have several calls.
-    parallel: bool = True
-    # Names of the tools whose schema must be enforced completely or be refused. Of other schemas
-    # the parts that cannot be enforced are left out.
-    strict: list[str] = []
+    schemas: dict[str, Any]  # JSON Schema of each tool's arguments, by the tool's name
+    required: bool = False  # the answer consists of calls and nothing else
+    parallel: bool = True  # the answer may have several calls
+    strict: list[str] = []  # tools whose schema must be enforced completely or be refused
 
 
 def call_markers(form: CallFormat, names: Iterable[str]) -> tuple[str, ...]:

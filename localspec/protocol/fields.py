@@ -32,7 +32,7 @@ MAX_PATH = 120  # characters of one path
 FieldPath = tuple[str | int, ...]
 
 
-class FieldRule(NamedTuple):
+class Rule(NamedTuple):
     """Why a field is refused or has no effect, and the neutral values that request nothing."""
 
     reason: str
@@ -45,71 +45,68 @@ _TOOLS = "send 'tools' and 'tool_choice'"
 _CONSTRAINT = "send 'regex', 'grammar' or 'response_format'"
 _SAMPLER = "there is no such sampler here"
 _TEMPLATE = "prompts are made by the model's own chat template"
+_BIAS = "forbid single tokens with 'logit_bias'"
+_BOS = "the model's file says whether a text begins with BOS"
+_MERGE = "adapters are not supported; merge them into the model's file"
+_FLOAT = ("float", "float32")
 _LENGTH = "a prompt that is too long is refused; shorten it before it is sent"
 
 # Fields that would change the answer of a request that generates text, in any protocol.
-_REFUSED_TEXT: dict[str, FieldRule] = {
+_REFUSED_TEXT: dict[str, Rule] = {
     # OpenAI
-    "audio": FieldRule("models here write text only", _NONE),
-    "modalities": FieldRule("models here write text only", ([], ["text"])),
-    "web_search_options": FieldRule("nothing is searched here"),
-    "best_of": FieldRule("every choice is returned; send 'n'", (0, 1)),
-    "functions": FieldRule(f"here it is a field of /v1/chat/completions; {_TOOLS}", ([],)),
-    "function_call": FieldRule(
+    "audio": Rule("models here write text only", _NONE),
+    "modalities": Rule("models here write text only", ([], ["text"])),
+    "web_search_options": Rule("nothing is searched here"),
+    "best_of": Rule("every choice is returned; send 'n'", (0, 1)),
+    "functions": Rule(f"here it is a field of /v1/chat/completions; {_TOOLS}", ([],)),
+    "function_call": Rule(
         f"here it is a field of /v1/chat/completions; {_TOOLS}", ("none", "auto")
     ),
     # vLLM
-    "allowed_token_ids": FieldRule(f"{_CONSTRAINT}, or forbid tokens with 'logit_bias'", ([],)),
-    "bad_words": FieldRule("forbid single tokens with 'logit_bias'", ([],)),
-    "logits_processors": FieldRule("no code of a request runs here", ([],)),
-    "prompt_logprobs": FieldRule("send 'echo' with 'logprobs' to /v1/completions"),
-    "logprob_token_ids": FieldRule("send 'top_logprobs'", ([],)),
-    "return_tokens_as_token_ids": FieldRule("send 'return_tokens' to /completion", _OFF),
-    "prompt_embeds": FieldRule("send text or token ids", _NONE),
-    "truncate_prompt_tokens": FieldRule(_LENGTH),
-    "include_stop_str_in_output": FieldRule("an answer ends before its stop string", _OFF),
-    "skip_special_tokens": FieldRule("control tokens are never part of the text", (True,)),
-    "use_beam_search": FieldRule("tokens are drawn one after another", _OFF),
-    "watermarking": FieldRule(_SAMPLER, _OFF),
-    "repetition_detection": FieldRule("send a penalty, such as 'repeat_penalty'", _NONE),
-    "structural_tag": FieldRule(_CONSTRAINT, _NONE),
-    "chat_template": FieldRule(_TEMPLATE, _NONE),
-    "echo": FieldRule("an answer does not repeat its prompt, except in /v1/completions", _OFF),
-    "add_special_tokens": FieldRule(
-        "the model's file says whether a text begins with BOS", (True,)
-    ),
-    "previous_response": FieldRule("send 'previous_response_id'", _NONE),
-    "previous_input_messages": FieldRule("send them in 'input'", _NONE),
+    "allowed_token_ids": Rule(f"{_CONSTRAINT}, or forbid tokens with 'logit_bias'", ([],)),
+    "bad_words": Rule(_BIAS, ([],)),
+    "logits_processors": Rule("no code of a request runs here", ([],)),
+    "prompt_logprobs": Rule("send 'echo' with 'logprobs' to /v1/completions"),
+    "logprob_token_ids": Rule("send 'top_logprobs'", ([],)),
+    "return_tokens_as_token_ids": Rule("send 'return_tokens' to /completion", _OFF),
+    "prompt_embeds": Rule("send text or token ids", _NONE),
+    "truncate_prompt_tokens": Rule(_LENGTH),
+    "include_stop_str_in_output": Rule("an answer ends before its stop string", _OFF),
+    "skip_special_tokens": Rule("control tokens are never part of the text", (True,)),
+    "use_beam_search": Rule("tokens are drawn one after another", _OFF),
+    "watermarking": Rule(_SAMPLER, _OFF),
+    "repetition_detection": Rule("send a penalty, such as 'repeat_penalty'", _NONE),
+    "structural_tag": Rule(_CONSTRAINT, _NONE),
+    "chat_template": Rule(_TEMPLATE, _NONE),
+    "echo": Rule("an answer does not repeat its prompt, except in /v1/completions", _OFF),
+    "add_special_tokens": Rule(_BOS, (True,)),
+    "previous_response": Rule("send 'previous_response_id'", _NONE),
+    "previous_input_messages": Rule("send them in 'input'", _NONE),
     # llama-server
-    "grammar_lazy": FieldRule("a grammar holds from the first token of the answer", _OFF),
-    "grammar_triggers": FieldRule("a grammar holds from the first token of the answer", ([],)),
-    "parse_tool_calls": FieldRule("send 'tool_choice': \"none\"", (True,)),
-    "image_data": FieldRule("models here read text only", ([],)),
+    "grammar_lazy": Rule("a grammar holds from the first token of the answer", _OFF),
+    "grammar_triggers": Rule("a grammar holds from the first token of the answer", ([],)),
+    "parse_tool_calls": Rule("send 'tool_choice': \"none\"", (True,)),
+    "image_data": Rule("models here read text only", ([],)),
     # Others
-    "num_ctx": FieldRule("the context is a setting: localspec config set context N"),
-    "stop_regex": FieldRule("send 'stop'", _NONE),
-    "negative_prompt": FieldRule(_SAMPLER, _NONE),
-    "guidance_scale": FieldRule(_SAMPLER, (1, 1.0)),
-    "banned_tokens": FieldRule("forbid single tokens with 'logit_bias'", _NONE),
-    "custom_token_bans": FieldRule("forbid single tokens with 'logit_bias'", _NONE),
-    "banned_strings": FieldRule("forbid single tokens with 'logit_bias'", _NONE),
-    "lora_path": FieldRule("adapters are not supported; merge them into the model's file", _NONE),
-    "lora_request": FieldRule(
-        "adapters are not supported; merge them into the model's file", _NONE
-    ),
+    "num_ctx": Rule("the context is a setting: localspec config set context N"),
+    "stop_regex": Rule("send 'stop'", _NONE),
+    "negative_prompt": Rule(_SAMPLER, _NONE),
+    "guidance_scale": Rule(_SAMPLER, (1, 1.0)),
+    **dict.fromkeys(("banned_tokens", "custom_token_bans", "banned_strings"), Rule(_BIAS, _NONE)),
+    **dict.fromkeys(("lora_path", "lora_request"), Rule(_MERGE, _NONE)),
 }
 
 _ELSEWHERE = "it is a field of /v1/chat/completions"
 # Fields that constrain an answer, for requests whose struct does not declare them.
-_BINDING: dict[str, FieldRule] = {
+_BINDING: dict[str, Rule] = {
     **dict.fromkeys(
         ("regex", "grammar", "ebnf", "json_schema", "stop", "stop_sequences", "logit_bias"),
-        FieldRule(_ELSEWHERE, _NONE),
+        Rule(_ELSEWHERE, _NONE),
     ),
-    "response_format": FieldRule(_ELSEWHERE, (*_NONE, {"type": "text"})),
-    "n": FieldRule(_ELSEWHERE, (1,)),
-    "tool_choice": FieldRule(_ELSEWHERE, ("auto",)),
-    "max_completion_tokens": FieldRule("send this protocol's own limit"),
+    "response_format": Rule(_ELSEWHERE, (*_NONE, {"type": "text"})),
+    "n": Rule(_ELSEWHERE, (1,)),
+    "tool_choice": Rule(_ELSEWHERE, ("auto",)),
+    "max_completion_tokens": Rule("send this protocol's own limit"),
 }
 _SWITCHES = "each protocol has a switch of its own for thoughts; see localspec help api"
 _REFUSED_CHAT = {
@@ -117,67 +114,56 @@ _REFUSED_CHAT = {
     **_BINDING,
     **dict.fromkeys(
         (
-            "enable_thinking",
-            "thinking",
-            "think",
-            "reasoning",
-            "reasoning_effort",
-            "thinking_budget",
-            "reasoning_budget_tokens",
-            "thinking_budget_tokens",
+            *("enable_thinking", "thinking", "think", "reasoning", "reasoning_effort"),
+            *("thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
             "thinking_token_budget",
         ),
-        FieldRule(_SWITCHES),
+        Rule(_SWITCHES),
     ),
-    "add_special_tokens": FieldRule("the chat template writes BOS where there is one", _OFF),
+    "add_special_tokens": Rule("the chat template writes BOS where there is one", _OFF),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-        FieldRule(_ELSEWHERE, _NONE),
+        Rule(_ELSEWHERE, _NONE),
     ),
-    **dict.fromkeys(("min_tokens", "stop_token_ids"), FieldRule(_ELSEWHERE, (0, []))),
+    **dict.fromkeys(("min_tokens", "stop_token_ids"), Rule(_ELSEWHERE, (0, []))),
 }
 
-_REFUSED_TEMPLATE: dict[str, FieldRule] = {
-    "chat_template": FieldRule(_TEMPLATE, _NONE),
-    "functions": FieldRule(_TOOLS, ([],)),
+_REFUSED_TEMPLATE: dict[str, Rule] = {
+    "chat_template": Rule(_TEMPLATE, _NONE),
+    "functions": Rule(_TOOLS, ([],)),
 }
 
-_REFUSED_VECTORS: dict[str, FieldRule] = {
-    "messages": FieldRule("send the text to be embedded in 'input'", ([],)),
-    "chat_template": FieldRule("texts are embedded as they are", _NONE),
-    "input_type": FieldRule("put the model's own prefix before each text", _NONE),
-    "task": FieldRule("put the model's own prefix before each text", _NONE),
-    "task_type": FieldRule("put the model's own prefix before each text", _NONE),
-    "prompt_name": FieldRule("put the model's own prefix before each text", _NONE),
-    "prompt": FieldRule("put the model's own prefix before each text", _NONE),
-    "late_chunking": FieldRule("each text is embedded alone", _OFF),
-    "output_dtype": FieldRule("numbers are float32", ("float", "float32")),
-    "embedding_type": FieldRule(
-        "numbers are float32; send 'encoding_format'", ("float", "float32")
+_REFUSED_VECTORS: dict[str, Rule] = {
+    "messages": Rule("send the text to be embedded in 'input'", ([],)),
+    "chat_template": Rule("texts are embedded as they are", _NONE),
+    **dict.fromkeys(
+        ("input_type", "task", "task_type", "prompt_name", "prompt"),
+        Rule("put the model's own prefix before each text", _NONE),
     ),
-    "embedding_types": FieldRule("numbers are float32; send 'encoding_format'", (["float"], [])),
-    "output_dimension": FieldRule("send 'dimensions'"),
-    "truncate_dim": FieldRule("send 'dimensions'"),
-    "normalize": FieldRule("send 'embd_normalize': -1 to leave vectors as they are", (True,)),
-    "truncation_direction": FieldRule("the beginning of a text is read", ("right", "Right")),
-    "add_special_tokens": FieldRule(
-        "the model's file says whether a text begins with BOS", (True,)
-    ),
+    "late_chunking": Rule("each text is embedded alone", _OFF),
+    "output_dtype": Rule("numbers are float32", _FLOAT),
+    "embedding_type": Rule("numbers are float32; send 'encoding_format'", ("float", "float32")),
+    "embedding_types": Rule("numbers are float32; send 'encoding_format'", (["float"], [])),
+    "output_dimension": Rule("send 'dimensions'"),
+    "truncate_dim": Rule("send 'dimensions'"),
+    "normalize": Rule("send 'embd_normalize': -1 to leave vectors as they are", (True,)),
+    "truncation_direction": Rule("the beginning of a text is read", ("right", "Right")),
+    "add_special_tokens": Rule(_BOS, (True,)),
 }
 
-_REFUSED_SCORES: dict[str, FieldRule] = {
-    "truncate_prompt_tokens": FieldRule("send 'max_tokens_per_doc' or 'truncate'"),
-    "rank_fields": FieldRule("send documents as texts, or as objects with a 'text'", ([],)),
-    "instruction": FieldRule("put the model's own instruction before the query", _NONE),
-    "raw_scores": FieldRule("scores are what the model gives", _OFF),
-    "truncation_direction": FieldRule("the beginning of a text is read", ("right", "Right")),
-    "activation": FieldRule("scores are what the model gives"),
-    "use_activation": FieldRule("scores are what the model gives"),
-    "max_chunks_per_doc": FieldRule("each document is read as one text", (1,)),
+_REFUSED_SCORES: dict[str, Rule] = {
+    "truncate_prompt_tokens": Rule("send 'max_tokens_per_doc' or 'truncate'"),
+    "rank_fields": Rule("send documents as texts, or as objects with a 'text'", ([],)),
+    "instruction": Rule("put the model's own instruction before the query", _NONE),
+    "raw_scores": Rule("scores are what the model gives", _OFF),
+    "truncation_direction": Rule("the beginning of a text is read", ("right", "Right")),
+    "activation": Rule("scores are what the model gives"),
+    "use_activation": Rule("scores are what the model gives"),
+    "max_chunks_per_doc": Rule("each document is read as one text", (1,)),
 }
 
 # Refused fields by the `refusal_table` of a request's struct.
-REFUSED: dict[str, Mapping[str, FieldRule]] = {
+REFUSED: dict[str, Mapping[str, Rule]] = {
     "": {},
     "text": _REFUSED_TEXT,
     "chat": _REFUSED_CHAT,
@@ -188,68 +174,68 @@ REFUSED: dict[str, Mapping[str, FieldRule]] = {
 
 # Undeclared fields that are not reported, because what they request is the case anyway, by the struct of
 # their object.
-FULFILLED_FIELDS: dict[str, dict[str, FieldRule]] = {
-    "JsonSchema": {"description": FieldRule("it is for people, as 'name' is")},
-    "StreamOptions": {"include_obfuscation": FieldRule("nothing is padded", _OFF)},
+FULFILLED_FIELDS: dict[str, dict[str, Rule]] = {
+    "JsonSchema": {"description": Rule("it is for people, as 'name' is")},
+    "StreamOptions": {"include_obfuscation": Rule("nothing is padded", _OFF)},
     "ChatMessage": {
-        "refusal": FieldRule("an empty one says nothing", _NONE),
-        "annotations": FieldRule("an empty list says nothing", _NONE),
+        "refusal": Rule("an empty one says nothing", _NONE),
+        "annotations": Rule("an empty list says nothing", _NONE),
     },
-    "ThinkingSwitch": {"clear_thinking": FieldRule("the chat template decides", (True,))},
+    "ThinkingSwitch": {"clear_thinking": Rule("the chat template decides", (True,))},
     "ReasoningSwitch": {
-        "exclude": FieldRule("thoughts are returned", _OFF),
-        "summary": FieldRule("thoughts are returned as they are", ("auto",)),
+        "exclude": Rule("thoughts are returned", _OFF),
+        "summary": Rule("thoughts are returned as they are", ("auto",)),
     },
-    "CallParam": {"index": FieldRule("calls are in their order")},
-    "PictureParam": {"detail": FieldRule("there is one resolution", ("auto",))},
+    "CallParam": {"index": Rule("calls are in their order")},
+    "PictureParam": {"detail": Rule("there is one resolution", ("auto",))},
     # Responses
     "Part": {
-        "annotations": FieldRule("an empty list says nothing", _NONE),
-        "logprobs": FieldRule("an empty list says nothing", _NONE),
-        "detail": FieldRule("there is one resolution", ("auto",)),
+        "annotations": Rule("an empty list says nothing", _NONE),
+        "logprobs": Rule("an empty list says nothing", _NONE),
+        "detail": Rule("there is one resolution", ("auto",)),
     },
     "InputItem": {
-        "pending_safety_checks": FieldRule("an empty list says nothing", _NONE),
-        "max_output_length": FieldRule("the client has cut the output"),
+        "pending_safety_checks": Rule("an empty list says nothing", _NONE),
+        "max_output_length": Rule("the client has cut the output"),
     },
     "ToolDefinition": {
-        "defer_loading": FieldRule("every tool is offered at once", _OFF),
-        "allowed_callers": FieldRule("the model calls", (["direct"],)),
+        "defer_loading": Rule("every tool is offered at once", _OFF),
+        "allowed_callers": Rule("the model calls", (["direct"],)),
     },
     # Anthropic
-    "TextParam": {"citations": FieldRule("an empty list says nothing", _NONE)},
-    "ToolUseParam": {"caller": FieldRule("the model calls", ({"type": "direct"},))},
-    "SearchResultParam": {"citations": FieldRule("there are none", ({"enabled": False},))},
+    "TextParam": {"citations": Rule("an empty list says nothing", _NONE)},
+    "ToolUseParam": {"caller": Rule("the model calls", ({"type": "direct"},))},
+    "SearchResultParam": {"citations": Rule("there are none", ({"enabled": False},))},
     # Ollama
-    "AskedCall": {"type": FieldRule("there are functions only", ("function",))},
-    "AskedCallFunction": {"index": FieldRule("calls are in their order")},
+    "AskedCall": {"type": Rule("there are functions only", ("function",))},
+    "AskedCallFunction": {"index": Rule("calls are in their order")},
 }
 
 _NATIVE = {
-    "t_max_prompt_ms": FieldRule("a prompt is read to its end", (-1,)),
-    "stream_options": FieldRule("every answer ends with its counts"),
+    "t_max_prompt_ms": Rule("a prompt is read to its end", (-1,)),
+    "stream_options": Rule("every answer ends with its counts"),
 }
 _HOSTED = {
-    "container": FieldRule("no code runs here", _NONE),
-    "context_management": FieldRule("nothing is dropped from a conversation", _NONE),
-    "mcp_servers": FieldRule("no server is called", _NONE),
+    "container": Rule("no code runs here", _NONE),
+    "context_management": Rule("nothing is dropped from a conversation", _NONE),
+    "mcp_servers": Rule("no server is called", _NONE),
 }
 
 # Declared fields without effect, by the request's struct. They are declared because their values are checked,
 # or because the answer repeats them.
-WITHOUT_EFFECT: dict[str, dict[str, FieldRule]] = {
-    "MessagesRequest": {"metadata": FieldRule("nobody is billed here", _NONE), **_HOSTED},
+WITHOUT_EFFECT: dict[str, dict[str, Rule]] = {
+    "MessagesRequest": {"metadata": Rule("nobody is billed here", _NONE), **_HOSTED},
     "CountTokensRequest": _HOSTED,
     "NativeCompletionRequest": {
-        "id_slot": FieldRule("the slot with the longest cached prefix is taken", (-1,)),
+        "id_slot": Rule("the slot with the longest cached prefix is taken", (-1,)),
         **_NATIVE,
     },
     "InfillRequest": _NATIVE,
     "ResponsesRequest": {
-        "service_tier": FieldRule("there is one tier", ("auto", "default")),
-        "max_tool_calls": FieldRule("it limits tools that the server runs; none runs here"),
-        "localspec": FieldRule("responses have no options of ours"),
-        "stream_options": FieldRule("every response ends with its usage"),
+        "service_tier": Rule("there is one tier", ("auto", "default")),
+        "max_tool_calls": Rule("it limits tools that the server runs; none runs here"),
+        "localspec": Rule("responses have no options of ours"),
+        "stream_options": Rule("every response ends with its usage"),
     },
 }
 
@@ -267,13 +253,8 @@ class IgnoredFields(list[str]):
         if len(self) < MAX_NAMED:
             self.append(path)
             return
-        if self.more:
-            self.pop()
-        else:
-            self.more = 1  # the last path, which the count replaces
-            self.pop()
-        self.more += 1
-        self.append(f"and {self.more} more")
+        self.more = (self.more or 1) + 1  # with the last path, which the count replaces
+        self[-1] = f"and {self.more} more"
 
 
 def find_ignored_fields(body: Mapping[str, Any], request: Struct) -> IgnoredFields:
@@ -287,9 +268,13 @@ def find_ignored_fields(body: Mapping[str, Any], request: Struct) -> IgnoredFiel
     kind = type(request)
     refused = REFUSED[getattr(kind, "refusal_table", "")]
     ignored = IgnoredFields()
-    for field in _find_undeclared(body, kind):
-        if _is_ignored(field, refused):
-            ignored.add(_format_path(field.path))
+    for path, value in _find_undeclared(body, kind):
+        name = str(path[0])
+        rule = refused.get(name) if len(path) == 1 else None
+        if rule is None:
+            ignored.add(_format_path(path))
+        elif not _is_among(value, rule.neutral):
+            raise BadBody(f"'{name}' is not supported: {rule.reason}.", name)
     for name in fields_without_effect(request):
         ignored.add(name)
     return ignored
@@ -304,29 +289,11 @@ def fields_without_effect(request: Struct) -> Iterator[str]:
 
 
 def refuse_undeclared(body: Mapping[str, Any], request: Struct) -> None:
-    """Refuse undeclared fields, in requests that change something on this machine.
-
-    Raises:
-        BadBody: there is one.
-    """
+    """Raise BadBody for undeclared fields, in requests that change something on this machine."""
     first = next(_find_undeclared(body, type(request)), None)
     if first is not None:
         name = _shorten_path(_format_path(first.path))
         raise BadBody(f"'{name}' is not a field of this request.", name)
-
-
-def _is_ignored(field: _Undeclared, refused: Mapping[str, FieldRule]) -> bool:
-    """Return whether a field has no effect. It has none either way if its value is neutral.
-
-    Raises:
-        BadBody: the field is refused.
-    """
-    name = str(field.path[0])
-    if len(field.path) > 1 or not (rule := refused.get(name)):
-        return True
-    if not _is_among(field.value, rule.neutral):
-        raise BadBody(f"'{name}' is not supported: {rule.reason}.", name)
-    return False
 
 
 def _is_fulfilled(kind: type[Struct], name: str, value: object) -> bool:
@@ -337,13 +304,8 @@ def _is_fulfilled(kind: type[Struct], name: str, value: object) -> bool:
 
 
 def _format_path(path: FieldPath) -> str:
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{part}" if text else part
-    return text
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")
 
 
 def _is_among(value: object, choices: tuple[object, ...]) -> bool:
@@ -445,10 +407,8 @@ def _find_struct(value: dict[str, object], place: _Place) -> type[Struct] | None
 
 @cache
 def _declared_fields(kind: type[Struct]) -> dict[str, _Place | None]:
-    hints = get_type_hints(kind, include_extras=True)
-    places = {
-        field.encode_name: _find_place(hints[field.name]) for field in msgspec.structs.fields(kind)
-    }
+    hints, fields = get_type_hints(kind, include_extras=True), msgspec.structs.fields(kind)
+    places = {field.encode_name: _find_place(hints[field.name]) for field in fields}
     if tag_field := kind.__struct_config__.tag_field:
         places[tag_field] = None
     return places
@@ -466,7 +426,7 @@ def _find_place(hint: Any) -> _Place | None:
     for member in _union_members(hint):
         if isinstance(member, Described):
             place = place._replace(described=member)
-        elif _is_struct(member):
+        elif isinstance(member, type) and issubclass(member, Struct):
             place = place._replace(structs=(*place.structs, member))
         elif get_origin(member) is list and place.items is None:
             place = place._replace(items=_find_place(*get_args(member)))
@@ -484,10 +444,6 @@ def _union_members(hint: Any) -> Iterator[Any]:
             yield from _union_members(member)
     else:
         yield hint
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _shorten_path(path: str) -> str:

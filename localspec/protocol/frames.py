@@ -49,16 +49,12 @@ class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
     add_generation_prompt: bool = True
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
-    # Text written after the template as the beginning of the answer. The answer does not repeat
-    # it.
-    answer_prefix: str = ""
+    answer_prefix: str = ""  # written as the beginning of the answer, which does not repeat it
     # The answer continues the last message. Its turn is not closed, and no new one is opened.
     # `answer_prefix` repeats its text, or its thoughts, in which case it has nothing else.
     continued: Literal["", "content", "reasoning_content"] = ""
-    # Special tokens that are spelled out in messages are parsed as such and not as text.
-    parse_special: bool = False
-    # Picture files. `picture_mark` stands for each of them, in this order, in the messages' texts.
-    pictures: list[bytes] = []
+    parse_special: bool = False  # special tokens that messages spell out are parsed as such
+    pictures: list[bytes] = []  # files; `picture_mark` stands for each in the texts, in this order
     picture_mark: str = ""
 
 
@@ -83,10 +79,8 @@ class InfillPrompt(msgspec.Struct, tag="infill", omit_defaults=True):
 
     prefix: str
     suffix: str
-    # Repository context as (file name, text) pairs.
-    extra: list[tuple[str, str]] = []
-    # The beginning of the line that contains the cursor. It follows the prefix.
-    prompt: str = ""
+    extra: list[tuple[str, str]] = []  # repository context as (file name, text) pairs
+    prompt: str = ""  # the beginning of the line that contains the cursor; it follows the prefix
     n_predict: int = 0
 
 
@@ -103,48 +97,36 @@ class Sampling(SamplingParameters, omit_defaults=True):
     """Sampling parameters of a request."""
 
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
-    # Biases of every token of a text, by the text.
-    text_bias: dict[str, float] = msgspec.field(default_factory=dict)
+    text_bias: dict[str, float] = msgspec.field(default_factory=dict)  # of every token of a text
     ignore_eos: bool = False
-    # llama.cpp's sampler of that name comes last. It lets a completion end where it is not
-    # likely to go on.
-    infill: bool = False
+    infill: bool = False  # comes last: an answer may end where it is not likely to go on
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A language that the answer must be in."""
 
     kind: Literal["json_object", "json_schema", "grammar", "regex"]
-    # JSON Schema text, GBNF, or a regular expression.
-    source: str = ""
-    # The beginning of an answer that is continued.
-    begun: str = ""
-    # The request's field that contains the constraint.
-    param: str | None = None
-    # A schema is refused if one of its keywords cannot be enforced. Otherwise that keyword is
-    # left out.
-    strict: bool = False
+    source: str = ""  # JSON Schema text, GBNF, or a regular expression
+    begun: str = ""  # the beginning of an answer that is continued
+    param: str | None = None  # the request's field that contains the constraint
+    strict: bool = False  # a schema is refused if one of its keywords cannot be enforced
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True):
     """How many tokens the thoughts before an answer may have."""
 
     tokens: int
-    # Pairs of texts between which thoughts stand. The second one is inserted to end them at the
-    # limit.
-    markers: list[tuple[str, str]]
+    markers: list[tuple[str, str]]  # around thoughts; the second one ends them at the limit
 
 
 class SpeculationSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to speculate."""
 
     enabled: bool = True
-    # Tokens drafted per round. None: the policy decides.
-    depth: int | None = None
+    depth: int | None = None  # tokens drafted per round; None: the policy decides
     kind: Literal["auto", "dflash", "draft", "eagle3", "mtp", "ngram"] = "auto"
     verification: Literal["auto", "match", "rejection"] = "auto"
-    # Text that the caller expects in the answer (OpenAI's field). Drafts are looked up in it.
-    prediction: str | None = None
+    prediction: str | None = None  # text that the caller expects; drafts are looked up in it
 
 
 # ---------------------------------------------------------------------------- daemon → worker
@@ -155,30 +137,21 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
 
     name: str
     target: str
-    # None: only the target.
-    draft: str | None = None
+    draft: str | None = None  # None: only the target
     # Files that draft for the target if the draft turns out to be of no use, the best first. The
     # target's own path stands for the heads in its file.
     other_drafts: tuple[str, ...] = ()
-    # Someone named the draft, so that it is not replaced while it is of any use.
-    draft_named: bool = False
-    # The draft that `localspec tune` has made, if there is one.
-    tuned_draft: str = ""
-    # The file that turns pictures into what the target reads. None: it reads text only.
-    projector: str | None = None
-    # What to do to have a projector, as a sentence.
-    projector_hint: str = ""
-    # Text of a chat template that replaces the one in the target's file.
-    chat_template: str = ""
-    # Default sampling parameters that replace those in the target's file.
-    sampling: dict[str, float] = {}
+    draft_named: bool = False  # someone named the draft: it is not replaced while it is of any use
+    tuned_draft: str = ""  # the draft that `localspec tune` has made, if there is one
+    projector: str | None = None  # file by which the target reads pictures; None: only text
+    projector_hint: str = ""  # what to do to have a projector, as a sentence
+    chat_template: str = ""  # text of a chat template that replaces the one in the target's file
+    sampling: dict[str, float] = {}  # default parameters that replace those in the target's file
     # How an embedding model makes one vector of a text. Such a model generates no text, see
     # daemon/worker/purposes.py.
     pooling: Pooling | None = None
-    # Other machines that hold layers of the target.
-    rpc: tuple[str, ...] = ()
-    # The other server that answers. There are no files then, and no worker gets such a pair.
-    upstream: Upstream | None = None
+    rpc: tuple[str, ...] = ()  # other machines that hold layers of the target
+    upstream: Upstream | None = None  # the other server that answers; no worker gets such a pair
 
 
 class Load(Frame, omit_defaults=True):
@@ -199,22 +172,17 @@ class Generate(Frame, omit_defaults=True):
     # unless a constraint allows nothing else.
     min_tokens: int = 0
     stop: list[str] = []
-    # Token ids that end the answer as the model's own end does.
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = []  # token ids that end the answer as the model's own end does
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
     # Where an answer that repeats itself without progress is ended.
     loop_guard: LoopGuardScope | None = None  # None: as the pair's settings say
-    # The tool calls that the answer may contain.
-    tools: ToolSet | None = None
-    # Markers around thoughts that may precede the part to which `tools` and `constraint` apply.
-    thoughts: list[tuple[str, str]] = []
+    tools: ToolSet | None = None  # the tool calls that the answer may contain
+    thoughts: list[tuple[str, str]] = []  # around thoughts before the constrained part
     speculative: SpeculationSettings = SpeculationSettings()
     top_logprobs: int | None = None
-    # Report the prompt's own log-probabilities, with this many likeliest tokens beside each.
-    prompt_logprobs: int | None = None
-    # Log-probabilities are those of the draw, after everything that changes them.
-    post_sampling: bool = False
+    prompt_logprobs: int | None = None  # report the prompt's own, with so many likelier tokens
+    post_sampling: bool = False  # log-probabilities after all that changes a draw
     exact: bool | None = None
     cache_prompt: bool = True
     # Length in tokens from which a cached chunk may be moved to another position. The result is
@@ -222,24 +190,14 @@ class Generate(Frame, omit_defaults=True):
     n_cache_reuse: int = 0
     priority: Literal["chat", "editor"] = "chat"
     reveal_draft: bool = False
-    # End the answer at the first newline after this time.
-    max_predict_ms: int | None = None
-    # End the answer at a line that is indented less than this.
-    single_line_indent: int | None = None
-    # Control tokens whose text belongs to the answer (such as a tool call's marker). Others have
-    # no text.
-    shown: list[str] = []
-    # Id of a saved conversation, whose state is saved separately from others'.
-    conversation: str | None = None
-    # Deltas include the ids of their tokens.
-    return_tokens: bool = False
-    # Deltas include the time taken so far.
-    timings: bool = False
-    # Report every pass that prefills the prompt, also the last one. Otherwise the last one is
-    # not reported.
-    progress: bool = False
-    # Without a conversation, save nothing of this request.
-    private: bool = False
+    max_predict_ms: int | None = None  # end the answer at the first newline after this time
+    single_line_indent: int | None = None  # end the answer at a line indented less than this
+    shown: list[str] = []  # control tokens with text, such as a call's marker
+    conversation: str | None = None  # id of a saved one, whose state is saved apart
+    return_tokens: bool = False  # deltas include the ids of their tokens
+    timings: bool = False  # deltas include the time taken so far
+    progress: bool = False  # report every pass that prefills the prompt, also the last one
+    private: bool = False  # without a conversation, save nothing of this request
 
 
 EmbeddingInput = str | list[int | str]  # a text, token ids, or texts and ids mixed
@@ -254,15 +212,12 @@ class Embed(Frame, omit_defaults=True):
 
     id: int
     inputs: list[EmbeddingInput]
-    # Read only the beginning of an input that is too long. Otherwise it is refused.
-    truncate: bool = False
-    # Return only this many leading elements; 0: all.
-    dimensions: int = 0
+    truncate: bool = False  # read only the beginning of an input that is too long, or refuse it
+    dimensions: int = 0  # return only this many leading elements; 0: all
     # 2 scales vectors to length 1; another p > 0 normalizes by the p-norm; 0 scales the largest
     # element to 32760; -1 changes nothing.
     normalize: int = 2
-    # Tokens that are read of each input at most; 0: all.
-    most: int = 0
+    most: int = 0  # tokens that are read of each input at most; 0: all
 
 
 class Rerank(Frame, omit_defaults=True):
@@ -274,10 +229,8 @@ class Rerank(Frame, omit_defaults=True):
     id: int
     query: str
     documents: list[str]
-    # Read only the beginning of a document that is too long.
-    truncate: bool = False
-    # Tokens that are read of each document at most; 0: all.
-    most: int = 0
+    truncate: bool = False  # read only the beginning of a document that is too long
+    most: int = 0  # tokens that are read of each document at most; 0: all
 
 
 class Cancel(Frame):
@@ -351,16 +304,14 @@ class Spare(Frame):
     """Limit the memory of cached prefixes without a slot. The reply is Spared."""
 
     id: int
-    # Bytes from now on, if as many are available.
-    most: int
+    most: int  # bytes from now on, if as many are available
 
 
 class EndThoughts(Frame):
     """End the thoughts of a running generation, so that its answer follows. The reply is ThoughtsEnded."""
 
     id: int
-    # The id of the generation.
-    request: int
+    request: int  # the id of the generation
 
 
 class Shutdown(Frame):
@@ -380,10 +331,8 @@ class Loading(Frame):
 class PromptCost(msgspec.Struct, frozen=True):
     """The cost of prefilling prompts, in seconds."""
 
-    # Cost of a text's first token.
-    token_s: float
-    # Additional cost of a token for each token before it, because attention reads them all.
-    deeper_s: float = 0.0
+    token_s: float  # cost of a text's first token
+    deeper_s: float = 0.0  # additional cost of a token for each token before it, due to attention
 
     def token_seconds(self, position: float) -> float:
         """Return the seconds that the token at this position takes."""
@@ -400,18 +349,15 @@ class Loaded(Frame, omit_defaults=True):
     name: str
     target_description: str
     draft_description: str | None
-    # Tokens that all requests share.
-    n_ctx: int
+    n_ctx: int  # tokens that all requests share
     parallel: int
     chat_template: str | None
     bos_token: str
     eos_token: str
-    # What the engine has learnt from the chat template.
-    dialect: Dialect = Dialect()
+    dialect: Dialect = Dialect()  # what the engine has learnt from the chat template
     speculation: str | None = None  # the reason why drafts are impossible, if they are
     backend: str = "cpu"
-    # How a request is sampled that does not set these parameters.
-    sampling_defaults: dict[str, Any] = {}
+    sampling_defaults: dict[str, Any] = {}  # of a request that does not set these parameters
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what was reduced for lack of memory
     reading: PromptCost | None = None  # as in Started
@@ -431,11 +377,8 @@ class TokenLogprob(msgspec.Struct):
     piece: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = []
-    # Position in the text, in characters, where its bytes begin; -1 if another server does not
-    # say.
-    offset: int = -1
-    # Of a prompt's token: 1 for the likeliest; 0 if it is not known.
-    rank: int = 0
+    offset: int = -1  # characters of the text before its bytes; -1 if another server does not say
+    rank: int = 0  # of a prompt's token: 1 for the likeliest; 0 if it is not known
     # Of an answer's token: whether any of its text is content, and not reasoning or part of a call.
     is_content: bool = True
 
@@ -454,18 +397,12 @@ class Started(Frame, omit_defaults=True):
     # Where the cached tokens come from. "memory" and "disk" are prefixes without a slot; with
     # "shift" some were moved from another position of the text.
     cache: Literal[""] | CacheSource = ""
-    # The biases of a request that has any.
-    logit_bias: dict[int, float] = {}
-    # The cost of prefilling the prompt, as far as it is known by now.
-    reading: PromptCost | None = None
-    # A part of the request that cannot be fulfilled.
-    note: str = ""
-    # A message for the user about the pair that answers.
-    news: str = ""
-    # The pair that answers, if it is not the requested one.
-    stand_in: str = ""
-    # Cached tokens before the first one that was moved in the cache. None: not known.
-    exact_tokens: int | None = None
+    logit_bias: dict[int, float] = {}  # the biases of a request that has any
+    reading: PromptCost | None = None  # cost of prefilling the prompt, as far as it is known by now
+    note: str = ""  # a part of the request that cannot be fulfilled
+    news: str = ""  # a message for the user about the pair that answers
+    stand_in: str = ""  # the pair that answers, if it is not the requested one
+    exact_tokens: int | None = None  # cached ones before the first that was moved; None: not known
 
 
 class Reading(Frame, omit_defaults=True):
@@ -475,16 +412,11 @@ class Reading(Frame, omit_defaults=True):
     """
 
     id: int
-    # Tokens of the prompt that are in the cache now.
-    processed: int
-    # Milliseconds since the request got its slot.
-    ms: float
-    # As in Started.
-    reading: PromptCost | None = None
-    # Log-probabilities of the prompt's next tokens, if `prompt_logprobs` were requested.
-    scores: list[TokenLogprob] = []
-    # Position in the prompt of the first of them.
-    scores_from: int = 0
+    processed: int  # tokens of the prompt that are in the cache now
+    ms: float  # milliseconds since the request got its slot
+    reading: PromptCost | None = None  # as in Started
+    scores: list[TokenLogprob] = []  # of the prompt's next tokens, on request
+    scores_from: int = 0  # position in the prompt of the first of them
 
 
 class Timings(msgspec.Struct):
@@ -525,23 +457,16 @@ class Delta(Frame, omit_defaults=True):
 
     id: int
     pieces: list[Piece] = []
-    # The tokens that produced the text, on request.
-    logprobs: list[TokenLogprob] = []
-    # Tokens generated so far.
-    tokens: int = 0
-    # Ids of the tokens that produced the text, on request.
-    ids: list[int] = []
-    # Time taken so far, on request.
-    timings: Timings | None = None
+    logprobs: list[TokenLogprob] = []  # the tokens that produced the text, on request
+    tokens: int = 0  # tokens generated so far
+    ids: list[int] = []  # ids of the tokens that produced the text, on request
+    timings: Timings | None = None  # time taken so far, on request
 
     @property
     def text(self) -> str:
         """The content, without reasoning and calls."""
-        return "".join(
-            piece.text
-            for piece in self.pieces
-            if isinstance(piece, Text) and piece.kind == "content"
-        )
+        texts = [piece for piece in self.pieces if isinstance(piece, Text)]
+        return "".join(piece.text for piece in texts if piece.kind == "content")
 
     @property
     def drafted(self) -> list[tuple[int, int]]:
@@ -601,27 +526,19 @@ class Done(Frame, omit_defaults=True):
     """The end of a generation."""
 
     id: int
-    # "stop" (the model's own end, or a stop string), "length" or "cancelled".
-    finish_reason: str
+    finish_reason: str  # "stop" (the model's own end, or a stop string), "length" or "cancelled"
     prompt_tokens: int
     completion_tokens: int
     timings: Timings
     speculation: Speculation
     stop_string: str | None = None
-    # The context ended the answer, not the request's own limit.
-    truncated: bool = False
-    # Where the answer repeated itself without progress, so that its thoughts or its text were ended.
-    loop: Literal["", "thoughts", "text"] = ""
-    # `depths[n]` is the number of target passes that verified n drafts.
-    depths: list[int] = []
-    # `accepts[n]` is the number of target passes that accepted n drafts.
-    accepts: list[int] = []
-    # The engine's passes for all requests since the last request ended.
-    passes: int = 0
-    # The number of sequences in those passes, summed up.
-    busy: int = 0
-    # Every pass that produced tokens, in order, if `timings` were requested.
-    trace: list[Verified] = []
+    truncated: bool = False  # the context ended the answer, not the request's own limit
+    loop: Literal["", "thoughts", "text"] = ""  # where the answer repeated itself, and was ended
+    depths: list[int] = []  # `depths[n]` is the number of target passes that verified n drafts
+    accepts: list[int] = []  # `accepts[n]` is the number of target passes that accepted n drafts
+    passes: int = 0  # the engine's passes for all requests since the last request ended
+    busy: int = 0  # the number of sequences in those passes, summed up
+    trace: list[Verified] = []  # every pass that produced tokens, with `timings`
 
 
 class Failed(Frame, omit_defaults=True):
@@ -733,11 +650,7 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def frame_length(header: bytes | bytearray) -> int:
-    """Return the length of the body in bytes, from a 4-byte header.
-
-    Raises:
-        ValueError: it exceeds MAX_FRAME_BYTES, so the stream is not ours or is out of step.
-    """
+    """Return the length of the body in bytes. Raises ValueError if the stream is not ours or out of step."""
     length: int = _HEADER.unpack(header)[0]
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
@@ -745,11 +658,7 @@ def frame_length(header: bytes | bytearray) -> int:
 
 
 def take_frames(buffer: bytearray) -> Iterator[bytes]:
-    """Yield the bodies of all complete frames and remove them from the buffer.
-
-    Raises:
-        ValueError: as `frame_length`, after the frames before it.
-    """
+    """Yield the bodies of all complete frames and remove them. Raises ValueError as `frame_length`."""
     while len(buffer) >= HEADER_BYTES:
         end = HEADER_BYTES + frame_length(buffer[:HEADER_BYTES])
         if len(buffer) < end:

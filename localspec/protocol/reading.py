@@ -17,6 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.inspect import (
+    ListType,
+    LiteralType,
+    Metadata,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
 
 # Limit of strings, lists and objects in a body. Each takes 50 to 250 bytes of memory. A chat of 10 000
 # messages has about 60 000.
@@ -69,11 +79,7 @@ class BodyComplexity:
         return self._quotes // 2 + self._brackets
 
     def count_piece(self, piece: bytes | bytearray) -> None:
-        """Count the next piece of the body.
-
-        Raises:
-            TooComplex: it has too much structure. The remaining pieces need not be read.
-        """
+        """Count the next piece of the body. Raises TooComplex: the remaining ones need not be read."""
         # Without escaped backslashes, every backslash that remains begins an escape.
         data = (self._unfinished + piece).replace(rb"\\", b"")
         cut = data.rfind(b"\\", max(len(data) - _MAX_ESCAPE_BYTES + 1, 0))
@@ -165,24 +171,17 @@ def _convert(value: object, kind: type[Body], repairs: int = MAX_REPAIRS) -> Bod
     """Convert a value that was decoded without a type.
 
     Clients in Lua, Go and R write integers as 7.0. Where a field needs an integer, such numbers are
-    replaced in `value`, and it is converted again.
-
-    Raises:
-        msgspec.ValidationError: as raised by msgspec.
+    replaced in `value`, and it is converted again. Raises msgspec.ValidationError.
     """
     for _ in range(repairs):
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             refused = _FLOAT_FOR_INT.match(str(error))
-            if not refused or not _floats_to_integers(value, _split_path(refused["path"])):
+            path = re.findall(r"\w+|\[(?:\d+|\.\.\.)\]", refused["path"]) if refused else []
+            if not _floats_to_integers(value, path):
                 raise
     return msgspec.convert(value, kind)
-
-
-def _split_path(path: str) -> list[str]:
-    """Return the names and positions in one of msgspec's paths."""
-    return re.findall(r"\w+|\[(?:\d+|\.\.\.)\]", path)
 
 
 def _floats_to_integers(value: Any, path: Sequence[str]) -> bool:
@@ -191,38 +190,27 @@ def _floats_to_integers(value: Any, path: Sequence[str]) -> bool:
     "[...]" stands for a key of an object that msgspec does not name, so all of them are tried. For
     an item of a list, all items are tried.
     """
-    if not path:
+    if not path or not isinstance(value, dict | list):
         return False
     step, remaining = path[0], path[1:]
-    if not isinstance(value, dict | list):
-        return False
     keys: list[Any] = [*value] if isinstance(value, dict) else [*range(len(value))]
     if not step.startswith("["):
         keys = [step] if step in value else []
     elif remaining and isinstance(value, list):
         keys = [int(step[1:-1])]
-    if remaining:
-        changed = [_floats_to_integers(value[key], remaining) for key in keys]
-        return any(changed)
-    integer_keys = [
-        key for key in keys if isinstance(value[key], float) and _is_exact_integer(value[key])
-    ]
-    for key in integer_keys:
-        value[key] = int(value[key])
-    return bool(integer_keys)
-
-
-def _is_exact_integer(value: float) -> bool:
-    """Return whether a float is an integer that a float can represent exactly."""
-    return value.is_integer() and abs(value) <= 2**53
+    changed = False
+    for key in keys:
+        number = value[key]
+        if remaining:
+            changed |= _floats_to_integers(number, remaining)
+        elif isinstance(number, float) and number.is_integer() and abs(number) <= 2**53:
+            value[key] = int(number)  # a float represents integers of this size exactly
+            changed = True
+    return changed
 
 
 def convert(value: object, kind: type[Body], at: str) -> Body:
-    """Convert a part of a request that was decoded without a type. `at` is its path ("tools[0]").
-
-    Raises:
-        BadBody: as `decode`.
-    """
+    """Convert a part of a request, at the path `at` ("tools[0]"). Raises BadBody as `decode`."""
     try:
         return _convert(value, kind)
     except msgspec.ValidationError as error:
@@ -269,7 +257,9 @@ def explain(message: str, kind: type[Struct]) -> BadBody:
         path = f"{path}.{missing[1]}" if path else missing[1]
         return BadBody(f"'{path}' is missing.", path)
     if unknown := _UNKNOWN.match(what):
-        names = " or ".join(_field_names(kind, path)) or "nothing else"
+        structs = (one for one in _types_at(kind, path) if isinstance(one, StructType))
+        fields = [field.encode_name for struct in structs for field in struct.fields]
+        names = " or ".join(fields) or "nothing else"
         path = f"{path}.{unknown[1]}" if path else unknown[1]
         return BadBody(f"'{path}' is not known; there may be {names}.", path)
     if path and not path.endswith("]") and what.endswith("got `null`"):
@@ -308,57 +298,34 @@ def _describe(what: str, kind: type[Struct], path: str) -> str:
         plural = "" if match[3] == "1" else "s"
         return f"must have {_BOUNDS[match[2]]} {match[3]} {unit}{plural}"
     if match := _TYPE.match(what):
-        expected = [name for name in match[1].split(" | ") if name != "null"]
-        instead = f", not {_join_names([match[2]], _ACTUAL_NAMES)}" if match[2] else ""
-        return f"must be {_join_names(expected, _EXPECTED_NAMES)}{instead}"
+        kinds = [kind for kind in match[1].split(" | ") if kind != "null"]
+        expected = " or ".join(_EXPECTED_NAMES.get(kind, kind) for kind in kinds)
+        instead = f", not {_ACTUAL_NAMES.get(match[2], match[2])}" if match[2] else ""
+        return f"must be {expected}{instead}"
     if match := _ENUM.match(what):
-        choices = " or ".join(_literal_choices(kind, path))
+        literals = (one for one in _types_at(kind, path) if isinstance(one, LiteralType))
+        choices = " or ".join(f"'{value}'" for literal in literals for value in literal.values)
         return f"must be {choices}, not {match[1]}" if choices else f"may not be {match[1]}"
     return f"is refused: {what[:1].lower()}{what[1:].partition(', got ')[0]}"
 
 
-def _join_names(types: list[str], names: dict[str, str]) -> str:
-    return " or ".join(names.get(kind, kind) for kind in types)
-
-
-def _types_at(kind: type[Struct], path: str) -> list[msgspec.inspect.Type]:
-    """Return the types that a value at `path` may have."""
-    types: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
+def _types_at(kind: type[Struct], path: str) -> list[Type]:
+    types: list[Type] = [type_info(kind)]
     for name in re.findall(r"[^\W\d]\w*|\[", path):
         types = [member for outer in types for member in _member_types(outer, name)]
     return types
 
 
-def _field_names(kind: type[Struct], path: str) -> list[str]:
-    """Return the fields of the object at `path`."""
-    return [
-        field.encode_name
-        for struct in _types_at(kind, path)
-        if isinstance(struct, msgspec.inspect.StructType)
-        for field in struct.fields
-    ]
-
-
-def _literal_choices(kind: type[Struct], path: str) -> list[str]:
-    """Return the values that the Literal at `path` allows, quoted."""
-    return [
-        f"'{value}'"
-        for literal in _types_at(kind, path)
-        if isinstance(literal, msgspec.inspect.LiteralType)
-        for value in literal.values
-    ]
-
-
-def _member_types(outer: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
+def _member_types(outer: Type, name: str) -> list[Type]:
     """Return the types of field `name`, or of an item if `name` is "["; unions are split."""
-    member: msgspec.inspect.Type | None = None
-    if isinstance(outer, msgspec.inspect.ListType | msgspec.inspect.VarTupleType) and name == "[":
+    member: Type | None = None
+    if isinstance(outer, ListType | VarTupleType) and name == "[":
         member = outer.item_type
-    elif isinstance(outer, msgspec.inspect.StructType):
+    elif isinstance(outer, StructType):
         member = next((field.type for field in outer.fields if field.encode_name == name), None)
-    if isinstance(member, msgspec.inspect.Metadata):
+    if isinstance(member, Metadata):
         member = member.type
-    if isinstance(member, msgspec.inspect.UnionType):
+    if isinstance(member, UnionType):
         return list(member.types)
     return [member] if member else []
 
@@ -390,37 +357,32 @@ def _find_malformed(body: bytes | bytearray, error: Exception) -> BadBody:
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return BadBody(f"'{path}' must be a finite number, not {leaf}.", path)
         if isinstance(leaf, str) and any("\ud800" <= char <= "\udfff" for char in leaf):
-            return BadBody(
-                f"'{path}' contains half a surrogate pair, which is not a valid character.", path
-            )
+            problem = "contains half a surrogate pair, which is not a valid character."
+            return BadBody(f"'{path}' {problem}", path)
     return BadBody(f"The request body is not valid JSON: {error}.")
 
 
 def _walk(value: object) -> Iterator[tuple[str, Any]]:
     """Yield every key and scalar in `value` with its path, in order and without recursion."""
+
+    def members(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, list):
+            yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
+            return
+        for key, item in value.items():
+            item_path = f"{path}.{key}" if path else key
+            yield from ((item_path, key), (item_path, item))
+
     stack = [iter([("", value)])]
     while stack:
         for path, item in stack[-1]:
             if isinstance(item, dict | list):
-                stack.append(_walk_members(item, path))
+                stack.append(members(item, path))
                 break
             yield path.encode("utf-8", "replace").decode(), item
         else:
             stack.pop()
 
-
-def _walk_members(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield f"{path}[{index}]", item
-        return
-    for key, item in value.items():
-        item_path = f"{path}.{key}" if path else key
-        yield item_path, key
-        yield item_path, item
-
-
-# ---------------------------------------------------------------------------- null in a request
 
 Kind = TypeVar("Kind")
 

@@ -51,12 +51,9 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's limits
 class OtherNames(NamedTuple):
     """What a parameter is called elsewhere."""
 
-    # Key below `general.sampling.` with which a model's file sets its default.
-    gguf: str = ""
-    # The one of llama-server's `samplers` that the parameter belongs to.
-    sampler: str = ""
-    # The value that switches that sampler off.
-    off: float | None = None
+    gguf: str = ""  # key below `general.sampling.` with which a model's file sets its default
+    sampler: str = ""  # the one of llama-server's `samplers` that the parameter belongs to
+    off: float | None = None  # the value that switches that sampler off
 
 
 class SamplingParameters(Struct):
@@ -151,10 +148,8 @@ class AliasFields(SamplingParameters):
     guided_choice: ChoiceTexts | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    # SGLang's name of `grammar`.
-    ebnf: str | None = None
-    # The name of `repeat_penalty` in vLLM and SGLang.
-    repetition_penalty: RepeatPenalty | None = None
+    ebnf: str | None = None  # SGLang's name of `grammar`
+    repetition_penalty: RepeatPenalty | None = None  # `repeat_penalty` in vLLM and SGLang
     # Before this many tokens neither the model's own end nor `stop_token_ids` may end the
     # answer. A stop string still may, and so does a constraint that allows no further token.
     min_tokens: Count | None = None
@@ -480,15 +475,11 @@ class GenerationRequest(AliasFields, Request):
     cache_prompt: OrDefault[bool] = True
     n_cache_reuse: OrDefault[CacheReuse] = 0
     reveal_draft: OrDefault[bool] = False
-    # Every chunk of a stream has llama-server's `timings`.
-    timings_per_token: OrDefault[bool] = False
-    # A stream reports in chunks of its own how much of the prompt has been prefilled.
-    return_progress: OrDefault[bool] = False
+    timings_per_token: OrDefault[bool] = False  # chunks have llama-server's `timings`
+    return_progress: OrDefault[bool] = False  # a stream reports how much of the prompt is prefilled
     # Seconds after which a silent stream gets a ping; 0 or -1: never.
     sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL_S
-    # Log-probabilities are those of the final draw, after bias, penalties, truncation and
-    # temperature.
-    post_sampling_probs: OrDefault[bool] = False
+    post_sampling_probs: OrDefault[bool] = False  # log-probabilities after all samplers
     mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
     adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
     lora: list[Any] | None = None
@@ -786,12 +777,9 @@ class NativeRequest(GenerationRequest, kw_only=True):
     # prompt prefilled.
     t_max_prompt_ms: _MILLISECONDS | None = None
     t_max_predict_ms: _MILLISECONDS | None = None
-    # Paths of the answer's fields to return. The paths become the keys of the answer.
-    response_fields: list[str] | None = None
+    response_fields: list[str] | None = None  # paths of fields to return, which become the keys
     return_tokens: OrDefault[bool] = False
-    # It chooses no slot here, where the longest cached prefix decides. Together with `user` it
-    # distinguishes editors.
-    id_slot: OrDefault[_SLOT] = -1
+    id_slot: OrDefault[_SLOT] = -1  # chooses no slot; with `user` it distinguishes editors
     user: str | None = None
 
 

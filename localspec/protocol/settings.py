@@ -73,72 +73,45 @@ class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     # The server's name of the model. It may be empty if the server has only one.
     upstream_model: Annotated[str, Meta(max_length=512)] = ""
     upstream_kind: UpstreamKind = "auto"
-    # Environment variable that holds the API key.
-    key_env: Annotated[str, Meta(max_length=256)] = ""
-    # File that holds the API key.
-    key_file: Annotated[str, Meta(max_length=4096)] = ""
-    # File of certificates to trust.
-    ca: Annotated[str, Meta(max_length=4096)] = ""
-    # The pair that answers while the server does not.
-    fallback: Annotated[str, Meta(max_length=4096)] = ""
+    key_env: Annotated[str, Meta(max_length=256)] = ""  # variable that holds the API key
+    key_file: Annotated[str, Meta(max_length=4096)] = ""  # file that holds the API key
+    ca: Annotated[str, Meta(max_length=4096)] = ""  # file of certificates to trust
+    fallback: Annotated[str, Meta(max_length=4096)] = ""  # the pair that answers meanwhile
     summary: Annotated[str, Meta(max_length=1024)] = ""
     roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
-    # Seconds until the connection is established.
-    connect_timeout: Seconds = 10.0
-    # Seconds until the first part of an answer arrives.
-    first_token_timeout: Seconds = 600.0
-    # Seconds between two parts of an answer.
-    silence_timeout: Seconds = 120.0
+    connect_timeout: Seconds = 10.0  # seconds until the connection is established
+    first_token_timeout: Seconds = 600.0  # seconds until the first part of an answer arrives
+    silence_timeout: Seconds = 120.0  # seconds between two parts of an answer
 
 
 class EngineSettings(msgspec.Struct, omit_defaults=True):
     """The settings with which a pair is loaded. 0 means: choose for this machine and model."""
 
-    # Tokens that all sequences share. One alone may use all of them, and a sequence that finds
-    # no room has to wait.
-    n_ctx: Context = 0
+    n_ctx: Context = 0  # tokens that all sequences share; one alone may use all of them
     parallel: Sequences = 4
     n_threads: Threads = 0
     n_batch: Annotated[int, Meta(ge=64, le=1 << 16)] = 512
-    # Layers of the target on a GPU; -1: all.
-    n_gpu_layers: Layers = -1
-    # Layers of the draft model on a GPU; -1: all.
-    draft_gpu_layers: Layers = -1
-    # The target's own MTP heads draft if no other model does.
-    own_heads: bool = True
-    # How several GPUs share the target.
-    split_mode: SplitMode = "layer"
-    # The GPU that has the draft model.
-    main_gpu: Gpu = 0
-    # The target does not fit on this machine without the other machines that the pair names.
-    rpc_needed: bool = False
+    n_gpu_layers: Layers = -1  # layers of the target on a GPU; -1: all
+    draft_gpu_layers: Layers = -1  # layers of the draft model on a GPU; -1: all
+    own_heads: bool = True  # the target's own MTP heads draft if no other model does
+    split_mode: SplitMode = "layer"  # how several GPUs share the target
+    main_gpu: Gpu = 0  # the GPU that has the draft model
+    rpc_needed: bool = False  # the target does not fit without the pair's other machines
     flash_attention: FlashAttention = "auto"
-    # Greedy tokens are chosen on the device that holds the logits. None: only if that is a GPU.
-    choose_on_device: bool | None = None
+    choose_on_device: bool | None = None  # greedy tokens; None: only if that is a GPU
     type_kv: KvType = "f16"
     type_v: KvTypeV = "same"
-    # False is safe mode: llama.cpp's repacked CPU kernels, AMX among them, stay off.
-    extra_buffers: bool = True
-    # Exact mode is the default of every request.
-    exact: bool = False
-    # The default of every request.
-    loop_guard: LoopGuardScope = "thoughts"
-    # Bytes that exact mode's own cache would need in addition. 0 if memory holds it.
-    exact_lacks: Bytes = 0
-    # Tokens drafted per round. None: the policy decides.
-    depth: DraftTokens | None = None
-    # Longest time of a pass in seconds; 0: any. Longer prompts are read in several passes.
-    pass_s: Annotated[float, Meta(ge=0)] = 0.0
-    # The same limit while other requests are decoding and wait for the pass.
-    gap_s: Annotated[float, Meta(ge=0)] = 0.25
-    # Lock file with which workers take turns on the CPU; "": none.
-    turns: str = ""
-    # Folder in which measurements are saved.
-    state_dir: str = ""
-    # Memory limit of cached prefixes that have no slot.
-    prefix_bytes: Bytes = 0
-    # Folder in which states of texts are saved, up to `states_bytes`.
-    states_dir: str = ""
+    extra_buffers: bool = True  # False is safe mode: llama.cpp's repacked CPU kernels stay off
+    exact: bool = False  # exact mode is the default of every request
+    loop_guard: LoopGuardScope = "thoughts"  # the default of every request
+    exact_lacks: Bytes = 0  # what exact mode's cache needs in addition; 0 if memory holds it
+    depth: DraftTokens | None = None  # tokens drafted per round; None: the policy decides
+    pass_s: Annotated[float, Meta(ge=0)] = 0.0  # longest time of a pass in seconds; 0: any
+    gap_s: Annotated[float, Meta(ge=0)] = 0.25  # the same while other requests wait for it
+    turns: str = ""  # lock file with which workers take turns on the CPU; "": none
+    state_dir: str = ""  # folder in which measurements are saved
+    prefix_bytes: Bytes = 0  # memory limit of cached prefixes that have no slot
+    states_dir: str = ""  # folder in which states of texts are saved, up to `states_bytes`
     states_bytes: Bytes = 0
 
     @property

@@ -77,11 +77,7 @@ def convert(data: bytes, *, with_pictures: bool) -> Conversion:
 
 
 def convert_picture(data: bytes) -> bytes:
-    """Return a picture, of several the first one, as a PNG file: upright, and without transparency.
-
-    Raises:
-        Refused: it has too many pixels, or too many bits for each.
-    """
+    """Return a picture, of several the first one, as a PNG file: upright, and without transparency."""
     from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = None  # Pillow's own check would call the file damaged.
@@ -120,39 +116,30 @@ def _to_rgb(image: Any) -> Any:
 
 
 def convert_document(data: bytes, *, with_pictures: bool) -> list[Page]:
-    """Return the pages of a PDF document. One that shows more than text also becomes a picture.
-
-    Raises:
-        Refused: it is encrypted, or too large.
-    """
+    """Return the pages of a PDF document. One that shows more than text also becomes a picture."""
     import pypdfium2 as pdfium
 
     try:
         document = pdfium.PdfDocument(data)
     except pdfium.PdfiumError as error:
         if error.err_code == pdfium.raw.FPDF_ERR_PASSWORD:
-            raise Refused(
-                "is encrypted; send it without a password (qpdf --decrypt removes it)"
-            ) from None
+            reason = "is encrypted; send it without a password (qpdf --decrypt removes it)"
+            raise Refused(reason) from None
         raise
     if len(document) > MAX_PAGES:
-        raise Refused(
-            f"has {len(document)} pages; at most {MAX_PAGES} can be read. Send some of them"
-        )
+        pages_limit = f"at most {MAX_PAGES} can be read. Send some of them"
+        raise Refused(f"has {len(document)} pages; {pages_limit}")
     document.init_forms()
     pages, n_chars, n_bytes = list[Page](), 0, 0
     for number in range(len(document)):
         pages.append(_convert_page(document, number, with_pictures=with_pictures))
         n_chars += len(pages[-1].text)
         n_bytes += len(pages[-1].picture)
-        if n_chars > MAX_TEXT_CHARS:
-            raise Refused(
-                f"has more than {MAX_TEXT_CHARS:,} characters of text. Send some of its pages"
-            )
-        if n_bytes > MAX_PICTURE_BYTES:
-            raise Refused(
-                f"has more than {MAX_PICTURE_BYTES >> 20} MiB of pictures. Send some of its pages"
-            )
+        excess = f"{MAX_TEXT_CHARS:,} characters of text" if n_chars > MAX_TEXT_CHARS else ""
+        if n_bytes > MAX_PICTURE_BYTES and not excess:
+            excess = f"{MAX_PICTURE_BYTES >> 20} MiB of pictures"
+        if excess:
+            raise Refused(f"has more than {excess}. Send some of its pages")
     return pages
 
 

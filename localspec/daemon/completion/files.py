@@ -2,8 +2,10 @@
 
 A page of a PDF document becomes its text. If it shows more than that, and the pair reads pictures, it also
 becomes a picture. Pictures that llama.cpp does not decode, or not as a person sees them, are converted. All
-of this happens in other processes (`converter`). What is done here with the bytes of a file runs in threads,
-because it would delay other requests.
+of this happens in processes of their own (`conversion_child`), and the latest results are kept: agents send
+a conversation again with each request, and so its files. Equal files that are requested at the same time
+share one process. What is done here with the bytes of a file runs in threads, because it would delay other
+requests.
 """
 
 from __future__ import annotations
@@ -11,14 +13,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
+import signal
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
+import msgspec
+
 from localspec.attached_files import is_pdf
-from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion.conversion_child import Page
-from localspec.daemon.completion.converter import Converter
+from localspec.children import MAX_TEXT_CHARS, Child, Deadline, helper_environment
+from localspec.daemon.completion.conversion_child import Conversion, Page
 from localspec.daemon.completion.pictures import (
     MAX_PICTURES,
     converted_format,
@@ -28,11 +36,103 @@ from localspec.daemon.completion.pictures import (
     read_picture,
     require_extra,
 )
-from localspec.errors import InvalidRequest
+from localspec.daemon.logs import SharedWork, ThreadPool
+from localspec.errors import Cancelled, InvalidRequest, Unavailable
+from localspec.priority import lower_priority, lower_session_priority
 from localspec.protocol.requests import ChatMessage, ContentPart
+
+# At the same time. Several, so that a few long documents keep no short one waiting. Pictures, which take a
+# second or two, wait for no document.
+MAX_PROCESSES, MAX_PICTURE_PROCESSES = 4, 2
+MAX_CONVERSIONS = 16  # of either kind that run or wait; each may take CPU_LIMIT_S
+MEMORY_LIMIT_BYTES = 1 << 30
+CPU_LIMIT_S = 30
+TIME_LIMIT_S = 300.0  # that a process may take on a busy machine
+LONG_S = 1.0  # after which it gets a lower priority
+CACHE_BYTES = 64 << 20
+RETRY_AFTER_S = 10
+_CHILD = "localspec.daemon.completion.conversion_child"
+_EXCEEDED = Conversion(problem="cannot be read: that takes too much time or memory")
+
+
+class Converter:
+    """Converts files in processes of their own, and keeps the latest results."""
+
+    def __init__(
+        self, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, cpu_limit_s: int = CPU_LIMIT_S
+    ) -> None:
+        self._limits = str(memory_limit_bytes), str(cpu_limit_s)
+        self._documents = SharedWork[bytes](ThreadPool("file conversion", MAX_PROCESSES))
+        self._pictures = SharedWork[bytes](ThreadPool("picture conversion", MAX_PICTURE_PROCESSES))
+        self._cache: OrderedDict[str, bytes] = OrderedDict()  # encoded conversions
+        self._is_aborted = False
+
+    def abort(self) -> None:
+        """Fail every conversion, also later ones, and end their processes."""
+        self._is_aborted = True
+        self._documents.close()
+        self._pictures.close()
+
+    async def convert(self, data: bytes, *, with_pictures: bool) -> Conversion:
+        """Return what a file becomes. Raises Unavailable: it cannot be converted at the moment."""
+        kind = "pictures" if with_pictures else "text"
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+        key = f"{kind} {digest}"
+        output = self._cache.get(key)
+        if output is None:
+            if self._is_aborted:
+                raise _stopped()
+            running = self._documents if is_pdf(data) else self._pictures
+            if len(running.names) >= MAX_CONVERSIONS and key not in running.names:
+                raise _unavailable(f"{MAX_CONVERSIONS} files are being converted; try again.")
+            output = await running.get(key, partial(self._run, kind, data))
+        self._cache[key] = output
+        self._cache.move_to_end(key)
+        while len(self._cache) > 1 and sum(map(len, self._cache.values())) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+        return await asyncio.to_thread(msgspec.msgpack.decode, output, type=Conversion)
+
+    def _run(self, kind: str, data: bytes, cancelled: threading.Event) -> bytes:
+        """Return the encoded conversion that a process writes. It is killed as soon as `cancelled` is set."""
+        if cancelled.is_set():
+            raise _stopped()
+        environment = helper_environment()
+        child = Child(_CHILD, kind, *self._limits, environment=environment, own_session=True)
+        try:
+            child.start()
+        except OSError as error:
+            message = f"The process that converts files cannot be started ({error}); try again."
+            raise _unavailable(message) from error
+
+        def give_way() -> None:
+            # Where the machine has no time left, a short conversion must not wait for all others.
+            lower_priority(child.pid)
+            lower_session_priority(child.pid)
+
+        try:
+            return child.ask(data, Deadline(TIME_LIMIT_S, cancelled.is_set, LONG_S, give_way))
+        except Cancelled:
+            raise _stopped() from None
+        except (EOFError, OSError) as error:  # TimeoutError is an OSError
+            if isinstance(error, TimeoutError) or child.last_exit == -signal.SIGKILL:
+                message = "A process that converted a file was ended; try again."
+                raise _unavailable(message) from None
+            return msgspec.msgpack.encode(_EXCEEDED)
+        finally:
+            child.close()
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("The daemon was stopped.", retry_after=2)
+
+
+def _unavailable(message: str) -> Unavailable:
+    return Unavailable(message, retry_after=RETRY_AFTER_S)
+
 
 MAX_PICTURE_BYTES = 128 << 20  # of one request, in base64; all go to the engine in one frame
 _MAX_NAME_CHARS = 200
+_EXAMPLE = "data:application/pdf;base64,…"
 
 
 class File(NamedTuple):
@@ -55,14 +155,11 @@ def read_file(file: object, path: str, field: str = "file_data") -> File:
     data, name = fields.get("file_data"), fields.get("filename")
     path = f"{path}.{field}"
     if not isinstance(data, str):
-        raise InvalidRequest(
-            f"'{path}' must be a data URL (data:application/pdf;base64,…): localspec works offline, and "
-            "stores no files.",
-            param=path,
-        )
+        reason = "localspec works offline, and stores no files."
+        raise InvalidRequest.at(path, f"must be a data URL ({_EXAMPLE}): {reason}")
     name = " ".join(name.split())[:_MAX_NAME_CHARS] if isinstance(name, str) else ""
     if ":" in data[:20]:  # clients send base64 alone, too
-        data = read_data_url(data, path, "data:application/pdf;base64,…")
+        data = read_data_url(data, path, _EXAMPLE)
     content = decode_base64(data, path)
     if is_pdf(content):
         require_extra("pypdfium2", "a PDF document", path)
@@ -70,7 +167,7 @@ def read_file(file: object, path: str, field: str = "file_data") -> File:
     with contextlib.suppress(UnicodeDecodeError):
         if b"\0" not in content:
             return File(name or "document", content, content.decode("utf-8-sig"))
-    raise InvalidRequest(f"'{path}' is neither a PDF document nor text in UTF-8.", param=path)
+    raise InvalidRequest.at(path, "is neither a PDF document nor text in UTF-8.")
 
 
 async def has_files(messages: Sequence[ChatMessage]) -> bool:
@@ -79,14 +176,13 @@ async def has_files(messages: Sequence[ChatMessage]) -> bool:
     parts = [part for content in contents for part in content if part.type != "text"]
     if any(part.type == "file" for part in parts):
         return True
-    return bool(parts) and await asyncio.to_thread(lambda: any(map(_is_converted, parts)))
 
+    def is_converted(part: ContentPart) -> bool:
+        with contextlib.suppress(InvalidRequest):  # one that cannot be read is refused later
+            return bool(part.type == "image_url" and _read_if_converted(part, ""))
+        return False
 
-def _is_converted(part: ContentPart) -> bool:
-    """Return whether a part is a picture that must be converted. One that cannot be read is refused later."""
-    with contextlib.suppress(InvalidRequest):
-        return bool(part.type == "image_url" and _read_if_converted(part, ""))
-    return False
+    return bool(parts) and await asyncio.to_thread(lambda: any(map(is_converted, parts)))
 
 
 def _read_if_converted(part: ContentPart, path: str) -> bytes:
@@ -104,7 +200,16 @@ async def expand_files(
         InvalidRequest: a file cannot be read, or there are too many.
         Unavailable: it cannot be converted at the moment.
     """
-    _check_number(messages)
+    paths = [
+        f"messages[{index}].content[{number}]"
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for number, part in enumerate(message.content)
+        if part.type in ("file", "image_url")
+    ]
+    if len(paths) > MAX_PICTURES:
+        problem = f": a request may have at most {MAX_PICTURES} files and pictures."
+        raise InvalidRequest.at(paths[MAX_PICTURES], problem)
     notes, n_chars, n_bytes = [], 0, 0
     for index, message in enumerate(messages):
         if not isinstance(message.content, list):
@@ -130,36 +235,16 @@ async def expand_files(
     return " ".join(filter(None, notes))
 
 
-def _check_number(messages: Sequence[ChatMessage]) -> None:
-    """Raise InvalidRequest if messages have too many files and pictures."""
-    paths = [
-        f"messages[{index}].content[{number}]"
-        for index, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for number, part in enumerate(message.content)
-        if part.type in ("file", "image_url")
-    ]
-    if len(paths) > MAX_PICTURES:
-        path = paths[MAX_PICTURES]
-        raise InvalidRequest(
-            f"'{path}': a request may have at most {MAX_PICTURES} files and pictures.", param=path
-        )
-
-
 def _check_size(n_chars: int, n_bytes: int, path: str) -> None:
-    """Check what the files of a request have become. The one at `path` is the last of them.
-
-    Raises:
-        InvalidRequest: they have more text than a prompt may have, or too many bytes of pictures.
-    """
+    """Refuse files that have become too much by the last of them, which is at `path`."""
     if n_chars > MAX_TEXT_CHARS:
         what = f"{MAX_TEXT_CHARS:,} characters of text"
     elif n_bytes > MAX_PICTURE_BYTES:
         what = f"{MAX_PICTURE_BYTES >> 20} MiB of pictures"
     else:
         return
-    raise InvalidRequest(
-        f"'{path}': the files of the request become more than {what}. Send fewer.", param=path
+    raise InvalidRequest.at(
+        path, f": the files of the request become more than {what}. Send fewer."
     )
 
 
@@ -175,7 +260,6 @@ def _join_texts(parts: Sequence[ContentPart]) -> Iterator[ContentPart]:
 async def _expand(
     file: File, converter: Converter, pair: str, reads_pictures: bool
 ) -> tuple[list[ContentPart], str]:
-    """Return the parts of a file, and a note about what they lack."""
     if not is_pdf(file.data):
         return [ContentPart("text", f"{file.name}:\n{file.text.rstrip()}\n")], ""
     conversion = await converter.convert(file.data, with_pictures=reads_pictures)
@@ -190,13 +274,11 @@ async def _expand(
         )
     parts = await asyncio.to_thread(_document_parts, file.name, pages)
     n_drawn = 0 if reads_pictures else sum(page.has_drawings for page in pages)
-    if not n_drawn:
-        return parts, ""
     where = "1 page" if n_drawn == 1 else f"{n_drawn} pages"
-    return parts, (
-        f"The pair '{pair}' reads text only, so drawings and pictures on {where} of '{file.name}' were left "
-        "out."
+    note = (
+        f"The pair '{pair}' reads text only, so drawings and pictures on {where} of '{file.name}' "
     )
+    return parts, f"{note}were left out." if n_drawn else ""
 
 
 def _document_parts(name: str, pages: Sequence[Page]) -> list[ContentPart]:
@@ -209,12 +291,11 @@ def _document_parts(name: str, pages: Sequence[Page]) -> list[ContentPart]:
 
 
 async def _convert_picture(part: ContentPart, path: str, converter: Converter) -> ContentPart:
-    """Return the part of a picture as llama.cpp reads it."""
     if not (picture := await asyncio.to_thread(_read_if_converted, part, path)):
         return part
     conversion = await converter.convert(picture, with_pictures=True)
     if conversion.problem:
-        raise InvalidRequest(f"'{path}': the picture {conversion.problem}.", param=path)
+        raise InvalidRequest.at(path, f": the picture {conversion.problem}.")
     return await asyncio.to_thread(_picture_part, conversion.pages[0].picture)
 
 

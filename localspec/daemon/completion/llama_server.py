@@ -10,9 +10,10 @@ import contextlib
 import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 
 from localspec.chat.token_report import decode_piece
@@ -28,6 +29,7 @@ from localspec.protocol.requests import (
     InfillRequest,
     NativeCompletionRequest,
     NativeRequest,
+    SamplingParameters,
     sampling_parameters,
 )
 
@@ -55,17 +57,14 @@ def editor_position(request: Request, body: InfillRequest, arrival: int) -> Edit
     client = request.client
     text = hash((body.input_prefix, body.input_suffix))
     slot = body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
-    if client is not None and client.host == UNIX_HOST:
-        return EditorPosition(
-            (UNIX_HOST, client.port, body.user, slot), text, is_unique=True, arrival=arrival
-        )
-    if body.user:
-        return EditorPosition((body.user, slot), text, is_unique=True, arrival=arrival)
-    host = client.host if client else None
-    program = request.headers.get("user-agent")
-    return EditorPosition(
-        (host, program, body.id_slot, text), text, is_unique=False, arrival=arrival
-    )
+    editor: Hashable = body.user, slot
+    is_socket = client is not None and client.host == UNIX_HOST
+    if client is not None and is_socket:
+        editor = UNIX_HOST, client.port, body.user, slot
+    elif not body.user:
+        program = request.headers.get("user-agent")
+        editor = client.host if client else None, program, body.id_slot, text
+    return EditorPosition(editor, text, is_socket or bool(body.user), arrival)
 
 
 class _Typing(NamedTuple):
@@ -107,9 +106,8 @@ class Editors:
         except TimeoutError:
             if not entry.limit.expired():
                 raise
-            raise Cancelled(
-                "A newer completion request from the same editor replaced this one."
-            ) from None
+            message = "A newer completion request from the same editor replaced this one."
+            raise Cancelled(message) from None
         finally:
             if self._newest.get(place.editor) is entry:
                 del self._newest[place.editor]
@@ -121,44 +119,30 @@ class Editors:
             return
         older, newer = sorted((current, entry), key=lambda typing: typing.place.arrival)
         sure = entry.place.is_unique and older.place.text == newer.place.text
-        older.limit.reschedule(
-            asyncio.get_running_loop().time() + (0.0 if sure else UNSURE_TIMEOUT_S)
-        )
+        patience_s = 0.0 if sure else UNSURE_TIMEOUT_S
+        older.limit.reschedule(asyncio.get_running_loop().time() + patience_s)
         self._newest[entry.place.editor] = newer
 
 
 # Older names of samplers, and the letters of llama-server's --sampling-seq.
 _SAMPLER_ALIASES = {"typical_p": "typ_p", "k": "top_k", "p": "top_p", "m": "min_p", "y": "typ_p"}
+_SAMPLER_ALIASES |= {"s": "top_n_sigma", "x": "xtc", "temp": "temperature", "nucleus": "top_p"}
 _SAMPLER_ALIASES |= {
-    "s": "top_n_sigma",
-    "x": "xtc",
-    "temp": "temperature",
-    "nucleus": "top_p",
     "typ": "typ_p",
+    "t": "temperature",
+    "e": "penalties",
+    "d": "dry",
+    "i": "infill",
 }
-_SAMPLER_ALIASES |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 
 
 def completion_requests(request: NativeCompletionRequest) -> list[frames.Generate]:
-    """Return one engine request per prompt and choice.
-
-    Raises:
-        InvalidRequest: see `engine_requests` and `parse_prompts`.
-    """
-    _use_samplers(request)
-    requests = engine_requests(
-        request, parse_prompts(request.prompt), _logprobs(request), **_shared_fields(request)
-    )
-    return _enable_infill_sampler(request, requests)
+    """Return one engine request per prompt and choice. Raises InvalidRequest."""
+    return _native_requests(request, lambda: parse_prompts(request.prompt))
 
 
 def infill_requests(request: InfillRequest) -> list[frames.Generate]:
-    """Return the engine requests of an editor, which have priority over chats.
-
-    Raises:
-        InvalidRequest: see `engine_requests`.
-    """
-    _use_samplers(request)
+    """Return the engine requests of an editor, which have priority over chats. Raises InvalidRequest."""
     prompt = frames.InfillPrompt(
         request.input_prefix,
         request.input_suffix,
@@ -166,82 +150,45 @@ def infill_requests(request: InfillRequest) -> list[frames.Generate]:
         request.prompt,
         max(request.n_predict or request.max_tokens or 0, 0),
     )
-    requests = engine_requests(
-        request, [prompt], _logprobs(request), priority="editor", **_shared_fields(request)
-    )
-    return _enable_infill_sampler(request, _sample_other_choices(request, requests))
+    return _native_requests(request, lambda: [prompt], "editor")
 
 
-def _shared_fields(request: NativeRequest) -> dict[str, Any]:
-    return {
-        "max_predict_ms": _milliseconds(request.t_max_predict_ms),
-        "single_line_indent": request.n_indent or None,
-        "return_tokens": request.return_tokens or request.stream,
-    }
-
-
-def _milliseconds(value: float | None) -> int | None:
-    return round(value) if value and value > 0 else None
-
-
-def _logprobs(request: NativeRequest) -> int | None:
-    return request.n_probs or None
-
-
-def _sampler_names(request: NativeRequest) -> set[str] | None:
-    if request.samplers is None:
-        return None
-    return {_SAMPLER_ALIASES.get(name, name) for name in request.samplers}
-
-
-def _use_samplers(request: NativeRequest) -> None:
-    """Switch off the samplers that `samplers` leaves out.
+def _native_requests(
+    request: NativeRequest,
+    prompts: Callable[[], Sequence[frames.Prompt]],
+    priority: Literal["chat", "editor"] = "chat",
+) -> list[frames.Generate]:
+    """Return the engine requests, with the samplers switched off that `samplers` leaves out.
 
     Editors send "infill" without a temperature. llama-server then draws from the few tokens that are left.
     localspec takes the likeliest one, so that a completion does not change while somebody types. Only
-    further choices of the same request are drawn (see _sample_other_choices).
+    further choices of the same request are drawn, because all would be equal.
     """
-    names = _sampler_names(request)
-    if names is None:
-        return
-    for name, _, parameter in sampling_parameters():
-        if parameter.sampler and parameter.sampler not in names and parameter.off is not None:
-            setattr(request, name, parameter.off)
-    if _is_greedy_infill(names):
+    names = None
+    if request.samplers is not None:
+        names = {_SAMPLER_ALIASES.get(name, name) for name in request.samplers}
+        for name, _, parameter in sampling_parameters():
+            if parameter.sampler and parameter.sampler not in names and parameter.off is not None:
+                setattr(request, name, parameter.off)
+    has_infill = names is not None and "infill" in names
+    is_greedy = has_infill and "temperature" not in (names or ())
+    if is_greedy:
         request.temperature = 0.0
-
-
-def _is_greedy_infill(names: set[str] | None) -> bool:
-    return names is not None and "infill" in names and "temperature" not in names
-
-
-def _sample_other_choices(
-    request: NativeRequest, requests: list[frames.Generate]
-) -> list[frames.Generate]:
-    """Return the requests with a temperature for each choice but the first, if all would be equal."""
-    if not _is_greedy_infill(_sampler_names(request)):
-        return requests
-    first, *further = requests
-    replace = msgspec.structs.replace
-    return [
-        first,
-        *(
-            replace(choice, sampling=replace(choice.sampling, temperature=1.0))
-            for choice in further
-        ),
-    ]
-
-
-def _enable_infill_sampler(
-    request: NativeRequest, requests: list[frames.Generate]
-) -> list[frames.Generate]:
-    """Return the requests with the "infill" sampler if `samplers` contains it."""
-    if "infill" not in (_sampler_names(request) or ()):
-        return requests
-    replace = msgspec.structs.replace
-    return [
-        replace(generate, sampling=replace(generate.sampling, infill=True)) for generate in requests
-    ]
+    limit_ms = request.t_max_predict_ms
+    requests = engine_requests(
+        request,
+        prompts(),
+        request.n_probs or None,
+        priority=priority,
+        max_predict_ms=round(limit_ms) if limit_ms and limit_ms > 0 else None,
+        single_line_indent=request.n_indent or None,
+        return_tokens=request.return_tokens or request.stream,
+    )
+    for index, generate in enumerate(requests):
+        generate.sampling.infill = has_infill
+        if is_greedy and index and priority == "editor":
+            generate.sampling.temperature = 1.0
+    return requests
 
 
 class LlamaServerShape(Shape):
@@ -297,7 +244,8 @@ class LlamaServerShape(Shape):
 
     def _final(self, index: int, done: frames.Done, **content: Any) -> dict[str, Any]:
         """Return the whole answer, whose text is in `content`, or the last chunk of a stream."""
-        choice = self.answer.choices[index]
+        choice, prompt = self.answer.choices[index], getattr(self._request, "prompt", "")
+        stop_types = {"length": "limit", "stop": "word" if done.stop_string else "eos"}
         answer = {
             "index": index,
             "content": "",
@@ -311,10 +259,10 @@ class LlamaServerShape(Shape):
             "generation_settings": sampling_settings(
                 self._request, self._loaded(), choice.logit_bias
             ),
-            "prompt": _prompt(self._request),
+            "prompt": prompt if isinstance(prompt, str) else "",
             "has_new_line": "\n" in choice.content,
             "truncated": done.truncated,
-            "stop_type": _stop_type(done),
+            "stop_type": stop_types.get(done.finish_reason, "none"),
             "stopping_word": done.stop_string or "",
             "tokens_cached": done.prompt_tokens + max(done.completion_tokens - 1, 0),
             "timings": msgspec.to_builtins(done.timings),
@@ -326,8 +274,17 @@ class LlamaServerShape(Shape):
             answer["localspec"]["note"] = note
         if ignored := self.answer.notes.ignored():
             answer["localspec"]["ignored"] = ignored
-        paths = self._request.response_fields
-        return answer if not paths else _select_fields(answer, paths)
+        if not self._request.response_fields:
+            return answer
+        # The values at the paths that exist; llama.vim sends [""] to get none.
+        fields = {}
+        for path in self._request.response_fields:
+            value: Any = answer
+            for name in path.split("/"):
+                value = value.get(name, UNSET) if isinstance(value, dict) else UNSET
+            if value is not UNSET:
+                fields[path] = value
+        return fields
 
     def _probabilities(self, logprobs: list[frames.TokenLogprob]) -> dict[str, Any]:
         if not self._request.n_probs or not logprobs:
@@ -339,7 +296,7 @@ class LlamaServerShape(Shape):
         ]
         if self._request.post_sampling_probs:
             entries = [
-                {**_linear(entry), "top_probs": [_linear(top) for top in entry["top_logprobs"]]}
+                {**_linear(entry), "top_probs": [*map(_linear, entry["top_logprobs"])]}
                 for entry in entries
             ]
         return {"completion_probabilities": entries}
@@ -363,11 +320,9 @@ def sampling_settings(
     The request's values override the pair's defaults. JSON has no infinity, so a bias of null stands for a
     token that is never generated.
     """
-    requested = {
-        parameter.name: getattr(request, parameter.name) for parameter in sampling_parameters()
-    }
-    n_predict = max_tokens(request)
-    n_predict = -1 if n_predict is None else n_predict
+    requested = {name: getattr(request, name) for name in SamplingParameters.__struct_fields__}
+    limit = max_tokens(request)
+    n_predict = -1 if limit is None else limit
     return {
         "n_ctx": loaded.n_ctx if loaded else 0,
         **_UNSUPPORTED_SETTINGS,
@@ -388,52 +343,7 @@ def sampling_settings(
 
 
 # The order in which samplers are applied, whatever the order in the request.
-_SAMPLER_ORDER = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
+_SAMPLER_ORDER = "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split()
 # Settings of llama-server that localspec does not have, with the values that switch them off.
-_UNSUPPORTED_SETTINGS = {
-    "mirostat": 0,
-    "adaptive_target": -1.0,
-    "adaptive_decay": 0.9,
-    "n_keep": 0,
-    "n_discard": 0,
-}
-
-
-def _prompt(request: NativeRequest) -> str:
-    prompt = getattr(request, "prompt", "")
-    return prompt if isinstance(prompt, str) else ""
-
-
-def _stop_type(done: frames.Done) -> str:
-    match done.finish_reason:
-        case "length":
-            return "limit"
-        case "stop":
-            return "word" if done.stop_string else "eos"
-        case _:
-            return "none"
-
-
-def _select_fields(answer: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """Return the values at the paths that exist; llama.vim sends [""] to get none."""
-    fields = {}
-    for path in paths:
-        value: Any = answer
-        for name in path.split("/"):
-            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
-        if value is not _MISSING:
-            fields[path] = value
-    return fields
-
-
-_MISSING = object()
+_UNSUPPORTED_SETTINGS = {"mirostat": 0, "adaptive_target": -1.0, "adaptive_decay": 0.9}
+_UNSUPPORTED_SETTINGS |= {"n_keep": 0, "n_discard": 0}

@@ -68,14 +68,10 @@ class OpenAIShape(Shape):
         functions: bool = False,
         custom: Collection[str] = (),
     ) -> None:
-        """Create the shape.
+        """Create the shape; `options` are the request's `stream_options`.
 
-        Args:
-            answer: the answer to format.
-            options: the request's `stream_options`.
-            conversation: the id of the conversation in which the answer is stored.
-            functions: whether a call has OpenAI's older form.
-            custom: names of custom tools, whose calls have a form of their own.
+        `conversation` is the id of the one in which the answer is stored. With `functions` a call has
+        OpenAI's older form. `custom` are the names of custom tools, whose calls have a form of their own.
         """
         super().__init__(answer)
         self.conversation = conversation or UNSET
@@ -95,7 +91,6 @@ class OpenAIShape(Shape):
         return self._completion(self.chunk_kind, choices)
 
     def with_progress(self, chunk: Completion, index: int, progress: PromptProgress) -> Completion:
-        """Add how much of a prompt is read, and the timings if the request wants them."""
         chunk.prompt_progress = progress
         if self.answer.wants_timings:
             chunk.timings = self.answer.choices[index].timings
@@ -152,14 +147,9 @@ def sum_timings(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
         return parts[0]
     result = frames.Timings()
     counts = "cache_n", "cache_shift_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"
-    for name in counts:
-        setattr(result, name, sum(getattr(part, name) for part in parts))
-    exact = [part.cache_exact_n for part in parts if isinstance(part.cache_exact_n, int)]
-    if len(exact) == len(parts):
-        result.cache_exact_n = sum(exact)
-    known = [part.cache_known_n for part in parts if isinstance(part.cache_known_n, int)]
-    if len(known) == len(parts):
-        result.cache_known_n = sum(known)
+    for name in (*counts, "cache_exact_n", "cache_known_n"):
+        values = [getattr(part, name) for part in parts]
+        setattr(result, name, UNSET if UNSET in values else sum(values))
     result.cache_loss = next((part.cache_loss for part in parts if part.cache_loss), UNSET)
     for name in ("prompt", "predicted"):
         count = getattr(result, f"{name}_n")
@@ -185,9 +175,6 @@ def with_drafted(chunk: Completion, delta: frames.Delta) -> Completion:
     return chunk
 
 
-# ------------------------------------------------------------------------ chat
-
-
 class ChatShape(OpenAIShape):
     prefix = "chatcmpl"
     kind = "chat.completion"
@@ -196,7 +183,11 @@ class ChatShape(OpenAIShape):
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
             case frames.Started():
-                return [self._opening(index)]
+                opening = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=""))])
+                # Sent at once, so that a client that interrupts the answer can still continue it.
+                if self.conversation:
+                    opening.localspec = Extra(conversation=self.conversation)
+                return [opening]
             case frames.Delta():
                 return self._deltas(index, event, pieces)
             case frames.Done():
@@ -209,13 +200,6 @@ class ChatShape(OpenAIShape):
     def reading(self, index: int, now: PromptProgress) -> Completion:
         chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=None))])
         return self.with_progress(chunk, index, now)
-
-    def _opening(self, index: int) -> Completion:
-        chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=""))])
-        # Sent at once, so that a client that interrupts the answer can still continue it.
-        if self.conversation:
-            chunk.localspec = Extra(conversation=self.conversation)
-        return chunk
 
     def _deltas(
         self, index: int, event: frames.Delta, pieces: Sequence[Piece]
@@ -232,10 +216,8 @@ class ChatShape(OpenAIShape):
 
     def choices(self) -> Choices:
         return [
-            ChatChoice(
-                index, self._message(choice), self._finish(choice), self._logprobs(choice.logprobs)
-            )
-            for index, choice in enumerate(self.answer.choices)
+            ChatChoice(index, self._message(one), self._finish(one), self._logprobs(one.logprobs))
+            for index, one in enumerate(self.answer.choices)
         ]
 
     def _finish(self, choice: Choice) -> str:
@@ -262,27 +244,37 @@ class ChatShape(OpenAIShape):
             yield _custom_delta(CustomCall(text, index=call[0]))
 
     def _delta_for(self, piece: Piece) -> ChatDelta:
-        """Return what a chunk adds for a piece."""
-        delta = _delta(piece)
-        if self._functions and delta.tool_calls:
-            delta.function_call = delta.tool_calls[0].function
-            delta.tool_calls = UNSET
-        return delta
+        if isinstance(piece, Text):
+            is_content = piece.kind == "content"
+            return (
+                ChatDelta(content=piece.text)
+                if is_content
+                else ChatDelta(reasoning_content=piece.text)
+            )
+        if isinstance(piece, Call):
+            function = CalledDelta("", piece.name)
+            call = ToolCallDelta(piece.index, function, piece.id, "function")
+        else:
+            function = CalledDelta(piece.text)
+            call = ToolCallDelta(piece.index, function)
+        return (
+            ChatDelta(function_call=function) if self._functions else ChatDelta(tool_calls=[call])
+        )
 
     def _message(self, choice: Choice) -> ChatAnswer:
-        message = _message(choice)
-        if self._functions and message.tool_calls:
-            message.function_call = message.tool_calls[0].function
-            message.tool_calls = UNSET
-        elif message.tool_calls:
-            message.tool_calls = [*map(self._named_call, message.tool_calls)]
+        content = choice.content if choice.content or not choice.calls else None
+        message = ChatAnswer(content, reasoning_content=choice.reasoning or UNSET)
+        if self._functions and choice.calls:
+            message.function_call = choice.calls[0].function
+        elif choice.calls:
+            message.tool_calls = [*map(self._named_call, choice.calls)]
         return message
 
     def _named_call(self, call: ToolCall) -> ToolCall:
-        function = call.function
-        if function.name not in self._custom:
+        name = call.function.name
+        if name not in self._custom:
             return call
-        custom = CustomInput(custom_input(function.arguments), function.name)
+        custom = CustomInput(custom_input(call.function.arguments), name)
         return cast(ToolCall, CustomCall(custom, call.id, "custom"))
 
     def _logprobs(self, tokens: list[frames.TokenLogprob]) -> ChatLogprobs | None:
@@ -293,30 +285,6 @@ class ChatShape(OpenAIShape):
 
 def _custom_delta(call: CustomCall) -> ChatDelta:
     return ChatDelta(tool_calls=[cast(ToolCallDelta, call)])
-
-
-def _message(choice: Choice) -> ChatAnswer:
-    return ChatAnswer(
-        choice.content if choice.content or not choice.calls else None,
-        reasoning_content=choice.reasoning or UNSET,
-        tool_calls=choice.calls or UNSET,
-    )
-
-
-def _delta(piece: Piece) -> ChatDelta:
-    match piece:
-        case Text("content"):
-            return ChatDelta(content=piece.text)
-        case Text():
-            return ChatDelta(reasoning_content=piece.text)
-        case Call():
-            call = ToolCallDelta(piece.index, CalledDelta("", piece.name), piece.id, "function")
-            return ChatDelta(tool_calls=[call])
-        case Arguments():
-            return ChatDelta(tool_calls=[ToolCallDelta(piece.index, CalledDelta(piece.text))])
-
-
-# ------------------------------------------------------------------------ text
 
 
 class TextShape(OpenAIShape):

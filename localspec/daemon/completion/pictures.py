@@ -50,22 +50,13 @@ class PictureReader:
     files: list[bytes] = field(default_factory=list)
 
     def read(self, part: ContentPart, path: str) -> str:
-        """Add the picture of a part, and return what stands for it in the text.
-
-        Raises:
-            InvalidRequest: as `read_picture`, or there are too many.
-        """
+        """Add the picture of a part, and return what stands for it in the text."""
         if len(self.files) == MAX_PICTURES:
-            raise InvalidRequest(
-                f"'{path}': a request may have at most {MAX_PICTURES} pictures, pages of documents among "
-                "them.",
-                param=path,
-            )
+            most = f"{MAX_PICTURES} pictures, pages of documents among them."
+            raise InvalidRequest.at(path, f": a request may have at most {most}")
         url = picture_url(part)
         if url is None:
-            raise InvalidRequest(
-                f"'{path}.image_url' must be an object with a 'url'.", param=f"{path}.image_url"
-            )
+            raise InvalidRequest.at(f"{path}.image_url", "must be an object with a 'url'.")
         self.files.append(read_picture(url, f"{path}.image_url"))
         return self.mark
 
@@ -78,86 +69,59 @@ def picture_url(part: ContentPart) -> str | None:
 
 
 def read_picture(url: str, path: str) -> bytes:
-    """Return the picture file in a data URL.
-
-    Raises:
-        InvalidRequest: it is another URL, or `check_picture` refuses the file.
-    """
+    """Return the picture file in a data URL. Raises InvalidRequest for another one, or a bad file."""
     return decode_picture(read_data_url(url, path, "data:image/png;base64,…"), path)
 
 
 def read_data_url(url: str, path: str, example: str) -> str:
-    """Return the base64 text in a data URL.
-
-    Raises:
-        InvalidRequest: it is another URL, or not in base64.
-    """
+    """Return the base64 text in a data URL. Raises InvalidRequest: it is another URL, or not in base64."""
     head, comma, data = url.partition(",")
     scheme, _, kind = head.strip().partition(":")
     if scheme.lower() != "data" or not comma:
-        raise InvalidRequest(
-            f"'{path}' must be a data URL ({example}): localspec works offline, and reads no files for a "
-            "client.",
-            param=path,
-        )
+        reason = "localspec works offline, and reads no files for a client."
+        raise InvalidRequest.at(path, f"must be a data URL ({example}): {reason}")
     if not kind.lower().replace(" ", "").endswith(";base64"):
-        raise InvalidRequest(f"'{path}': a data URL must be in base64.", param=path)
+        raise InvalidRequest.at(path, ": a data URL must be in base64.")
     return unquote(data) if "%" in data else data
 
 
 def decode_picture(data: str, path: str) -> bytes:
-    """Return the picture file that is base64 text.
-
-    Raises:
-        InvalidRequest: it is not base64, or `check_picture` refuses the file.
-    """
+    """Return the picture file that is base64 text. Raises InvalidRequest for other text or a bad file."""
     picture = decode_base64(data, path)
     check_picture(picture, path)
     return picture
 
 
 def decode_base64(data: str, path: str) -> bytes:
-    """Return the bytes of base64 text, with blanks, without its end or in the alphabet for URLs, too.
-
-    Raises:
-        InvalidRequest: it is not base64.
-    """
+    """Return the bytes of base64 text, with blanks, without its end, or in the alphabet for URLs."""
     try:
         encoded = data.encode("ascii").translate(_BASE64_ALPHABET, b" \t\n\f\r")
         return base64.b64decode(encoded + b"=" * (-len(encoded) % 4), validate=True)
     except ValueError:  # or a subclass: UnicodeEncodeError, binascii.Error
-        raise InvalidRequest(f"'{path}' is not valid base64.", param=path) from None
+        raise InvalidRequest.at(path, "is not valid base64.") from None
 
 
 def check_picture(picture: bytes, path: str) -> None:
-    """Check the format of a picture file, and how many pixels it states.
-
-    Raises:
-        InvalidRequest: the format cannot be read here, or the picture is too large.
-    """
+    """Raise InvalidRequest if the format of a picture cannot be read here, or it is too large."""
     converted, size = converted_format(picture), _read_size(picture)
     if size is None and not converted:
-        raise InvalidRequest(f"'{path}' is {_describe(picture)}; {_READABLE}.", param=path)
+        raise InvalidRequest.at(path, f"is {_describe(picture)}; {_READABLE}.")
     if converted:
         require_extra("PIL", converted, path)
     if size is None:
         return  # The process that converts it reads the size.
     width, height = size
     if not width or not height:
-        raise InvalidRequest(f"'{path}': the picture is damaged: it states no size.", param=path)
+        raise InvalidRequest.at(path, ": the picture is damaged: it states no size.")
+    n_scans = picture.count(_JPEG_SCAN) if picture.startswith(JPEG_SIGNATURE) else 0
+    problem = ""
     if width * height > MAX_PIXELS:
-        raise InvalidRequest(
-            f"'{path}': the picture has {width} × {height} pixels; at most {MAX_PIXELS:,} can be read. "
-            "Send a smaller one.",
-            param=path,
-        )
-    is_jpeg = picture.startswith(JPEG_SIGNATURE)
-    if is_jpeg and (n_scans := picture.count(_JPEG_SCAN)) > MAX_JPEG_SCANS:
-        raise InvalidRequest(
-            f"'{path}': the picture comes in {n_scans} scans; at most {MAX_JPEG_SCANS} can be read. "
-            "Save it anew.",
-            param=path,
-        )
+        problem = f"has {width} × {height} pixels; at most {MAX_PIXELS:,} can be read. "
+        problem += "Send a smaller one."
+    elif n_scans > MAX_JPEG_SCANS:
+        problem = f"comes in {n_scans} scans; at most {MAX_JPEG_SCANS} can be read. Save it anew."
+    if problem:
+        raise InvalidRequest.at(path, f": the picture {problem}")
 
 
 def converted_format(picture: bytes) -> str:
@@ -172,22 +136,22 @@ def converted_format(picture: bytes) -> str:
         return "an AVIF picture"
     if picture[:4] in (b"II*\0", b"MM\0*"):
         return "a TIFF picture"
-    return "a picture with transparency" if _has_transparency(picture) else ""
-
-
-def _has_transparency(picture: bytes) -> bool:
-    """Return whether the pixels of a PNG, GIF or BMP file may be transparent."""
+    is_transparent = False
     if picture.startswith(PNG_SIGNATURE):
         has_alpha = picture[25:26] in (
             b"\4",
             b"\6",
         )  # grey or coloured, with a value for each pixel
-        return has_alpha or any(kind == b"tRNS" for kind, _, _ in png_chunks(picture))
-    if picture.startswith(b"GIF89a"):
-        return _GIF_TRANSPARENCY.search(picture) is not None
-    if picture.startswith(b"BM"):  # from its third version on, the header has a mask for these bits
-        return (picture[14:15], picture[28:29]) >= (b"8", b" ") and any(picture[66:70])
-    return False
+        chunks = png_chunks(picture)
+        is_transparent = has_alpha or any(kind == b"tRNS" for kind, _, _ in chunks)
+    elif picture.startswith(b"GIF89a"):
+        is_transparent = _GIF_TRANSPARENCY.search(picture) is not None
+    elif picture.startswith(
+        b"BM"
+    ):  # from its third version on, the header has a mask for these bits
+        has_mask = (picture[14:15], picture[28:29]) >= (b"8", b" ")
+        is_transparent = has_mask and any(picture[66:70])
+    return "a picture with transparency" if is_transparent else ""
 
 
 def require_extra(package: str, kind: str, path: str) -> None:
@@ -195,11 +159,9 @@ def require_extra(package: str, kind: str, path: str) -> None:
     try:
         _find_package(package)
     except ModuleNotFoundError:
-        raise InvalidRequest(
-            f"'{path}' is {kind}, for which localspec needs another package: "
-            f"{install_extra_command('pictures')}",
-            param=path,
-        ) from None
+        command = install_extra_command("pictures")
+        problem = f"is {kind}, for which localspec needs another package: {command}"
+        raise InvalidRequest.at(path, problem) from None
 
 
 @cache
@@ -230,7 +192,11 @@ def _read_size(picture: bytes) -> tuple[int, int] | None:
             width, height = _unpack("<HH" if header_size == 12 else "<ii", picture, 18)
             return abs(width), abs(height)
         if picture.startswith(JPEG_SIGNATURE):
-            return _read_jpeg_size(picture)
+            headers = (start for kind, start, _ in jpeg_segments(picture) if kind in _SOF_MARKERS)
+            if (start := next(headers, None)) is None:
+                return 0, 0
+            height, width = _unpack(">HH", picture, start + 1)
+            return width, height
     except struct.error:  # the file ends too early
         return 0, 0
     return None
@@ -239,12 +205,3 @@ def _read_size(picture: bytes) -> tuple[int, int] | None:
 def _unpack(layout: str, data: bytes, offset: int) -> tuple[int, int]:
     first, second = struct.unpack_from(layout, data, offset)
     return first, second
-
-
-def _read_jpeg_size(picture: bytes) -> tuple[int, int]:
-    """Return the width and height in the first frame header, (0, 0) if there is none."""
-    for marker, start, _ in jpeg_segments(picture):
-        if marker in _SOF_MARKERS:
-            height, width = _unpack(">HH", picture, start + 1)
-            return width, height
-    return 0, 0

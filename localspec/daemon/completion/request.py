@@ -33,18 +33,13 @@ from localspec.protocol.requests import (
     OnePrompt,
     PromptObject,
     Prompts,
+    SamplingParameters,
     SpeculativeOptions,
     TemplateRequest,
-    sampling_parameters,
 )
 
-# ------------------------------------------------------------------------ headers
-# Move lines that agents put before their instructions and that change with every request.
-#
-# Everything behind a changed line has to be prefilled again, and here that would be the whole prompt.
+# ------------------------------------------------------------------------ messages
 
-
-_INSTRUCTION_ROLES = ("system", "developer")
 # Figures for a bill and a checksum of the request, which are of no use to a model.
 _BILLING_HEADER = re.compile(r"\s*x-[a-z0-9-]*billing-header:[^\n]*(?:\n|\Z)", re.IGNORECASE)
 # A line that contains the current date or time and nothing else.
@@ -60,11 +55,13 @@ _MAX_HEADER_CHARS = 1 << 14
 def stabilize_instructions(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with a stable beginning: without billing headers, and with dates moved to the end.
 
-    Only the instructions at the beginning of the conversation are changed.
+    Agents put such lines before their instructions, and change them with every request. Everything behind a
+    changed line has to be prefilled again, and here that would be the whole prompt. Only the instructions at
+    the beginning of the conversation are changed.
     """
     instructions: list[Message] = []
     for index, message in enumerate(messages):
-        if message.role not in _INSTRUCTION_ROLES:
+        if message.role not in ("system", "developer"):
             return [*instructions, *messages[index:]]
         text = _move_dates(message.content or "")
         if text == (message.content or ""):
@@ -86,10 +83,6 @@ def _move_dates(text: str) -> str:
         at = match.end()
     text = text[at:]
     return "\n\n".join([text.rstrip(), *dates]).lstrip() if dates else text
-
-
-# ------------------------------------------------------------------------ thinking
-# Limit how long a model thinks before it answers, through its template and in the engine.
 
 
 # Thinking tokens for each effort if the request has no budget, as in other servers.
@@ -123,15 +116,10 @@ def _budget(request: ChatRequest | TemplateRequest) -> int | None:
     return _EFFORT_TOKENS.get(request.reasoning_effort or "")
 
 
-# ------------------------------------------------------------------------ request
+# ------------------------------------------------------------------------ requests
 
-
-# llama.cpp's seeds are 32 bits wide, and the highest one means "draw a random seed".
-_SEED_COUNT = (1 << 32) - 1
-
-# What is between the parts of a message that the answer continues, as in llama-server.
-PREFIX_SEPARATOR = "\n\n"
-
+_SEED_COUNT = (1 << 32) - 1  # llama.cpp's highest seed of 32 bits means "draw a random seed"
+PREFIX_SEPARATOR = "\n\n"  # between the parts of a message that is continued, as in llama-server
 
 _Request = TypeVar("_Request", bound=GenerationRequest)
 
@@ -157,22 +145,24 @@ def chat_frames(
     """Return one engine request per choice.
 
     `form` is the model's notation of calls, which matters only with tools. The first choice is the one that
-    is stored in `conversation`.
-
-    Raises:
-        InvalidRequest: two fields of the request contradict each other.
+    is stored in `conversation`. Raises InvalidRequest if fields contradict each other.
     """
     top_logprobs = request.top_logprobs
     if top_logprobs and not request.logprobs:
-        raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    prompt = chat_prompt(request)
-    offer = tools.NO_OFFER
-    shown = REASONING_TOKENS if request.reasoning_format != "none" else []
+        raise InvalidRequest.at("top_logprobs", "needs 'logprobs': true.")
+    prompt, offer = chat_prompt(request), tools.NO_OFFER
+    reasoning = request.reasoning_format != "none"
+    shown = REASONING_TOKENS if reasoning else []
     if uses_tools(request):
         offer = tools.offer_tools(request, form)
         prompt.tools = offer.tools or None
         _put_tools_into_messages(prompt, request, offer.form)
-        _refuse_grammar_with_required_call(request, offer)
+    calls = offer.calls
+    required = calls is not None and calls.required
+    if required and (own := read_constraint(request)) and own.kind in ("grammar", "regex"):
+        raise InvalidRequest.at(
+            "tool_choice", "requires a call, so no grammar of your own can be held to."
+        )
     if offer.tools:
         shown = [*shown, *tools.control_tokens(offer.form)]
     requests = engine_requests(
@@ -181,31 +171,15 @@ def chat_frames(
         (top_logprobs or 0) if request.logprobs else None,
         shown=shown,
         thinking=thinking_limit(request, max_tokens(request)),
-        tools=offer.calls,
-        thoughts=list(REASONING_MARKERS) if request.reasoning_format != "none" else [],
+        tools=calls,
+        thoughts=list(REASONING_MARKERS) if reasoning else [],
     )
     requests[0].conversation = conversation
     return requests
 
 
-def _refuse_grammar_with_required_call(request: ChatRequest, offer: tools.ToolOffer) -> None:
-    """Refuse a client's own grammar if the answer has to be a call."""
-    if offer.calls is None or not offer.calls.required:
-        return
-    own_constraint = read_constraint(request)
-    if own_constraint is not None and own_constraint.kind in ("grammar", "regex"):
-        raise InvalidRequest(
-            "'tool_choice' requires a call, so no grammar of your own can be held to.",
-            param="tool_choice",
-        )
-
-
 def template_prompt(request: TemplateRequest, form: CallFormat) -> frames.ChatPrompt:
-    """Return the prompt that /apply-template shows: what a chat with these fields would read.
-
-    Raises:
-        InvalidRequest: see `chat_frames`.
-    """
+    """Return the prompt that /apply-template shows: what a chat with these fields would read."""
     prompt = chat_prompt(request)
     _put_tools_into_messages(prompt, request, form)
     return prompt
@@ -228,51 +202,44 @@ def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
 
 
 def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
-    """Return one engine request per prompt and choice; all choices of the first prompt come first.
-
-    Raises:
-        InvalidRequest: a field would change the answer and is not supported here.
-    """
+    """Return one engine request per prompt and choice; all choices of the first prompt come first."""
     scores = request.prompt_logprobs
     if request.echo and request.logprobs is not None:
         scores = max(request.logprobs, scores or 0)
     if scores is not None and request.suffix is not None:
-        raise InvalidRequest(
-            "Log-probabilities of a prompt cannot be computed with a 'suffix'.", param="suffix"
-        )
+        message = "Log-probabilities of a prompt cannot be computed with a 'suffix'."
+        raise InvalidRequest(message, param="suffix")
     if (request.best_of or 1) > (request.n or 1):
-        raise InvalidRequest(
-            "'best_of' must not be greater than 'n'; every choice is returned.", param="best_of"
+        raise InvalidRequest.at(
+            "best_of", "must not be greater than 'n'; every choice is returned."
         )
     all_prompts = parse_prompts(request.prompt, request.suffix)
     return engine_requests(request, all_prompts, request.logprobs, prompt_logprobs=scores)
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
-    """Return the messages as the model's template reads them.
-
-    Raises:
-        InvalidRequest: a message is empty or has something else than text, or see `continued`.
-    """
+    """Return the messages as the model's template reads them. Raises InvalidRequest for an invalid one."""
     inner = BodyComplexity()  # limits the size of JSON inside of strings
     pictures = PictureReader()
     messages = [
         _message(message, index, inner, pictures) for index, message in enumerate(request.messages)
     ]
-    part = continued_part(request)
-    prefix = ""
+    part, prefix = continued_part(request), ""
     if part == "content":
-        path = f"messages[{len(messages) - 1}].content"
-        prefix = content_text(
-            request.messages[-1].content or "", path, "assistant", between=PREFIX_SEPARATOR
-        )
+        path, content = f"messages[{len(messages) - 1}].content", request.messages[-1].content
+        prefix = content_text(content or "", path, "assistant", between=PREFIX_SEPARATOR)
     elif part:
         prefix = messages[-1].extra["reasoning_content"]
+    documents = {} if request.documents is None else {"documents": request.documents}
     return frames.ChatPrompt(
         stabilize_instructions(messages),
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=[tool.template_object() for tool in request.tools or []] or None,
-        template_kwargs=_template_arguments(request),
+        template_kwargs={
+            **template_switches(request),
+            **documents,
+            **request.chat_template_kwargs,
+        },
         answer_prefix=prefix,
         continued=part,
         parse_special=request.parse_special,
@@ -281,54 +248,36 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     )
 
 
-def _template_arguments(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
-    documents = {} if request.documents is None else {"documents": request.documents}
-    return {**template_switches(request), **documents, **request.chat_template_kwargs}
-
-
 def continued_part(
     request: ChatRequest | TemplateRequest,
 ) -> Literal["", "content", "reasoning_content"]:
-    """Return which part of the last message the answer continues, by llama-server's rules.
-
-    Raises:
-        InvalidRequest: the last message cannot be continued.
-    """
+    """Return which part of the last message the answer continues, by llama-server's rules."""
     if not request.messages:
-        raise InvalidRequest("'messages' must have at least 1 item.", param="messages")
+        raise InvalidRequest.at("messages", "must have at least 1 item.")
     option, last = request.continue_final_message, request.messages[-1]
     if option is False or (option is None and last.role != "assistant"):
         return ""
-    param = "continue_final_message" if option else "messages"
-    if option and request.add_generation_prompt:
-        raise InvalidRequest(
-            "'add_generation_prompt' and 'continue_final_message' cannot be used together.",
-            param=param,
-        )
-    if last.role != "assistant":
-        raise InvalidRequest(
-            f"The last message cannot be continued: its role is '{last.role}', not 'assistant'.",
-            param=param,
-        )
-    if last.tool_calls:
-        raise InvalidRequest(
-            "The last message, of the role 'assistant', cannot be continued: it contains "
-            "'tool_calls', whose results must follow.",
-            param=param,
-        )
-    if option is None and len(request.messages) > 1 and request.messages[-2].role == "assistant":
-        raise InvalidRequest(
-            "Two messages of the role 'assistant' at the end cannot be continued; join them.",
-            param=param,
-        )
+    is_double = len(request.messages) > 1 and request.messages[-2].role == "assistant"
+    part: Literal["content", "reasoning_content"] = "content"
     if isinstance(option, str):
         part = option
-    else:
-        part = "reasoning_content" if last.reasoning_content and not last.content else "content"
-    if part == "reasoning_content" and not last.reasoning_content:
-        raise InvalidRequest(
-            "The last message has no 'reasoning_content' to continue.", param=param
-        )
+    elif last.reasoning_content and not last.content:
+        part = "reasoning_content"
+    problem = ""
+    if option and request.add_generation_prompt:
+        problem = "'add_generation_prompt' and 'continue_final_message' cannot be used together."
+    elif last.role != "assistant":
+        problem = "The last message cannot be continued: its role is "
+        problem += f"'{last.role}', not 'assistant'."
+    elif last.tool_calls:
+        problem = "The last message, of the role 'assistant', cannot be continued: it contains "
+        problem += "'tool_calls', whose results must follow."
+    elif option is None and is_double:
+        problem = "Two messages of the role 'assistant' at the end cannot be continued; join them."
+    elif part == "reasoning_content" and not last.reasoning_content:
+        problem = "The last message has no 'reasoning_content' to continue."
+    if problem:
+        raise InvalidRequest(problem, param="continue_final_message" if option else "messages")
     return part
 
 
@@ -351,13 +300,25 @@ def engine_requests(
         InvalidRequest: the request has two constraints, a bias for something else than a token, or a
             prediction that is not text.
     """
-    _refuse_unsupported(request)
+    # Mirostat and adaptive-p depend on every token that was drawn before. Drafted tokens are verified
+    # together, before any of them is drawn.
+    is_adaptive = request.adaptive_target is not None and request.adaptive_target >= 0.0
+    unsupported = {"mirostat": request.mirostat, "adaptive_target": is_adaptive}
+    for name, is_used in {**unsupported, "lora": request.lora}.items():
+        if is_used:
+            raise InvalidRequest.at(name, "is not supported; leave it out.")
+    minimum, maximum = request.min_tokens or 0, max_tokens(request)
+    if maximum is not None and minimum > maximum:
+        raise InvalidRequest.at(
+            "min_tokens", f"is {minimum}, but the answer may have at most {maximum} tokens."
+        )
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     shared: dict[str, Any] = {
         **more,
-        "max_tokens": max_tokens(request),
-        "min_tokens": _min_tokens(request),
+        "max_tokens": maximum,
+        "min_tokens": minimum,
         "stop_token_ids": request.stop_token_ids or [],
-        "stop": [request.stop] if isinstance(request.stop, str) else list(request.stop or []),
+        "stop": [text for text in stop if text],  # "" would end the answer at once
         "constraint": read_constraint(request),
         "speculative": _speculative(request),
         "top_logprobs": top_logprobs,
@@ -371,7 +332,6 @@ def engine_requests(
         "timings": request.timings_per_token,
         "progress": request.return_progress,
     }
-    shared["stop"] = [text for text in shared["stop"] if text]  # "" would end the answer at once
     return [
         frames.Generate(id=0, prompt=prompt, sampling=_sampling(request, choice), **shared)
         for prompt in prompts
@@ -379,52 +339,28 @@ def engine_requests(
     ]
 
 
-def _refuse_unsupported(request: GenerationRequest) -> None:
-    """Refuse what would change the answer and is not supported.
-
-    Mirostat and adaptive-p depend on every token that was drawn before. Drafted tokens are verified
-    together, before any of them is drawn.
-    """
-    target = request.adaptive_target
-    for name, is_used in (
-        ("mirostat", bool(request.mirostat)),
-        ("adaptive_target", target is not None and target >= 0.0),
-        ("lora", bool(request.lora)),
-    ):
-        if is_used:
-            raise InvalidRequest(f"'{name}' is not supported; leave it out.", param=name)
-
-
 def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:
-    """Return the sampling fields; each choice has a seed of its own, or all would be equal."""
-    seed = request.seed
-    if seed is not None:
-        seed = None if seed == -1 else (seed + choice) % _SEED_COUNT
-    fields: dict[str, Any] = {
-        parameter.name: getattr(request, parameter.name) for parameter in sampling_parameters()
-    }
-    fields["seed"] = seed
-    sampling = frames.Sampling(**fields, ignore_eos=request.ignore_eos)
-    _add_bias(sampling, request)
-    return sampling
+    """Return the sampling fields; each choice has a seed of its own, or all would be equal.
 
-
-def _add_bias(sampling: frames.Sampling, request: GenerationRequest) -> None:
-    """Add the biases: a number or a string of digits is a token's id, any other string is text.
-
-    Biases of the same token or text add up.
+    In biases a number or a string of digits is a token's id, and any other string is text. Those of the same
+    token or text add up.
     """
+    fields = {name: getattr(request, name) for name in SamplingParameters.__struct_fields__}
+    if (seed := request.seed) is not None:
+        fields["seed"] = None if seed == -1 else (seed + choice) % _SEED_COUNT
+    sampling = frames.Sampling(**fields, ignore_eos=request.ignore_eos)
     biases = request.logit_bias or {}
     for key, value in biases.items() if isinstance(biases, dict) else biases:
         if value is True:
             path = f"logit_bias[{json.dumps(key)}]"
-            raise InvalidRequest(f"'{path}' must be a number or false, not true.", param=path)
+            raise InvalidRequest.at(path, "must be a number or false, not true.")
         amount = -math.inf if value is False else value
         if isinstance(key, str) and not (key.isascii() and key.isdigit() and len(key) < 10):
             sampling.text_bias[key] = sampling.text_bias.get(key, 0.0) + amount
         else:
             token = int(key)
             sampling.logit_bias[token] = sampling.logit_bias.get(token, 0.0) + amount
+    return sampling
 
 
 def max_tokens(request: GenerationRequest) -> int | None:
@@ -435,19 +371,8 @@ def max_tokens(request: GenerationRequest) -> int | None:
     return None
 
 
-def _min_tokens(request: GenerationRequest) -> int:
-    minimum, maximum = request.min_tokens or 0, max_tokens(request)
-    if maximum is not None and minimum > maximum:
-        raise InvalidRequest(
-            f"'min_tokens' is {minimum}, but the answer may have at most {maximum} tokens.",
-            param="min_tokens",
-        )
-    return minimum
-
-
 def _speculative(request: GenerationRequest) -> frames.SpeculationSettings:
-    options = request.speculative or SpeculativeOptions()
-    prediction = None
+    options, prediction = request.speculative or SpeculativeOptions(), None
     if request.prediction:
         prediction = content_text(request.prediction.content, "prediction.content")
     return frames.SpeculationSettings(
@@ -475,11 +400,9 @@ def _message(
     if content is not None:
         content = content_text(content, path, message.role, read_picture=pictures.read)
     elif message.lacks_content and not (message.tool_calls or message.reasoning_content):
-        raise InvalidRequest(f"'{path}' is missing.", param=path)
+        raise InvalidRequest.at(path, "is missing.")
     elif not (message.tool_calls or message.reasoning_content or message.role == "tool"):
-        raise InvalidRequest(
-            f"'{path}' is null; it must be a string or a list of parts.", param=path
-        )
+        raise InvalidRequest.at(path, "is null; it must be a string or a list of parts.")
     if content is None and not message.tool_calls:
         content = ""  # templates read the text without checking that there is one
     return frames.Message(role, content, extra)
@@ -487,18 +410,15 @@ def _message(
 
 def _template_call(call: dict[str, Any], index: int, inner: BodyComplexity) -> dict[str, Any]:
     """Return an earlier call as templates expect it: the arguments as an object instead of JSON text."""
-    function = call.get("function")
+    function, path = call.get("function"), f"messages[{index}].tool_calls"
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        path = f"messages[{index}].tool_calls"
-        raise InvalidRequest(
-            f"'{path}' must contain calls with a 'function' and its name.", param=path
-        )
+        raise InvalidRequest.at(path, "must contain calls with a 'function' and its name.")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             inner.count_text(arguments.encode())
         except TooComplex as error:
-            raise InvalidRequest(str(error), param=f"messages[{index}].tool_calls") from None
+            raise InvalidRequest(str(error), param=path) from None
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(replace_halves(arguments))
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
@@ -543,27 +463,19 @@ def content_text(
 
 
 def parse_prompts(prompt: Prompts, suffix: str | None = None) -> list[frames.Prompt]:
-    """Return all prompts of `prompt`, which has any of OpenAI's and llama-server's forms.
-
-    Raises:
-        InvalidRequest: there are too many prompts, nested lists, invalid token ids, or images.
-    """
+    """Return all prompts of `prompt`, which has any of OpenAI's and llama-server's forms."""
     if not isinstance(prompt, list):
         return [_one_prompt(prompt, "prompt", suffix)]
     # Fast even for a million ids, since no other request is served in the meantime.
     kinds = set(map(type, prompt))
     if int in kinds:
         if not kinds <= {int, str}:
-            raise InvalidRequest(
-                "'prompt' mixes token ids with whole prompts; put the ids into a list of their own.",
-                param="prompt",
-            )
+            problem = "mixes token ids with whole prompts; put the ids into a list of their own."
+            raise InvalidRequest.at("prompt", problem)
         return [_one_prompt(cast(list[str | int], prompt), "prompt", suffix)]
     if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(
-            f"'prompt' may contain at most {MAX_PROMPTS} prompts, not {len(prompt)}.",
-            param="prompt",
-        )
+        problem = f"may contain at most {MAX_PROMPTS} prompts, not {len(prompt)}."
+        raise InvalidRequest.at("prompt", problem)
     items = cast(list[OnePrompt], prompt)
     return [_one_prompt(item, f"prompt[{index}]", suffix) for index, item in enumerate(items)]
 
@@ -571,19 +483,15 @@ def parse_prompts(prompt: Prompts, suffix: str | None = None) -> list[frames.Pro
 def _one_prompt(item: OnePrompt, path: str, suffix: str | None) -> frames.Prompt:
     if isinstance(item, PromptObject):
         if item.multimodal_data:
-            path = f"{path}.multimodal_data"
-            raise InvalidRequest(
-                f"'{path}' is not supported: the models here read text only.", param=path
-            )
+            problem = "is not supported: the models here read text only."
+            raise InvalidRequest.at(f"{path}.multimodal_data", problem)
         return _one_prompt(item.prompt_string, f"{path}.prompt_string", suffix)
     if isinstance(item, str):
         return frames.TextPrompt(item) if suffix is None else frames.InfillPrompt(item, suffix)
     is_ids_only = set(map(type, item)) == {int}
     ids = cast(list[int], item if is_ids_only else [part for part in item if isinstance(part, int)])
     if not item or (ids and (min(ids) < 0 or max(ids) >= 1 << 31)):
-        raise InvalidRequest(
-            f"'{path}' must contain token ids, which are whole numbers from 0.", param=path
-        )
+        raise InvalidRequest.at(path, "must contain token ids, which are whole numbers from 0.")
     if suffix is not None:
-        raise InvalidRequest("'suffix' needs a 'prompt' of text.", param="suffix")
+        raise InvalidRequest.at("suffix", "needs a 'prompt' of text.")
     return frames.TokenPrompt(ids) if is_ids_only else frames.MixedPrompt(item)

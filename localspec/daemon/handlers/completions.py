@@ -18,11 +18,7 @@ from starlette.responses import Response
 
 from localspec.chat import tools
 from localspec.chat.families.hermes import HERMES
-from localspec.chat.tools import (
-    convert_custom_tools,
-    convert_function_messages,
-    convert_functions,
-)
+from localspec.chat.tools import convert_custom_tools, convert_function_messages, convert_functions
 from localspec.daemon.completion import llama_server
 from localspec.daemon.completion.answer import (
     AnswerNotes,
@@ -92,8 +88,12 @@ async def tokenize(request: Request) -> Response:
     if not body.with_pieces:
         return json_response({"tokens": tokens, **_ignored_extra(request)})
     # A text of many rare characters has a hundred thousand tokens, but few different ones.
-    pieces = dict(zip(tokens, reply.value["pieces"], strict=True))
-    entries = {token: {"id": token, "piece": _decode_piece(pieces[token])} for token in pieces}
+    entries = {}
+    for token, piece in dict(zip(tokens, reply.value["pieces"], strict=True)).items():
+        try:
+            entries[token] = {"id": token, "piece": piece.decode()}
+        except UnicodeDecodeError:
+            entries[token] = {"id": token, "piece": list(piece)}
     answer = {"tokens": [entries[token] for token in tokens], **_ignored_extra(request)}
     return json_response(answer)
 
@@ -102,14 +102,6 @@ def _ignored_extra(request: Request) -> dict[str, Any]:
     """Return the answer's key `localspec` if fields of the request had no effect, else nothing."""
     names = ignored_fields(request)
     return {"localspec": {"ignored": names}} if names else {}
-
-
-def _decode_piece(piece: bytes) -> str | list[int]:
-    """Return a token's bytes as text if they are valid UTF-8, else as a list of numbers."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return list(piece)
 
 
 async def detokenize(request: Request) -> Response:
@@ -131,9 +123,7 @@ async def apply_template(request: Request) -> Response:
     convert_function_messages(body)
     if await has_files(body.messages):
         await expand_chat(request, body, pair)
-    call_form = EXPLAINED
-    if uses_tools(body):
-        call_form = await call_format(daemon, pair)
+    call_form = await call_format(daemon, pair) if uses_tools(body) else EXPLAINED
     prompt = await asyncio.to_thread(template_prompt, body, call_form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     text: str = reply.value["prompt"]
@@ -152,16 +142,11 @@ async def count(request: Request) -> Response:
 
 
 async def prompt_tokens(request: Request, body: ChatRequest) -> int:
-    """Return the number of tokens in the prompt of a chat of any protocol.
-
-    Raises:
-        InvalidRequest: see `ready`.
-    """
+    """Return the number of tokens in the prompt of a chat of any protocol."""
     pair, requests, _ = await prepare_chat(request, body, None)
     frame = frames.CountTokens(0, requests[0].prompt)
-    reply = await state_of(request).supervisor.ask(pair, frame)
-    count: int = reply.value["tokens"]
-    return count
+    tokens: int = (await state_of(request).supervisor.ask(pair, frame)).value["tokens"]
+    return tokens
 
 
 async def native_completion(request: Request) -> Response:
@@ -199,7 +184,13 @@ async def _native_run(
     editor: EditorPosition | None = None,
 ) -> AnswerRun:
     daemon = state_of(request)
-    pair = await _pair(request, body.model, role, strict=API_HEADER in request.headers)
+    try:
+        pair = await daemon.resolve_pair(body.model, request.receive, role)
+    except ModelNotFound:
+        # llama-server serves one model and ignores the name in a request, so plug-ins send any name.
+        if API_HEADER in request.headers:
+            raise
+        pair = await daemon.resolve_pair("", request.receive, role)
     answer = _text_answer(request, body, pair, requests)
     answer.notes.news = None
     shape = LlamaServerShape(answer, body, partial(daemon.supervisor.residents.info, pair.name))
@@ -207,21 +198,6 @@ async def _native_run(
     return AnswerRun(
         daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
     )
-
-
-async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> PairFiles:
-    """Return the pair called `name`, or the default pair if there is none of that name.
-
-    llama-server serves one model and ignores the name in a request, so plug-ins send any name. `strict`
-    (a request of our own client) raises ModelNotFound instead.
-    """
-    daemon = state_of(request)
-    try:
-        return await daemon.resolve_pair(name, request.receive, role)
-    except ModelNotFound:
-        if strict:
-            raise
-        return await daemon.resolve_pair("", request.receive, role)
 
 
 async def chat(request: Request) -> Response:
@@ -250,12 +226,10 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
         functions=uses_functions,
         custom=custom,
     )
-    context = _controllable(
-        daemon,
-        shape.id,
-        (pair, requests),
-        turn.under_way(answer.choices[0]) if turn else nullcontext(),
-    )
+    stored: AbstractAsyncContextManager[object] = nullcontext()
+    if turn:
+        stored = turn.under_way(answer.choices[0])
+    context = _controllable(daemon, shape.id, (pair, requests), stored)
     progress = shape.progress if body.localspec and body.localspec.progress else None
     return AnswerRun(
         daemon.supervisor, pair, requests, shape, context, progress, **progress_options(body, shape)
@@ -331,13 +305,9 @@ def answer_notes(
 ) -> AnswerNotes:
     """Return what is said beside an answer of `pair`. `turn` stores it, and `note` is on the request."""
     daemon = state_of(request)
-    return AnswerNotes(
-        daemon.supervisor.residents.note,
-        partial(daemon.take_notice, pair.name),
-        (lambda: turn.store_error) if turn else str,
-        partial(ignored_fields, request),
-        note,
-    )
+    not_kept = (lambda: turn.store_error) if turn else str
+    news, ignored = partial(daemon.take_notice, pair.name), partial(ignored_fields, request)
+    return AnswerNotes(daemon.supervisor.residents.note, news, not_kept, ignored, note)
 
 
 async def expand_chat(
@@ -347,10 +317,7 @@ async def expand_chat(
     daemon = state_of(request)
     loaded = await daemon.supervisor.ready(pair)
     expansion = expand_files(
-        body.messages,
-        daemon.converter,
-        pair=pair.name,
-        reads_pictures=loaded.reads_pictures,
+        body.messages, daemon.converter, pair=pair.name, reads_pictures=loaded.reads_pictures
     )
     return await while_connected(request.receive, expansion)
 
@@ -380,8 +347,10 @@ async def _text_run(request: Request, body: CompletionRequest) -> AnswerRun:
     shape = TextShape(_text_answer(request, body, pair, requests), body.stream_options)
     shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:
-        prompts = [generate.prompt for generate in requests[:: body.n or 1]]
-        shape.echo = [await _prompt_text(daemon.supervisor, pair, prompt) for prompt in prompts]
+        shape.echo = [
+            await _prompt_text(daemon.supervisor, pair, generate.prompt)
+            for generate in requests[:: body.n or 1]
+        ]
     return AnswerRun(daemon.supervisor, pair, requests, shape, **progress_options(body, shape))
 
 
@@ -396,23 +365,20 @@ def _text_answer(
 
 async def _prompt_text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:
     """Return the text of a prompt, with token ids decoded; of a prompt with a suffix the part before it."""
+    text, parts = "", list[str | int]()
     match prompt:
         case frames.TextPrompt():
-            return prompt.text
+            parts = [prompt.text]
         case frames.InfillPrompt():
-            return prompt.prefix
+            parts = [prompt.prefix]
         case frames.TokenPrompt():
-            parts: list[str | int] = [*prompt.tokens]
+            parts = [*prompt.tokens]
         case frames.MixedPrompt():
             parts = prompt.parts
-        case frames.ChatPrompt():
-            parts = []
-    text = ""
-    for part_type, run in groupby(parts, type):
-        if part_type is str:
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        if is_text:
             text += "".join(map(str, run))
         else:
-            tokens = [part for part in run if isinstance(part, int)]
-            reply = await supervisor.ask(pair, frames.Detokenize(0, tokens))
+            reply = await supervisor.ask(pair, frames.Detokenize(0, [*map(int, run)]))
             text += reply.value["content"]
     return text

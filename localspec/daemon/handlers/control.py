@@ -26,8 +26,9 @@ from localspec.protocol import frames
 from localspec.protocol.answers import Configured, PairStatus, Status, UpstreamStatus
 from localspec.protocol.requests import LoadRequest
 
-# ------------------------------------------------------------------------ description
-# Handle GET /openapi.yaml.
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# A pair that was never read before is hashed first, and the answer of /config does not wait longer for it.
+_COSTS_TIMEOUT_S = 5.0
 
 
 async def openapi(_request: Request) -> Response:
@@ -37,21 +38,20 @@ async def openapi(_request: Request) -> Response:
 
 
 # ------------------------------------------------------------------------ metrics
-# Handle GET /metrics in Prometheus' text format.
-#
-# localspec's own names come first, then llama-server's for dashboards that were made for it.
 
-
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Sample = tuple[str, str, str, float]  # kind, name, description, value
 
 
 async def show(request: Request) -> Response:
-    """Handle GET /metrics."""
+    """Handle GET /metrics in Prometheus' text format.
+
+    localspec's own names come first, then llama-server's for dashboards that were made for it.
+    """
     daemon = state_of(request)
     upstreams = await _present_upstreams(daemon)
     text = "\n".join([*_own_lines(daemon, upstreams), *_llama_server_lines(daemon)])
     started = str(int(time.time() - (time.monotonic() - daemon.started)))
-    headers = {"content-type": _CONTENT_TYPE, "process-start-time-unix": started}
+    headers = {"content-type": _METRICS_TYPE, "process-start-time-unix": started}
     return Response(text + "\n", media_type=None, headers=headers)
 
 
@@ -63,66 +63,55 @@ async def _present_upstreams(daemon: DaemonState) -> list[UpstreamStatus]:
 
 
 def _own_lines(daemon: DaemonState, upstreams: list[UpstreamStatus]) -> Iterator[str]:
-    supervisor = daemon.supervisor
-    metrics, residents = supervisor.metrics, supervisor.residents
+    metrics, residents = daemon.supervisor.metrics, daemon.supervisor.residents
     counts, totals = metrics.counts, metrics.totals
-    yield from _counter("requests_total", "Generations requested.", counts.requests)
-    yield from _counter("requests_failed_total", "Generations that failed.", counts.failed)
-    yield from _counter(
-        "requests_cancelled_total", "Generations cancelled by the client.", counts.cancelled
+    yield from _samples(
+        ("counter", "requests_total", "Generations requested.", counts.requests),
+        ("counter", "requests_failed_total", "Generations that failed.", counts.failed),
+        ("counter", "requests_cancelled_total", "Generations cancelled by the client.",
+         counts.cancelled),
+        ("gauge", "requests_running", "Requests running.", residents.running()),
+        ("gauge", "requests_waiting", "Generations waiting in the queue.", residents.waiting()),
+    )  # fmt: skip
+    text = "Time from a request's arrival to its first text."
+    yield from _histogram("time_to_first_text_seconds", text, metrics.time_to_first_token)
+    text = "Prompt tokens found in a cache."
+    yield from _samples(
+        ("counter", "prompt_tokens_total", "Prompt tokens.", totals.prompt_tokens),
+        ("counter", "cached_tokens_total", text, totals.cached_tokens),
     )
-    yield from _gauge("requests_running", "Requests running.", residents.running())
-    yield from _gauge("requests_waiting", "Generations waiting in the queue.", residents.waiting())
-    yield from _histogram(
-        "time_to_first_text_seconds",
-        "Time from a request's arrival to its first text.",
-        metrics.time_to_first_token,
-    )
-    yield from _counter("prompt_tokens_total", "Prompt tokens.", totals.prompt_tokens)
-    yield from _counter(
-        "cached_tokens_total", "Prompt tokens found in a cache.", totals.cached_tokens
-    )
-    yield from _counters(
-        "cache_hits_total",
-        "Prompts whose beginning was found in a cache.",
-        "source",
-        totals.cache_hits,
-    )
-    yield from _counter("generated_tokens_total", "Tokens generated.", counts.tokens)
+    text = "Prompts whose beginning was found in a cache."
+    yield from _labelled("cache_hits_total", text, "source", totals.cache_hits)
+    yield from _samples(("counter", "generated_tokens_total", "Tokens generated.", counts.tokens))
     yield from _speculation_lines(metrics)
-    yield from _counter(
-        "embedding_requests_total", "Requests for embeddings or rankings.", counts.embeddings
-    )
-    yield from _counter("embedded_texts_total", "Texts in them.", counts.embedded_texts)
-    yield from _counter("embedded_tokens_total", "Tokens of those.", counts.embedded_tokens)
-    yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
-    yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
-    yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded)))
-    yield from _pair_lines(residents.statuses())
-    yield from _upstream_lines(upstreams)
-    yield from _gauge(
-        "safe_mode", "Whether safe mode (slower kernels) is on.", int(residents.safe_mode.on)
-    )
+    yield from _samples(
+        ("counter", "embedding_requests_total", "Requests for embeddings or rankings.",
+         counts.embeddings),
+        ("counter", "embedded_texts_total", "Texts in them.", counts.embedded_texts),
+        ("counter", "embedded_tokens_total", "Tokens of those.", counts.embedded_tokens),
+        ("counter", "worker_starts_total", "Engine processes started.", counts.worker_starts),
+        ("counter", "worker_deaths_total", "Engine processes that died.", counts.worker_deaths),
+        ("gauge", "pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded))),
+    )  # fmt: skip
+    yield from _pair_lines(residents.statuses(), upstreams)
+    text = "Whether safe mode (slower kernels) is on."
+    yield from _samples(("gauge", "safe_mode", text, int(residents.safe_mode.on)))
 
 
-def _pair_lines(present: list[PairStatus]) -> Iterator[str]:
-    """Yield the figures of every loaded pair."""
+def _pair_lines(present: list[PairStatus], upstreams: list[UpstreamStatus]) -> Iterator[str]:
+    """Yield the figures of every loaded pair, and of every pair of another server that was used."""
     loaded = {_escape_label(pair.name): pair for pair in present if pair.state == "ready"}
-    yield from _gauge("pairs_loaded", "Pairs that are loaded.", len(loaded))
-    figures = (
+    yield from _samples(("gauge", "pairs_loaded", "Pairs that are loaded.", len(loaded)))
+    pair_figures = (
         ("pair_memory_bytes", "Memory planned for a pair.", "memory"),
         ("pair_loaded_since_seconds", "When a pair was loaded, Unix time.", "since"),
         ("pair_requests_running", "A pair's requests running.", "running"),
         ("pair_requests_waiting", "A pair's generations waiting in its queue.", "waiting"),
     )
-    for name, description, field in figures:
+    for name, description, field in pair_figures:
         values = {label: round(getattr(status, field) or 0) for label, status in loaded.items()}
-        yield from _counters(name, description, "pair", values, "gauge")
-
-
-def _upstream_lines(upstreams: list[UpstreamStatus]) -> Iterator[str]:
-    """Yield the figures of every pair of another server that was used; drafts only if it reports them."""
-    figures = (
+        yield from _labelled(name, description, "pair", values, "gauge")
+    upstream_figures = (
         ("requests", "counter", "Requests for a pair of another server."),
         ("failed", "counter", "Those of them that failed."),
         ("fallbacks", "counter", "Those that another pair answered."),
@@ -132,12 +121,10 @@ def _upstream_lines(upstreams: list[UpstreamStatus]) -> Iterator[str]:
         ("running", "gauge", "Requests that are running there."),
         ("away", "gauge", "Whether a server does not answer and is tried again."),
     )
-    for field, kind, description in figures:
-        values = {
-            _escape_label(upstream.name): int(getattr(upstream, field)) for upstream in upstreams
-        }
+    for field, kind, description in upstream_figures:
+        values = {_escape_label(status.name): int(getattr(status, field)) for status in upstreams}
         name = f"upstream_{field}{'_total' * (kind == 'counter')}"
-        yield from _counters(name, description, "pair", values, kind)
+        yield from _labelled(name, description, "pair", values, kind)
 
 
 def _escape_label(text: str) -> str:
@@ -153,7 +140,7 @@ def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
     queue, metrics = daemon.supervisor.residents, daemon.supervisor.metrics
     counts, totals, elsewhere = metrics.counts, metrics.totals, metrics.elsewhere
     cached = totals.cached_tokens - elsewhere.cached
-    samples = [
+    yield from _samples(
         ("counter", "prompt_tokens_total", "Prompt tokens processed, without cached ones.",
          totals.prompt_tokens - elsewhere.prompt - cached + counts.embedded_tokens),
         ("counter", "prompt_tokens_cached_total", "Prompt tokens reused from a cache.", cached),
@@ -177,10 +164,8 @@ def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
         ("gauge", "requests_deferred", "Generations waiting in the queue.", queue.waiting()),
         ("gauge", "n_busy_slots_per_decode", "Sequences in a target pass, on average.",
          metrics.busy / max(metrics.passes, 1)),
-    ]  # fmt: skip
-    for kind, name, text, value in samples:
-        yield from _head(f"llamacpp:{name}", kind, text)
-        yield f"llamacpp:{name} {value}"
+        prefix="llamacpp:",
+    )  # fmt: skip
     name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
     if metrics.accepted:
         yield from _head(name, "counter", "Accepted tokens by position in a pass.")
@@ -190,46 +175,35 @@ def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
 
 def _speculation_lines(metrics: Metrics) -> Iterator[str]:
     counts = metrics.counts
-    yield from _counter(
-        "target_passes_total", "Target passes that generated tokens.", metrics.rounds
+    yield from _samples(
+        ("counter", "target_passes_total", "Target passes that generated tokens.", metrics.rounds),
+        ("counter", "drafted_tokens_total", "Tokens drafted.", counts.drafted),
+        ("counter", "accepted_tokens_total", "Drafted tokens accepted.", counts.accepted),
     )
-    yield from _counter("drafted_tokens_total", "Tokens drafted.", counts.drafted)
-    yield from _counter("accepted_tokens_total", "Drafted tokens accepted.", counts.accepted)
-    yield from _counters(
-        "drafted_at_total",
-        "Drafted tokens by position in a pass.",
-        "position",
-        _by_position(metrics.drafted),
-    )
-    yield from _counters(
-        "accepted_at_total",
-        "Accepted tokens by position in a pass.",
-        "position",
-        _by_position(metrics.accepted),
-    )
+    for name, what, by_depth in (
+        ("drafted_at_total", "Drafted", metrics.drafted),
+        ("accepted_at_total", "Accepted", metrics.accepted),
+    ):
+        text = f"{what} tokens by position in a pass."
+        yield from _labelled(name, text, "position", _by_position(by_depth))
     yield from _histogram("draft_depth", "Drafts verified by a target pass.", metrics.depths)
-    yield from _counter("generating_seconds_total", "Time spent generating.", metrics.taken_seconds)
-    yield from _counter(
-        "plain_seconds_total",
-        "Estimated time for the same tokens without drafts.",
-        metrics.plain_seconds,
+    text = "Estimated time for the same tokens without drafts."
+    yield from _samples(
+        ("counter", "generating_seconds_total", "Time spent generating.", metrics.taken_seconds),
+        ("counter", "plain_seconds_total", text, metrics.plain_seconds),
     )
     if metrics.last_speed_up is not None:
-        yield from _gauge(
-            "speed_up", "Speed-up of the last answer over plain decoding.", metrics.last_speed_up
-        )
+        text = "Speed-up of the last answer over plain decoding."
+        yield from _samples(("gauge", "speed_up", text, metrics.last_speed_up))
 
 
-def _counter(name: str, text: str, value: float, kind: str = "counter") -> Iterator[str]:
-    yield from _head(f"localspec_{name}", kind, text)
-    yield f"localspec_{name} {value}"
+def _samples(*samples: Sample, prefix: str = "localspec_") -> Iterator[str]:
+    for kind, name, text, value in samples:
+        yield from _head(f"{prefix}{name}", kind, text)
+        yield f"{prefix}{name} {value}"
 
 
-def _gauge(name: str, text: str, value: float) -> Iterator[str]:
-    return _counter(name, text, value, "gauge")
-
-
-def _counters(
+def _labelled(
     name: str, text: str, label: str, values: Mapping[str, int], kind: str = "counter"
 ) -> Iterator[str]:
     """Yield one sample for each value of a label; nothing if there is no value."""
@@ -260,10 +234,6 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------------ control
-
-
-# A pair that was never read before is hashed first, and the answer of /config does not wait longer for it.
-_COSTS_TIMEOUT_S = 5.0
 
 
 async def status(request: Request) -> Response:
@@ -327,19 +297,20 @@ async def configure(request: Request) -> Response:
     daemon = state_of(request)
     await daemon.configure()
     config = daemon.config
+    origin = {
+        key: source
+        for key, source in config.origin.items()
+        if source == "flag" or source.startswith("LOCALSPEC_")
+    }
     return json_response(
         Configured(
             problems=daemon.problems,
             notes=await _costs(daemon, request),
-            origin={key: source for key, source in config.origin.items() if _not_a_file(source)},
+            origin=origin,
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
         )
     )
-
-
-def _not_a_file(source: str) -> bool:
-    return source == "flag" or source.startswith("LOCALSPEC_")
 
 
 async def _costs(daemon: DaemonState, request: Request) -> list[str]:
@@ -380,11 +351,7 @@ async def _nothing_to_load(
 
 
 async def unload(request: Request) -> Response:
-    """Free the memory of one pair, or of all pairs without a name; the status is 409 while one is busy.
-
-    Raises:
-        ModelNotFound: there is no such pair.
-    """
+    """Free the memory of one pair, or of all pairs without a name; the status is 409 while one is busy."""
     daemon = state_of(request)
     body = await read_body(request, LoadRequest, empty=LoadRequest())
     name = None

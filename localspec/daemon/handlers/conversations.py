@@ -5,9 +5,13 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.requests import json_response, while_connected
+from localspec.daemon.http.requests import (
+    json_response,
+    query_flag,
+    query_number,
+    while_connected,
+)
 from localspec.daemon.state import state_of
-from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import ConversationList, Forgotten
 
 _MAX_NUMBER = 10_000  # of conversations in a list, and of days in statistics
@@ -15,19 +19,16 @@ _MAX_NUMBER = 10_000  # of conversations in a list, and of days in statistics
 
 async def list_conversations(request: Request) -> Response:
     """List the newest conversations; ?limit=N of them, ?search=TEXT those that contain that text."""
-    limit = _parse_number(request, "limit", 50)
+    limit = query_number(request, "limit", 50, _MAX_NUMBER)
     search = request.query_params.get("search", "")
     store = state_of(request).conversations
-    return json_response(
-        ConversationList(
-            await store.run(lambda conversations: conversations.list_entries(limit, search))
-        )
-    )
+    entries = await store.run(lambda conversations: conversations.list_entries(limit, search))
+    return json_response(ConversationList(entries))
 
 
 async def statistics(request: Request) -> Response:
     """Return sums over stored answers; ?days=N are the days that end today, ?pair=NAME is one pair."""
-    days = _parse_number(request, "days", 30)
+    days = query_number(request, "days", 30, _MAX_NUMBER)
     pair = request.query_params.get("pair", "")
     store = state_of(request).conversations
     return json_response(
@@ -35,30 +36,13 @@ async def statistics(request: Request) -> Response:
     )
 
 
-def _parse_number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(_MAX_NUMBER))
-    if not (is_short and 1 <= int(text) <= _MAX_NUMBER):
-        raise InvalidRequest(
-            f"'{name}' must be a whole number from 1 to {_MAX_NUMBER}.", param=name
-        )
-    return int(text)
-
-
 async def show(request: Request) -> Response:
     """Return a conversation; with ?wait=true only after its answers under way have ended."""
     name = request.path_params["name"]
     store = state_of(request).conversations
-    if _parse_flag(request, "wait"):
+    if query_flag(request, "wait"):
         await while_connected(request.receive, store.wait_until_settled(name))
     return json_response(await store.run(lambda conversations: conversations.get(name)))
-
-
-def _parse_flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name, "false")
-    if text not in ("true", "false"):
-        raise InvalidRequest(f"'{name}' must be true or false.", param=name)
-    return text == "true"
 
 
 async def remove(request: Request) -> Response:

@@ -1,4 +1,7 @@
-"""Handle GET /v1/models, /health, /props and /slots."""
+"""Handle GET /v1/models, /health, /props and /slots, and /localspec/pulls, /pairs, /gc, /drafts and /disk.
+
+A pull goes on when its client disconnects.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +73,7 @@ async def list_models(daemon: DaemonState) -> list[Model]:
 
 
 async def find_model(request: Request) -> Model:
-    """Return the pair whose name is in a request's path.
-
-    Raises:
-        ModelNotFound: there is no such pair.
-    """
+    """Return the pair whose name is in a request's path. Raises ModelNotFound."""
     daemon, name = state_of(request), request.path_params["name"]
     statuses = _model_statuses(daemon)
 
@@ -200,7 +199,7 @@ async def slot_action(request: Request) -> Response:
     """Refuse to save, restore or erase a slot, as llama-server does without --slot-save-path."""
     action = request.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
-        raise InvalidRequest("'action' must be 'save', 'restore' or 'erase'.", param="action")
+        raise InvalidRequest.at("action", "must be 'save', 'restore' or 'erase'.")
     raise NotOffered(
         f"A slot cannot be made to {action} its state: slots are not assigned to clients. What was "
         "read is kept by its content, in memory and on disk (`prefix_memory`, `prefix_disk`), and found "
@@ -209,8 +208,6 @@ async def slot_action(request: Request) -> Response:
 
 
 # ------------------------------------------------------------------------ pulls
-# Handle /localspec/pulls: start, watch and cancel pulls, which go on when their client disconnects.
-
 
 # Fast hashing changes the state hundreds of times a second, more often than anybody can read.
 _STATE_INTERVAL_S = 0.1
@@ -225,42 +222,27 @@ async def list_pulls(request: Request) -> Response:
 
 
 async def start_pull(request: Request) -> Response:
-    """Start a pull and return 202 with its state, or the state of the same pull if that runs already.
-
-    Raises:
-        Forbidden: the request names a network or endpoint and came over TCP.
-        LocalspecError: see `begin_pull`.
-    """
+    """Start a pull and return 202 with its state, or the state of the same pull if that runs already."""
     body = await read_body(request, PullRequest)
-    if came_by_tcp(request.scope):
-        _refuse_network(body)
+    # A client over TCP may not choose which servers the daemon contacts.
+    for name in ("endpoint", "network"):
+        if came_by_tcp(request.scope) and getattr(body, name):
+            raise Forbidden(
+                f"'{name}' is not accepted over TCP, because the daemon would contact any address "
+                "it names; set HF_ENDPOINT and proxies in the daemon's own environment.",
+                param=name,
+            )
     return json_response((await begin_pull(request, body)).state, 202)
 
 
 async def begin_pull(request: Request, body: PullRequest) -> Pull:
-    """Start a pull for a request of any protocol, and return it.
-
-    Raises:
-        Unavailable: the daemon is shutting down.
-        LocalspecError: see `pairs.tasks.start_pull`.
-    """
+    """Start a pull for a request of any protocol, and return it. Raises as `pairs.tasks.start_pull`."""
     daemon = state_of(request)
     if daemon.draining:
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2)
     # Over TCP no answer may reveal which files this machine has.
     local = not came_by_tcp(request.scope)
     return await asyncio.to_thread(tasks.start_pull, daemon.registry, body, whole_disk=local)
-
-
-def _refuse_network(body: PullRequest) -> None:
-    """Refuse to let a client over TCP choose which servers the daemon contacts."""
-    for name in ("endpoint", "network"):
-        if getattr(body, name):
-            raise Forbidden(
-                f"'{name}' is not accepted over TCP, because the daemon would contact any address "
-                "it names; set HF_ENDPOINT and proxies in the daemon's own environment.",
-                param=name,
-            )
 
 
 async def show_pull(request: Request) -> Response:
@@ -309,18 +291,18 @@ async def report_states(pull: Pull, emit: Callable[[PullState], Awaitable[object
 
 async def _pull(request: Request) -> Pull:
     registry: Registry = state_of(request).registry
-    return await asyncio.to_thread(_find, registry, request.path_params["name"])
 
+    def find() -> Pull:
+        """Find the pull by the pair's own name, another name in the catalogue, or a repository."""
+        name: str = request.path_params["name"]
+        with suppress(ModelNotFound):  # The pair may have been removed from the catalogue since.
+            name, _ = registry.catalogue.find(name)
+        return registry.pulls.get(name) if "/" not in name else registry.pulls.find(name)
 
-def _find(registry: Registry, name: str) -> Pull:
-    """Find the pull by the pair's own name, another name in the catalogue, or a repository."""
-    with suppress(ModelNotFound):  # The pair may have been removed from the catalogue since.
-        name, _ = registry.catalogue.find(name)
-    return registry.pulls.get(name) if "/" not in name else registry.pulls.find(name)
+    return await asyncio.to_thread(find)
 
 
 # ------------------------------------------------------------------------ pairs
-# Handle /localspec/pairs, /gc and /drafts.
 
 
 async def list_pairs(request: Request) -> Response:
@@ -338,20 +320,12 @@ async def list_pairs(request: Request) -> Response:
 
 
 async def show_pair(request: Request) -> Response:
-    """Describe one pair; ?context=N estimates its memory for N tokens.
-
-    Raises:
-        InvalidRequest: `context` is not a number.
-        ModelNotFound: there is no such pair.
-        BadGguf: a file of the pair is not a valid model.
-        StoreError: a file of the pair cannot be read.
-    """
+    """Describe one pair; ?context=N estimates its memory for N tokens."""
     daemon = state_of(request)
     text = request.query_params.get("context", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidRequest("'context' must be a whole number of tokens.", param="context")
-    name, config = request.path_params["name"], daemon.config
-    by_tcp = came_by_tcp(request.scope)
+        raise InvalidRequest.at("context", "must be a whole number of tokens.")
+    name, config, by_tcp = request.path_params["name"], daemon.config, came_by_tcp(request.scope)
 
     def describe() -> pairs.PairView:
         view = views.pair_details(daemon.registry, name, int(text), config, by_tcp=by_tcp)
@@ -394,17 +368,13 @@ async def add_pair(request: Request) -> Response:
 
 async def remove_pair(request: Request) -> Response:
     """Remove a pair."""
-    daemon = state_of(request)
-    requested_name = request.path_params["name"]
-    upstreams = extras.load("upstream", "pairs")
-    if upstreams and (
-        removed := await asyncio.to_thread(
-            upstreams.remove_upstream, daemon.registry, requested_name
-        )
-    ):
-        daemon.supervisor.forget_upstream(removed.name)
-        return json_response(removed)
-    name = await asyncio.to_thread(daemon.registry.check_removable, requested_name)
+    daemon, name = state_of(request), request.path_params["name"]
+    if upstreams := extras.load("upstream", "pairs"):
+        removed = await asyncio.to_thread(upstreams.remove_upstream, daemon.registry, name)
+        if removed:
+            daemon.supervisor.forget_upstream(removed.name)
+            return json_response(removed)
+    name = await asyncio.to_thread(daemon.registry.check_removable, name)
     await daemon.unload_if_idle(name)
     return json_response(await asyncio.to_thread(daemon.registry.remove, name))
 
@@ -412,14 +382,10 @@ async def remove_pair(request: Request) -> Response:
 async def verify_stored(request: Request) -> Response:
     """Hash the files of a pair; the events are the bytes hashed so far and, in the last one, the result."""
     daemon, name = state_of(request), request.path_params["name"]
-    if is_file_name(name):
-        files = await daemon.resolve_named(
-            name, request.receive
-        )  # refuses the same files as a load
-        return EventStream(stream_reports(daemon.long_work, partial(verify_files, files)))
-    return EventStream(
-        stream_reports(daemon.long_work, partial(verify_pair, daemon.registry, name))
-    )
+    verify = partial(verify_pair, daemon.registry, name)
+    if is_file_name(name):  # It refuses the same files as a load.
+        verify = partial(verify_files, await daemon.resolve_named(name, request.receive))
+    return EventStream(stream_reports(daemon.long_work, verify))
 
 
 async def collect_garbage(request: Request) -> Response:
@@ -427,9 +393,7 @@ async def collect_garbage(request: Request) -> Response:
     body = await read_body(request, pairs.CollectRequest)
     daemon = state_of(request)
     collected = await asyncio.to_thread(daemon.registry.collect_garbage, dry_run=body.dry_run)
-    states = await daemon.conversations.run(
-        lambda conversations: conversations.collect(dry_run=body.dry_run)
-    )
+    states = await daemon.conversations.run(lambda store: store.collect(dry_run=body.dry_run))
     collected.freed += sum(size for _, size in states)
     collected.files += tuple(name for name, _ in states)
     return json_response(collected)
@@ -441,47 +405,26 @@ async def find_drafts(request: Request) -> Response:
     Raises:
         Forbidden: `folders` came over TCP.
         Conflict: the engine is busy.
-        LocalspecError: the target cannot be used, see `DaemonState.resolve_named`.
     """
     body = await read_body(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
-        raise Forbidden(
-            "'folders' cannot be searched over TCP; use the Unix socket: localspec drafts",
-            param="folders",
-        )
+        message = "'folders' cannot be searched over TCP; use the Unix socket: localspec drafts"
+        raise Forbidden(message, param="folders")
     daemon = state_of(request)
     pair = await daemon.resolve_named(body.target, request.receive)
     if pair.upstream is not None:
-        raise InvalidRequest(
-            f"'{pair.name}' is served by another server, which has drafts of its own.",
-            param="target",
-        )
+        message = f"'{pair.name}' is served by another server, which has drafts of its own."
+        raise InvalidRequest(message, param="target")
     trials = tasks.DraftTrials(daemon.supervisor) if body.measure else None
-    return EventStream(
-        stream_reports(
-            daemon.long_work,
-            lambda report: views.rank_drafts_for(
-                daemon.registry, pair, body.folders, trials, report
-            ),
-        )
-    )
+    rank = partial(views.rank_drafts_for, daemon.registry, pair, body.folders, trials)
+    return EventStream(stream_reports(daemon.long_work, rank))
 
 
 async def search_disk(request: Request) -> Response:
-    """Search the disk for models; the events are what is being read and, in the last one, the findings.
-
-    Raises:
-        Forbidden: the request came over TCP.
-    """
+    """Search the disk for models; the events are what is being read and, in the last one, the findings."""
     if came_by_tcp(request.scope):
-        raise Forbidden(
-            "The disk cannot be searched over TCP; use the Unix socket: localspec import"
-        )
-    body = await read_body(request, DiskRequest)
-    registry, long_work = state_of(request).registry, state_of(request).long_work
-    return EventStream(
-        stream_reports(
-            long_work,
-            lambda report: views.search_disk(registry, body.folders, body.environment, report),
-        )
-    )
+        message = "The disk cannot be searched over TCP; use the Unix socket: localspec import"
+        raise Forbidden(message)
+    body, daemon = await read_body(request, DiskRequest), state_of(request)
+    search = partial(views.search_disk, daemon.registry, body.folders, body.environment)
+    return EventStream(stream_reports(daemon.long_work, search))

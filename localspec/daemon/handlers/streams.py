@@ -65,17 +65,14 @@ async def resume(request: Request) -> Response:
     key = _key(request)
     recording = state_of(request).recordings.get(key)
     if recording is None:
-        raise NotFound(
-            f"Stream not found or expired: {key[1][:80]!r}. It is kept for {KEPT_S:.0f} s after its end."
-        )
+        kept = f"It is kept for {KEPT_S:.0f} s after its end."
+        raise NotFound(f"Stream not found or expired: {key[1][:80]!r}. {kept}")
     offset = request.query_params.get("from") or "0"
     if not _OFFSET.fullmatch(offset):
         raise InvalidRequest("Invalid 'from' offset: it is a number of bytes.", param="from")
     if int(offset) < recording.first_byte:
-        raise InvalidRequest(
-            f"Stream offset lost, please restart: bytes before {recording.first_byte} are not kept.",
-            param="from",
-        )
+        lost = f"bytes before {recording.first_byte} are not kept."
+        raise InvalidRequest(f"Stream offset lost, please restart: {lost}", param="from")
     return replay(recording, int(offset))
 
 
@@ -89,15 +86,9 @@ async def look_up(request: Request) -> Response:
     """Handle POST /v1/streams/lookup. Only streams that the client knows are listed."""
     body = await read_body(request, StreamLookup)
     states = [
-        StreamState(
-            name,
-            recording.is_done,
-            recording.total_bytes,
-            recording.started_at,
-            recording.completed_at,
-        )
+        StreamState(name, one.is_done, one.total_bytes, one.started_at, one.completed_at)
         for requested in filter(None, body.conversation_ids)
-        for name, recording in state_of(request).recordings.find(_CHAT)
+        for name, one in state_of(request).recordings.find(_CHAT)
         if name == requested or name.startswith(requested + _MODEL_SEPARATOR)
     ]
     return json_response(states)
@@ -106,7 +97,5 @@ async def look_up(request: Request) -> Response:
 def _key(request: Request) -> Key:
     conversation = request.query_params.get("conv_id")
     if not conversation:
-        raise InvalidRequest(
-            "'conv_id' is missing: the X-Conversation-Id of a chat.", param="conv_id"
-        )
+        raise InvalidRequest.at("conv_id", "is missing: the X-Conversation-Id of a chat.")
     return _CHAT, conversation

@@ -39,11 +39,10 @@ SPARE_DESCRIPTORS = 32  # descriptors for the log, the worker, models and databa
 MAX_REFUSED_CONNECTIONS = 8
 MAX_DESCRIPTORS = 10_240  # the most descriptors that macOS allows
 UNIX_HOST = (
-    "unix"  # stands for the host in a client's address; the pid of the peer stands for the port
+    "unix"  # stands for the host in a client's address, and the pid of the peer for the port
 )
-
 GONE_CHECK_INTERVAL_S = (
-    0.25  # interval of the checks whether a client that closed its sending side is still there
+    0.25  # between checks whether a client that closed its sending side is there
 )
 _ABSOLUTE_TARGET = re.compile(rb"(?i)http://([^/?#]*)(.*)")
 _FOLDED_HEADER = re.compile(rb"\n[ \t]")
@@ -79,7 +78,15 @@ class StrictHTTP(h11.Connection):
                 self._refuse(
                     "A header of the request continues on a second line, which is not allowed."
                 )
-            return _with_path_only(event)
+            if match := _ABSOLUTE_TARGET.fullmatch(event.target):
+                # Clients send it to a proxy. The path takes its place, and a Host header that of its host.
+                headers = [(name, value) for name, value in event.headers if name != b"host"]
+                return h11.Request(
+                    method=event.method,
+                    target=match[2] if match[2].startswith(b"/") else b"/" + match[2],
+                    headers=[(b"host", match[1]), *headers],
+                    http_version=event.http_version,
+                )
         return event
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
@@ -91,21 +98,6 @@ class StrictHTTP(h11.Connection):
     def _refuse(self, problem: str) -> None:
         self.problem = problem
         raise h11.RemoteProtocolError(problem)
-
-
-def _with_path_only(request: h11.Request) -> h11.Request:
-    """Replace an absolute target, as clients send to a proxy, by its path, and its host by a Host header."""
-    match = _ABSOLUTE_TARGET.fullmatch(request.target)
-    if match is None:
-        return request
-    path = match[2] if match[2].startswith(b"/") else b"/" + match[2]
-    headers = [(name, value) for name, value in request.headers if name != b"host"]
-    return h11.Request(
-        method=request.method,
-        target=path,
-        headers=[(b"host", match[1]), *headers],
-        http_version=request.http_version,
-    )
 
 
 class ClientConnection(H11Protocol):
@@ -135,7 +127,12 @@ class ClientConnection(H11Protocol):
                 return
         else:
             self.tcp_connections.add(self)
-        excess = self._excess_connections()
+        # Any process on this machine can connect over TCP. So TCP gets at most half of the places, and our
+        # own user on the Unix socket gets the other half and whatever TCP does not use.
+        limit, tcp = max_connections(), len(self.tcp_connections)
+        excess = len(self.connections) - tcp - (limit - min(tcp, limit // 2))
+        if self in self.tcp_connections:
+            excess = tcp - limit // 2
         if excess > MAX_REFUSED_CONNECTIONS:
             transport.abort()
         elif excess > 0:
@@ -144,17 +141,6 @@ class ClientConnection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
-
-    def _excess_connections(self) -> int:
-        """Return by how many the connections of this kind exceed their limit.
-
-        Any process on this machine can connect over TCP. So TCP gets at most half of the places, and our own
-        user on the Unix socket gets the other half and whatever TCP does not use.
-        """
-        limit, tcp = max_connections(), len(self.tcp_connections)
-        if self in self.tcp_connections:
-            return tcp - limit // 2
-        return len(self.connections) - tcp - (limit - min(tcp, limit // 2))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.tcp_connections.discard(self)
@@ -203,9 +189,8 @@ class ClientConnection(H11Protocol):
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             seconds = HEAD_TIMEOUT_S if part == "head" else BODY_TIMEOUT_S
-            self._end_with(
-                RequestTimeout(f"The request's {part} did not arrive within {seconds:g} s.")
-            )
+            message = f"The request's {part} did not arrive within {seconds:g} s."
+            self._end_with(RequestTimeout(message))
         else:
             self.transport.close()
 
@@ -222,9 +207,8 @@ class ClientConnection(H11Protocol):
         if self in self.tcp_connections and self.conn.their_http_version != b"1.0":
             with contextlib.suppress(h11.LocalProtocolError):
                 if not response_begun:
-                    probe = h11.InformationalResponse(
-                        status_code=100, headers=[], reason=b"Continue"
-                    )
+                    reason = b"Continue"
+                    probe = h11.InformationalResponse(status_code=100, headers=[], reason=reason)
                     self.transport.write(self.conn.send(probe) or b"")
                 elif self.conn.streams:
                     self.transport.write(self.conn.send(h11.Data(data=b":\n\n")) or b"")
@@ -325,8 +309,7 @@ def max_connections() -> int:
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    response = errors.ErrorResponse(
-        Unavailable("The daemon has too many connections; try again.", retry_after=1)
-    )
+    message = "The daemon has too many connections; try again."
+    response = errors.ErrorResponse(Unavailable(message, retry_after=1))
     response.headers["connection"] = "close"
     await response(scope, receive, send)

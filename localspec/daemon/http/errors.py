@@ -112,9 +112,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     # request.url would also parse the Host header, which may hold anything.
     refusal = LocalspecError(f"{request.method} {request.scope['path']}: {error.detail}.")
     refusal.status = error.status_code
-    refusal.code = {404: "not_found", 405: "method_not_allowed"}.get(
-        error.status_code, "http_error"
-    )
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    refusal.code = codes.get(error.status_code, "http_error")
     response = ErrorResponse(refusal)
     response.headers.update(error.headers or {})
     return response
@@ -131,7 +130,6 @@ class ErrorMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-
         begun = False
 
         async def tracked_send(message: Message) -> None:

@@ -18,8 +18,7 @@ from localspec.daemon.http import errors
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 
-# All of these bound memory. The time and the bytes are llama-server's.
-MAX_RECORDINGS = 32
+MAX_RECORDINGS = 32  # all of these bound memory; the time and the bytes are llama-server's
 MAX_BYTES = 4 << 20  # of one stream: of a longer one its beginning is dropped
 KEPT_S = 300.0  # after the end of a stream
 RETRY_AFTER_S = 10
@@ -59,14 +58,11 @@ class Recording:
             self._data += event + _EVENT_END
             self._ends.append(self.total_bytes)
         while len(self._data) > MAX_BYTES:
-            self._drop_event()
+            end = self._ends.popleft()
+            del self._data[: end - self.first_byte]
+            self.first_byte = end
+            self._first_event += 1
         self._notify()
-
-    def _drop_event(self) -> None:
-        end = self._ends.popleft()
-        del self._data[: end - self.first_byte]
-        self.first_byte = end
-        self._first_event += 1
 
     def finish(self, error: LocalspecError | None = None) -> None:
         """End the stream. `error` says why it never began."""
@@ -78,11 +74,7 @@ class Recording:
         self._changed = asyncio.Event()
 
     def position_after(self, number: int) -> int:
-        """Return the position behind an event; the first one has the number 0.
-
-        Raises:
-            InvalidRequest: There is no such event, or the one behind it was dropped.
-        """
+        """Return the position behind an event, from 0. Raises InvalidRequest if it is not there."""
         index = number - self._first_event
         if index >= len(self._ends):
             raise InvalidRequest(f"There is no event {number} yet.")
@@ -127,11 +119,8 @@ class Recordings:
 
     def find(self, kind: str) -> list[tuple[str, Recording]]:
         """Return all recordings of a kind with their names."""
-        return [
-            (name, recording)
-            for (its_kind, name), recording in self._recordings.items()
-            if its_kind == kind
-        ]
+        recordings = self._recordings.items()
+        return [(name, recording) for (its_kind, name), recording in recordings if its_kind == kind]
 
     def start(self, key: Key, stream: EventStream) -> Recording:
         """Write a stream, in place of an earlier one with this key, which ends.

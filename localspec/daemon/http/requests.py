@@ -20,6 +20,7 @@ import localspec
 from localspec.daemon.http import errors
 from localspec.errors import (
     Cancelled,
+    InvalidRequest,
     RequestTooLarge,
     UnsupportedEncoding,
     VersionMismatch,
@@ -33,9 +34,7 @@ from localspec.protocol.reading import BodyComplexity, TooComplex, decode_body
 MAX_BODY_BYTES = 32 << 20
 API_HEADER = "x-localspec-api"  # the header in which our clients send the version of their API
 VERSION_HEADER = "x-localspec-version"  # the header in which they get that of this package
-ENVIRONMENT_HEADER = (
-    "x-localspec-environment"  # the LOCALSPEC_* variables of a client's shell, in JSON
-)
+ENVIRONMENT_HEADER = "x-localspec-environment"  # the LOCALSPEC_* variables of its shell, in JSON
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -75,26 +74,17 @@ class VersionMiddleware:
             _by_our_client.set(client_version is not None)
             _shell_variables.set(headers.get(ENVIRONMENT_HEADER.encode(), b"{}"))
             if client_version not in (None, str(localspec.API_VERSION).encode()):
-                refusal = VersionMismatch(
-                    f"This daemon is localspec {localspec.__version__} with API "
-                    f"{localspec.API_VERSION}, not {client_version.decode('latin-1')}."
-                )
-                await errors.ErrorResponse(refusal)(scope, receive, send)
+                message = f"This daemon is localspec {localspec.__version__} with API "
+                message += f"{localspec.API_VERSION}, not {client_version.decode('latin-1')}."
+                await errors.ErrorResponse(VersionMismatch(message))(scope, receive, send)
                 return
-            if client_version is not None:
-                send = _with_version(send)
-        await self._app(scope, receive, send)
 
+        async def send_with_version(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[VERSION_HEADER] = localspec.__version__
+            await send(message)
 
-def _with_version(send: Send) -> Send:
-    """Return `send`, which adds the version of this package to the headers of a response."""
-
-    async def send_with_version(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)[VERSION_HEADER] = localspec.__version__
-        await send(message)
-
-    return send_with_version
+        await self._app(scope, receive, send_with_version if from_our_client() else send)
 
 
 class PathMiddleware:
@@ -147,22 +137,22 @@ async def read_body(request: Request, kind: type[Body], *, empty: Body | None = 
         raise UnsupportedEncoding(
             f"The request body is compressed ({encoding[:40]!r}); send it uncompressed."
         )
+    too_large = RequestTooLarge(f"The request body may have at most {MAX_BODY_BYTES >> 20} MiB.")
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-        raise _too_large()
+        raise too_large
     body, weight = bytearray(), BodyComplexity()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                raise _too_large()
+                raise too_large
             weight.count_piece(chunk)
     except TooComplex as error:
         raise RequestTooLarge(str(error)) from None
     except ClientDisconnect:
-        raise Cancelled(
-            "The client disconnected or was too slow before its request was read."
-        ) from None
+        message = "The client disconnected or was too slow before its request was read."
+        raise Cancelled(message) from None
     # PowerShell writes a byte order mark. RFC 8259 allows a reader to ignore it.
     if body.startswith(codecs.BOM_UTF8):
         del body[: len(codecs.BOM_UTF8)]
@@ -190,8 +180,21 @@ def ignored_extension(request: Request) -> Unheeded | msgspec.UnsetType:
     return Unheeded(list(fields)) if fields else msgspec.UNSET
 
 
-def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"The request body may have at most {MAX_BODY_BYTES >> 20} MiB.")
+def query_number(request: Request, name: str, default: int, most: int) -> int:
+    """Return the whole number of a query. Raises InvalidRequest if it is not between 1 and `most`."""
+    text = request.query_params.get(name, str(default))
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not (is_short and 1 <= int(text) <= most):
+        raise InvalidRequest.at(name, f"must be a whole number from 1 to {most}.")
+    return int(text)
+
+
+def query_flag(request: Request, name: str) -> bool:
+    """Return whether a query has "true" for this name. Raises InvalidRequest for other texts."""
+    text = request.query_params.get(name, "false")
+    if text not in ("true", "false"):
+        raise InvalidRequest.at(name, "must be true or false.")
+    return text == "true"
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -200,22 +203,23 @@ def json_response(value: object, status: int = 200) -> Response:
 
 def detach(request: Request) -> Request:
     """Return a request, whose body was read, as one of a client that never leaves."""
-    return Request(request.scope, _receive_nothing)
 
+    async def receive_nothing() -> Message:
+        message: Message = await asyncio.get_running_loop().create_future()
+        return message
 
-async def _receive_nothing() -> Message:
-    message: Message = await asyncio.get_running_loop().create_future()
-    return message
+    return Request(request.scope, receive_nothing)
 
 
 async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Return the result of `work`. If the client leaves first, `work` is cancelled.
+    """Return the result of `work`. If the client leaves first, it is cancelled and ClientGone raised."""
 
-    Raises:
-        ClientGone: The client left.
-    """
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
     work_task = asyncio.ensure_future(work)
-    disconnect_task = asyncio.create_task(_wait_for_disconnect(receive))
+    disconnect_task = asyncio.create_task(wait_for_disconnect())
     try:
         await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if not work_task.done():
@@ -225,8 +229,3 @@ async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
         for task in (work_task, disconnect_task):
             task.cancel()
         await asyncio.gather(work_task, disconnect_task, return_exceptions=True)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,7 +1,8 @@
 """Unix sockets: the daemon's own, a check whether a daemon answers, and sockets of a service manager.
 
 A service manager passes sockets with environment variables (sd_listen_fds(3), sd_notify(3)). Without them
-that part does nothing. This module imports little, because a daemon that does not get the lock needs it.
+that part does nothing. This module imports little: if many daemons start at once, those that do not get the
+lock end before they load a web server.
 """
 
 from __future__ import annotations
@@ -18,12 +19,6 @@ from pathlib import Path
 from localspec.errors import AlreadyRunning, UnsafePath, UsageError
 from localspec.paths import check_socket_path, open_file
 
-# ------------------------------------------------------------------------ lock
-# The lock that decides which daemon may run. A pid file would not do, because pids are reused.
-#
-# This module imports little: if many daemons start at once, the losers end before they load a web server.
-
-
 # How long a daemon that is starting or draining may hold the lock without listening: 10 s for
 # running answers, 5 s for requests that hang, 10 s for an engine that saves its state or hangs.
 HANDOVER_TIMEOUT_S = 30.0
@@ -31,7 +26,10 @@ _POLL_INTERVAL_S = 0.02
 
 
 class Lock:
-    """An exclusive lock on a file, held until `release` or the end of the process."""
+    """The lock that decides which daemon may run, on a file, until `release` or the end of the process.
+
+    A pid file would not do, because pids are reused.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,9 +37,8 @@ class Lock:
             # O_NOFOLLOW, because with a link somebody could choose which file we truncate.
             self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
-            raise UnsafePath(
-                f"The lock file {path} cannot be opened ({error.strerror}); remove it."
-            ) from error
+            message = f"The lock file {path} cannot be opened ({error.strerror}); remove it."
+            raise UnsafePath(message) from error
 
     def try_acquire(self) -> bool:
         try:
@@ -81,9 +78,6 @@ def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_TIMEOUT_
             )
         time.sleep(_POLL_INTERVAL_S)
     return lock
-
-
-# ------------------------------------------------------------------------ sockets
 
 
 log = logging.getLogger("localspec.listener")

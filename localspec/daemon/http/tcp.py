@@ -16,6 +16,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,31 +59,28 @@ class TcpAuth:
         host, origin = headers.get("host", ""), headers.get("origin")
         hostless = without_host and "host" not in headers
         if not hostless and not self._is_our_host(host):
-            raise Forbidden(
-                f"The Host header names {host!r}, which is not this daemon's address; other names are "
-                "allowed by `allow_hosts`."
-            )
+            allowed = "other names are allowed by `allow_hosts`."
+            names = f"The Host header names {host!r}, which is not this daemon's address"
+            raise Forbidden(f"{names}; {allowed}")
         # Through an SSH tunnel the port may differ from ours, but then it does so in both headers.
         foreign = "" if origin in (None, f"http://{host}") else str(origin)
-        if foreign and not self._is_allowed(foreign):
-            raise Forbidden(
-                f"Requests from web pages at {foreign!r} are not allowed; they are by `allow_origins`."
-            )
+        scheme = foreign.partition("://")[0].lower()
+        if foreign and self.origins.isdisjoint({"*", foreign.lower(), f"{scheme}://*"}):
+            pages = f"Requests from web pages at {foreign!r}"
+            raise Forbidden(f"{pages} are not allowed; they are by `allow_origins`.")
         return foreign
 
     def check_token(self, headers: Headers) -> None:
-        """Check the token of a request.
-
-        Raises:
-            Unauthorized: The token is missing or wrong.
-        """
+        """Check the token of a request. Raises Unauthorized: the token is missing or wrong."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         token = given.strip().encode() if scheme.lower() == "bearer" else b""
         # A browser adds a password that it knows to the requests of foreign pages, too. Only those that have
         # an Origin have been checked.
         site = headers.get("sec-fetch-site", "none")
         if scheme.lower() == "basic" and ("origin" in headers or site in ("none", "same-origin")):
-            token = _basic_password(given.strip())
+            with suppress(ValueError):  # the password, whatever the user's name
+                credentials = base64.b64decode(given.strip(), validate=True)
+                token = credentials.partition(b":")[2]
         expected = self.token.encode()
         # Clients may send a placeholder in one of the headers, so any header may hold the token.
         matches = hmac.compare_digest(token, expected)
@@ -90,10 +88,6 @@ class TcpAuth:
             matches |= hmac.compare_digest(headers.get(name, "").strip().encode(), expected)
         if not matches:
             raise Unauthorized("The bearer token is missing or wrong; `localspec token` prints it.")
-
-    def _is_allowed(self, origin: str) -> bool:
-        scheme = origin.partition("://")[0]
-        return not self.origins.isdisjoint({"*", origin.lower(), f"{scheme.lower()}://*"})
 
     def _is_our_host(self, host: str) -> bool:
         name, colon, port = host.rpartition(":")
@@ -108,14 +102,6 @@ class TcpAuth:
         bound = ipaddress.ip_address(self.address)
         # If we listen on all addresses, any numeric address is fine: DNS rebinding needs a name.
         return address.is_loopback or address == bound or bound.is_unspecified
-
-
-def _basic_password(credentials: str) -> bytes:
-    """Return the password of HTTP Basic, whatever the user's name, or b"" if there is none."""
-    try:
-        return base64.b64decode(credentials, validate=True).partition(b":")[2]
-    except ValueError:
-        return b""
 
 
 def came_by_tcp(scope: Scope) -> bool:
@@ -174,11 +160,7 @@ class TcpAuthMiddleware:
 
 
 def bind(config: Config) -> socket.socket:
-    """Listen on the address of `config.listen`.
-
-    Raises:
-        UsageError: The port is taken or not allowed, or the address does not belong to this machine.
-    """
+    """Listen on the address of `config.listen`. Raises UsageError if that is not possible."""
     host, port = host_and_port(config.listen)
     address = ipaddress.ip_address(host)
     # The configuration is checked earlier too.
@@ -214,10 +196,8 @@ def create_auth(listening: socket.socket, token: str) -> TcpAuth:
 
 def with_allowed_names(auth: TcpAuth, config: Config) -> TcpAuth:
     """Return `auth` with the hosts and origins that the configuration allows now."""
-    hosts, origins = (
-        frozenset(split_list(value.lower())) for value in (config.allow_hosts, config.allow_origins)
-    )
-    return replace(auth, hosts=hosts, origins=origins)
+    hosts, origins = config.allow_hosts.lower(), config.allow_origins.lower()
+    return replace(auth, hosts=frozenset(split_list(hosts)), origins=frozenset(split_list(origins)))
 
 
 def load_token(file: Path) -> str:

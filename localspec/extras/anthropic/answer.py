@@ -1,4 +1,4 @@
-"""Format an answer for Anthropic's clients: content blocks in order, streamed or whole, and models."""
+"""Format for Anthropic's clients: answers as content blocks, streamed or whole, errors, and models."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from localspec.chat.notations.call_readers import replace_halves
 from localspec.daemon.completion.answer import Choice, PendingAnswer, Shape
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
-from localspec.errors import InvalidRequest, LocalspecError
-from localspec.extras.anthropic.errors import stream_error
+from localspec.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    LocalspecError,
+    ThreadMismatch,
+    ThreadNotFound,
+    ThreadUnsupported,
+    stream_message,
+)
 from localspec.extras.anthropic.request import CALL_ID_PREFIX
 from localspec.extras.anthropic.wire import (
     Block,
@@ -27,6 +36,8 @@ from localspec.extras.anthropic.wire import (
     InputJsonDelta,
     MessageDelta,
     MessagesAnswer,
+    MessagesError,
+    MessagesErrorDetail,
     MessagesEvent,
     MessagesExtra,
     MessagesModel,
@@ -47,6 +58,64 @@ from localspec.extras.anthropic.wire import (
 from localspec.protocol import frames
 from localspec.protocol.answers import Model
 from localspec.protocol.pieces import Arguments, Call, Piece, Text
+
+# Anthropic's types of errors by status. Other statuses get a general type for 4xx or 5xx.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error(error: LocalspecError) -> MessagesError:
+    """Return an error in Anthropic's shape, and where clients compare messages, in Anthropic's words."""
+    default_type = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+    message = error.message
+    if error.n_prompt_tokens is not None and error.n_ctx is not None:
+        # agents shorten their conversation when they find this sentence
+        message = (
+            f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
+        )
+    elif error.code == ContextExceeded.code:
+        message = f"prompt is too long. {message}"
+    # Claude Code repeats a request with an `overloaded_error`, whatever else a response says.
+    kind = default_type if error.permanent else _TYPES.get(error.status, default_type)
+    detail = MessagesErrorDetail(kind, message, error.code, error.param)
+    if isinstance(error, ThreadUnsupported):
+        detail.details = {"error_code": error.code, "unsupported": ["thread"]}
+    elif isinstance(error, ThreadNotFound | ThreadMismatch):
+        detail.details = {"error_code": error.code}
+    return MessagesError(detail, new_request_id())
+
+
+def stream_error(error: LocalspecError) -> MessagesError:
+    """Return an error in Anthropic's shape for a stream that has begun."""
+    body = messages_error(error)
+    if error.status >= 500:
+        body.error.message = stream_message(error)
+    return body
+
+
+def new_request_id() -> str:
+    """Return a new id for a request, which every response of Anthropic's has in its head."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+def applies(scope: Scope) -> bool:
+    """Return whether a request is one of Anthropic's clients, whatever path they use."""
+    return scope["path"].startswith("/v1/messages") or "anthropic-version" in Headers(scope=scope)
+
+
+def shape(error: LocalspecError) -> tuple[object, dict[str, str]]:
+    """Return an error as the body of a response, and its headers."""
+    body = messages_error(error)
+    return body, {"request-id": body.request_id}
+
 
 # Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
 SIGNATURE = "localspec"
@@ -70,11 +139,8 @@ class MessagesShape(Shape):
             case frames.Started():
                 return [_as_named(MessageStart(self._message()))]
             case frames.Done():
-                stream_events = [*self._piece_events(pieces), *self._close_block()]
-                stream_events.append(
-                    MessageDelta(self._stop_delta(), self._usage(), self._extra(event))
-                )
-                return [*map(_as_named, stream_events)]
+                end = MessageDelta(self._stop_delta(), self._usage(), self._extra(event))
+                return [*map(_as_named, [*self._piece_events(pieces), *self._close_block(), end])]
             case _:
                 return [*map(_as_named, self._piece_events(pieces))]
 
@@ -91,7 +157,6 @@ class MessagesShape(Shape):
         return [_as_named(Ping())]
 
     def _piece_events(self, pieces: Sequence[Piece]) -> list[MessagesEvent]:
-        """Return the events of some pieces; each block is opened before its first piece."""
         stream_events: list[MessagesEvent] = []
         for piece in pieces:
             match piece:
@@ -104,9 +169,8 @@ class MessagesShape(Shape):
                         stream_events.append(self._delta(ThinkingDelta(piece.text)))
                 case Call():
                     stream_events += self._close_block()
-                    stream_events += self._open_block(
-                        ToolUseBlock(CALL_ID_PREFIX + piece.id, piece.name, {})
-                    )
+                    block = ToolUseBlock(CALL_ID_PREFIX + piece.id, piece.name, {})
+                    stream_events += self._open_block(block)
                 case Arguments():
                     stream_events.append(self._delta(InputJsonDelta(piece.text)))
         return stream_events
@@ -133,11 +197,17 @@ class MessagesShape(Shape):
     # ------------------------------------------------------------------------ whole
 
     def complete(self) -> MessagesAnswer:
-        message = self._message()
-        stop = self._stop_delta()
-        message.content = self._blocks()
+        choice, message, stop = self._choice, self._message(), self._stop_delta()
+        if choice.reasoning:
+            thoughts = "" if self._hidden else choice.reasoning
+            message.content.append(ThinkingBlock(thoughts, SIGNATURE))
+        if choice.content:
+            message.content.append(TextBlock(choice.content))
+        for call in choice.calls:
+            name, arguments = call.function.name, call_input(call.function.arguments)
+            message.content.append(ToolUseBlock(CALL_ID_PREFIX + call.id, name, arguments))
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
-        message.localspec = self._extra(self._choice.done)
+        message.localspec = self._extra(choice.done)
         return message
 
     @property
@@ -149,45 +219,23 @@ class MessagesShape(Shape):
         extra = MessagesExtra(ignored) if ignored else UNSET
         return MessagesAnswer(self.id, [], self.answer.model, self._usage(), localspec=extra)
 
-    def _blocks(self) -> list[Block]:
-        choice = self._choice
-        blocks: list[Block] = []
-        if choice.reasoning:
-            blocks.append(ThinkingBlock("" if self._hidden else choice.reasoning, SIGNATURE))
-        if choice.content:
-            blocks.append(TextBlock(choice.content))
-        for call in choice.calls:
-            function = call.function
-            blocks.append(
-                ToolUseBlock(
-                    CALL_ID_PREFIX + call.id, function.name, call_input(function.arguments)
-                )
-            )
-        return blocks
-
     def _usage(self) -> MessagesUsage:
-        choice = self._choice
-        output_tokens = choice.done.completion_tokens if choice.done else 0
-        cached = choice.cached_tokens
-        return MessagesUsage(choice.prompt_tokens - cached, cached, output_tokens)
+        done, cached = self._choice.done, self._choice.cached_tokens
+        output_tokens = done.completion_tokens if done else 0
+        return MessagesUsage(self._choice.prompt_tokens - cached, cached, output_tokens)
 
     def _stop_delta(self) -> Stopped:
-        done = self._choice.done
+        done, reason = self._choice.done, self._choice.finish_reason
         assert done is not None
-        return Stopped(_reason(self._choice, done), done.stop_string)
+        stop: StopReason = "tool_use" if reason == "tool_calls" else "end_turn"
+        if reason == "length":
+            stop = "model_context_window_exceeded" if done.truncated else "max_tokens"
+        elif reason != "tool_calls" and done.stop_string is not None:
+            stop = "stop_sequence"
+        return Stopped(stop, done.stop_string)
 
     def _extra(self, done: frames.Done | None) -> MessagesExtra:
         return self.answer.extension(MessagesExtra, [done] if done else [])
-
-
-def _reason(choice: Choice, done: frames.Done) -> StopReason:
-    match choice.finish_reason:
-        case "length":
-            return "model_context_window_exceeded" if done.truncated else "max_tokens"
-        case "tool_calls":
-            return "tool_use"
-        case _:
-            return "stop_sequence" if done.stop_string is not None else "end_turn"
 
 
 def as_model(model: Model) -> MessagesModel:
@@ -198,22 +246,17 @@ def as_model(model: Model) -> MessagesModel:
 
 
 def model_page(models: Sequence[Model], query: Mapping[str, str]) -> MessagesModelPage:
-    """Return the page of models that a query asks for with `limit`, `after_id` and `before_id`.
-
-    Raises:
-        InvalidRequest: `limit` is no number from 1 to 1000, or there is no model of an id.
-    """
+    """Return the page of models that a query asks for with `limit`, `after_id` and `before_id`."""
     limit = query.get("limit", str(MAX_MODELS))
     if not (re.fullmatch("[0-9]{1,4}", limit) and 1 <= int(limit) <= MAX_MODELS):
-        message = f"'limit' must be a whole number from 1 to {MAX_MODELS}."
-        raise InvalidRequest(message, param="limit")
+        raise InvalidRequest.at("limit", f"must be a whole number from 1 to {MAX_MODELS}.")
     data, size, is_before = [as_model(model) for model in models], int(limit), False
     for name in ("after_id", "before_id"):
         if (cursor := query.get(name)) is None:
             continue
         index = next((n for n, model in enumerate(data) if model.id == cursor), None)
         if index is None:
-            raise InvalidRequest(f"'{name}': there is no model '{cursor[:80]}'.", param=name)
+            raise InvalidRequest.at(name, f": there is no model '{cursor[:80]}'.")
         is_before = name == "before_id"
         data = data[:index] if is_before else data[index + 1 :]
     page = data[-size:] if is_before else data[:size]

@@ -16,6 +16,7 @@ _INTEGER: dict[str, Any] = {"type": "integer"}
 _POINT: dict[str, Any] = {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2}
 _RANGE = _POINT | {"description": "Of view: first and last line, counted from 1; -1 is the end."}
 _COMMANDS = ["view", "create", "str_replace", "insert"]
+_COMPUTER_TEXT = "The text of type, or the keys of key and hold_key: ctrl+s, Return."
 _INSERT_LINE = _INTEGER | {
     "description": "Of insert: the line after which text is inserted; 0 is the beginning."
 }
@@ -31,18 +32,11 @@ class ClientTool(NamedTuple):
 
 
 def find_client_tool(definition: dict[str, Any], path: str) -> ClientTool | None:
-    """Return what a tool's definition means; None if the client does not run tools of its type.
-
-    Raises:
-        InvalidRequest: it is a whole set of tools. `path` is the tool's.
-    """
+    """Return what a tool's definition means; None if the client does not run tools of its type."""
     kind, _, date = str(definition.get("type")).rpartition("_")
     if kind in ("browser_toolset", "computer_toolset"):
-        raise InvalidRequest(
-            f"'{path}' is not supported, because it is a set of tools. Send tools with a schema, or "
-            "'computer_20251124'.",
-            param=path,
-        )
+        problem = "is not supported, because it is a set of tools. Send tools with a schema, or"
+        raise InvalidRequest.at(path, f"{problem} 'computer_20251124'.")
     define = _TOOLS.get(kind)
     return define(date, definition) if define and date.isdigit() else None
 
@@ -108,19 +102,12 @@ def _define_computer(date: str, definition: dict[str, Any]) -> ClientTool:
         ["action"],
         action=_TEXT | {"enum": actions},
         coordinate=_POINT | {"description": "Pixels from the left and from the top."},
-        text=_TEXT
-        | {"description": "The text of type, or the keys of key and hold_key: ctrl+s, Return."},
+        text=_TEXT | {"description": _COMPUTER_TEXT},
     )
     properties = parameters["properties"]
     if date >= "20250124":
-        actions += [
-            "left_mouse_down",
-            "left_mouse_up",
-            "triple_click",
-            "scroll",
-            "hold_key",
-            "wait",
-        ]
+        actions += ["left_mouse_down", "left_mouse_up", "triple_click"]
+        actions += ["scroll", "hold_key", "wait"]
         properties["scroll_direction"] = _TEXT | {"enum": ["up", "down", "left", "right"]}
         properties["scroll_amount"] = _INTEGER | {"description": "Clicks of the wheel."}
         properties["start_coordinate"] = _POINT | {"description": "Where left_click_drag begins."}

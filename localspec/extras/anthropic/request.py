@@ -49,9 +49,8 @@ from localspec.protocol.requests import (
 # `cache_control` and `strict` need no handling: every prompt is cached by its content, and calls follow
 # their schemas wherever possible.
 _TOOL_FIELDS = {*ToolParam.__struct_fields__, "type", "cache_control", "strict"}
-CALL_ID_PREFIX = (
-    "toolu_"  # the prefix of call ids in this protocol; templates get the ids without it
-)
+CALL_ID_PREFIX = "toolu_"  # of call ids in this protocol; templates get the ids without it
+_OFFLINE = "localspec works offline, and stores no files."
 
 
 def chat_request(
@@ -78,10 +77,18 @@ def chat_request(
         tools=_tools(body.offered or [], ignored) or None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    _check_last(chat.messages)
-    _choose(body, chat)
+    if chat.messages[-1].role == "assistant" and chat.messages[-1].tool_calls:
+        raise InvalidRequest(
+            "The last message has 'tool_use' blocks; their 'tool_result' blocks must follow in a "
+            "message of the role 'user'.",
+            param="messages",
+        )
+    if body.tool_choice:
+        _choose(body.tool_choice, body.offered or [], chat)
     _think(body, chat)
-    _format(body, chat)
+    output_format = body.output_format or (body.output_config and body.output_config.format)
+    if output_format:
+        chat.response_format = ResponseFormat("json_schema", JsonSchema(output_format.schema))
     return chat, new_messages
 
 
@@ -90,16 +97,13 @@ def chat_request(
 
 @dataclass
 class _MessageContent:
-    """The content of one message, separated by the kind of block."""
-
     texts: list[ContentPart] = field(default_factory=list)  # and pictures and files
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[ChatMessage] = field(default_factory=list)
 
     def messages(self, role: str) -> Iterator[ChatMessage]:
-        """Yield the chat messages; results come first, because they belong to the preceding calls."""
-        yield from self.results
+        yield from self.results  # first, because they belong to the preceding calls
         if self.texts or self.calls or self.thoughts:
             content = _join_parts(self.texts) if self.texts else None
             thoughts = "\n".join(self.thoughts) or None
@@ -122,19 +126,14 @@ def system_prompt(
 
 
 def _messages(body: CountTokensRequest, ignored: IgnoredFields) -> list[ChatMessage]:
-    """Return the messages of the request.
-
-    Messages with the role "system" get the role "developer", because a chat has only one system message,
-    which comes first.
-    """
     messages = system_prompt(body, ignored)
     for index, message in enumerate(body.messages):
-        content = _read_content(
-            message.content, message.role, f"messages[{index}].content", ignored
-        )
+        path = f"messages[{index}].content"
+        content = _read_content(message.content, message.role, path, ignored)
+        # A chat has only one system message, which comes first.
         messages += content.messages("developer" if message.role == "system" else message.role)
     if all(chat_message.role in ("system", "developer") for chat_message in messages):
-        raise InvalidRequest("'messages' contains nothing to answer.", param="messages")
+        raise InvalidRequest.at("messages", "contains nothing to answer.")
     return _merge_assistant_turns(messages)
 
 
@@ -142,41 +141,22 @@ def _merge_assistant_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]
     """Merge consecutive messages of the assistant, which are one turn in this protocol."""
     turns: list[ChatMessage] = []
     for message in messages:
-        if message.role == "assistant" and turns and turns[-1].role == "assistant":
-            message = _join_messages(turns.pop(), message)
-        turns.append(message)
+        if not (message.role == "assistant" and turns and turns[-1].role == "assistant"):
+            turns.append(message)
+            continue
+        content = _MessageContent()
+        for part in (turns.pop(), message):
+            text = part.content
+            content.texts += [ContentPart("text", text)] if isinstance(text, str) else text or []
+            content.thoughts += [part.reasoning_content] if part.reasoning_content else []
+            content.calls += part.tool_calls or []
+        turns += content.messages("assistant")
     return turns
-
-
-def _check_last(messages: Sequence[ChatMessage]) -> None:
-    """Refuse a conversation that ends with calls without their results."""
-    if messages[-1].role == "assistant" and messages[-1].tool_calls:
-        raise InvalidRequest(
-            "The last message has 'tool_use' blocks; their 'tool_result' blocks must follow in a "
-            "message of the role 'user'.",
-            param="messages",
-        )
-
-
-def _join_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    texts: list[ContentPart] = []
-    for message in (first, second):
-        if isinstance(message.content, str):
-            texts.append(ContentPart("text", message.content))
-        else:
-            texts += message.content or []
-    thoughts = [
-        message.reasoning_content for message in (first, second) if message.reasoning_content
-    ]
-    calls = [*(first.tool_calls or []), *(second.tool_calls or [])]
-    content = _MessageContent(texts, thoughts, calls)
-    return next(content.messages(first.role))
 
 
 def _read_content(
     content: str | Blocks, role: str, path: str, ignored: IgnoredFields
 ) -> _MessageContent:
-    """Return the parsed blocks of a message or of the system prompt, whose path is `path`."""
     parsed = _MessageContent()
     if isinstance(content, str):
         parsed.texts.append(ContentPart("text", content))
@@ -194,13 +174,8 @@ def _add_block(
         case "tool_use", "assistant":
             call = convert(block, ToolUseParam, path)
             function = {"name": call.name, "arguments": call.input}
-            parsed.calls.append(
-                {
-                    "id": call.id.removeprefix(CALL_ID_PREFIX),
-                    "type": "function",
-                    "function": function,
-                }
-            )
+            call_id = call.id.removeprefix(CALL_ID_PREFIX)
+            parsed.calls.append({"id": call_id, "type": "function", "function": function})
         case "tool_result", "user":
             result = convert(block, ToolResultParam, path)
             content = _result_content(result, path, ignored)
@@ -210,10 +185,8 @@ def _add_block(
             if thoughts := convert(block, ThinkingParam, path).thinking:
                 parsed.thoughts.append(thoughts)
         case (("tool_use" | "tool_result" | "thinking"), _):
-            raise InvalidRequest(
-                f"'{path}': a message of the role '{role}' cannot have blocks of the type '{kind}'.",
-                param=path,
-            )
+            problem = f": a message of the role '{role}' cannot have blocks of the type '{kind}'."
+            raise InvalidRequest.at(path, problem)
         case "redacted_thinking", _:
             pass  # only Anthropic can decrypt it
         case _:
@@ -221,21 +194,13 @@ def _add_block(
 
 
 def _parts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[ContentPart]:
-    """Return the texts of a block, or its picture or file; nothing if its type is unknown.
-
-    Raises:
-        InvalidRequest: the block is a document or a picture that cannot be read.
-    """
+    """Return the texts of a block, or its picture or file; nothing if its type is unknown."""
     match kind := block.get("type"):
         case "text":
             return [ContentPart("text", convert(block, TextParam, path).text)]
         case "search_result":
-            search_result = convert(block, SearchResultParam, path)
-            texts = [
-                search_result.title,
-                search_result.source,
-                *(part.text for part in search_result.content),
-            ]
+            found = convert(block, SearchResultParam, path)
+            texts = [found.title, found.source, *(part.text for part in found.content)]
             return [ContentPart("text", text) for text in texts]
         case "image":
             return [_picture_part(convert(block, ImageParam, path).source, f"{path}.source")]
@@ -245,13 +210,12 @@ def _parts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[Con
             ignored.add(path, kind)
             return []
         case _:
-            raise InvalidRequest(f"'{path}.type' must be a string.", param=f"{path}.type")
+            raise InvalidRequest.at(f"{path}.type", "must be a string.")
 
 
 def _document_parts(
     document: DocumentParam, path: str, ignored: IgnoredFields
 ) -> list[ContentPart]:
-    """Return a document's context, and its file or text."""
     if document.citations:
         ignored.add(f"{path}.citations")
     source, path = document.source, f"{path}.source"
@@ -262,27 +226,19 @@ def _document_parts(
             read_file(file, path, "data")
             return [*parts, ContentPart("file", file=file)]
         case "text":
-            return [
-                *parts,
-                ContentPart("text", f"{document.title or 'document'}:\n{source.data.rstrip()}\n"),
-            ]
+            text = f"{document.title or 'document'}:\n{source.data.rstrip()}\n"
+            return [*parts, ContentPart("text", text)]
         case "content":
             content = _read_content(source.content, "user", f"{path}.content", ignored)
             return [*parts, *content.texts]
         case _:
-            raise InvalidRequest(
-                f'\'{path}.type\' must be "base64", "text" or "content": localspec works offline, '
-                "and stores no files.",
-                param=f"{path}.type",
-            )
+            kinds = '"base64", "text" or "content"'
+            raise InvalidRequest.at(f"{path}.type", f"must be {kinds}: {_OFFLINE}")
 
 
 def _picture_part(source: ImageSource, path: str) -> ContentPart:
     if source.type != "base64":
-        raise InvalidRequest(
-            f"'{path}.type' must be \"base64\": localspec works offline, and stores no files.",
-            param=f"{path}.type",
-        )
+        raise InvalidRequest.at(f"{path}.type", f'must be "base64": {_OFFLINE}')
     decode_picture(source.data, f"{path}.data")
     return ContentPart("image_url", image_url=f"data:{source.media_type};base64,{source.data}")
 
@@ -290,7 +246,6 @@ def _picture_part(source: ImageSource, path: str) -> ContentPart:
 def _result_content(
     result: ToolResultParam, path: str, ignored: IgnoredFields
 ) -> str | list[ContentPart]:
-    """Return the result of a tool; a failure is part of its text, as templates have no other field."""
     content: str | list[ContentPart] = ""
     if isinstance(result.content, list):
         parts: list[ContentPart] = []
@@ -301,6 +256,7 @@ def _result_content(
         content = result.content
     if not result.is_error:
         return content
+    # A failure is part of the text, as templates have no other field.
     if isinstance(content, list):
         return [ContentPart("text", "Error:"), *content]
     return content if content.lower().startswith("error") else f"Error: {content}"
@@ -322,9 +278,8 @@ def _tools(offered: Tools, ignored: IgnoredFields) -> list[Tool]:
             schema = {"description": known.description, "input_schema": known.parameters}
             definition = {"name": known.name, **definition, **schema}
         parameters = convert(definition, ToolParam, path)
-        tool = Tool(
-            Function(parameters.name, parameters.description or "", parameters.input_schema)
-        )
+        text = parameters.description or ""
+        tool = Tool(Function(parameters.name, text, parameters.input_schema))
         # The template gets the tool without `strict`, which is no field of its format.
         tool.__dict__["own"] = msgspec.to_builtins(tool)
         tool.function.strict = parameters.strict
@@ -335,29 +290,11 @@ def _tools(offered: Tools, ignored: IgnoredFields) -> list[Tool]:
     return tools
 
 
-def _choose(body: CountTokensRequest, chat: ChatRequest) -> None:
-    choice = body.tool_choice
-    if choice is None:
-        return
+def _choose(choice: ToolChoiceParam, offered: Tools, chat: ChatRequest) -> None:
     if choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
-    _refuse_hosted_choice(choice, body.offered or [], chat.tools or [])
-    match choice.type:
-        case "tool":
-            if not choice.name:
-                raise InvalidRequest("'tool_choice.name' is missing.", param="tool_choice.name")
-            chat.tool_choice = ToolChoice(NamedFunction(choice.name))
-        case "any":
-            chat.tool_choice = "required"
-        case "auto":
-            chat.tool_choice = "auto"
-        case "none":
-            chat.tool_choice = "none"
-
-
-def _refuse_hosted_choice(choice: ToolChoiceParam, offered: Tools, tools: list[Tool]) -> None:
-    """Refuse a choice that demands a call, if only tools that run at Anthropic could be called."""
-    names = {tool.function.name for tool in tools}
+    # A choice that demands a call is refused if only tools that run at Anthropic could be called.
+    names = {tool.function.name for tool in chat.tools or []}
     for index, definition in enumerate(offered):
         name, kind = definition.get("name"), definition.get("type")
         if choice.type == "tool":
@@ -370,6 +307,12 @@ def _refuse_hosted_choice(choice: ToolChoiceParam, offered: Tools, tools: list[T
                 "at Anthropic alone.",
                 param="tool_choice",
             )
+    if choice.type == "tool":
+        if not choice.name:
+            raise InvalidRequest.at("tool_choice.name", "is missing.")
+        chat.tool_choice = ToolChoice(NamedFunction(choice.name))
+    else:
+        chat.tool_choice = "required" if choice.type == "any" else choice.type
 
 
 def _think(body: CountTokensRequest, chat: ChatRequest) -> None:
@@ -383,9 +326,3 @@ def _think(body: CountTokensRequest, chat: ChatRequest) -> None:
         chat.reasoning_budget_tokens = -1
     if body.output_config is not None and chat.reasoning_budget_tokens:
         chat.reasoning_effort = body.output_config.effort
-
-
-def _format(body: CountTokensRequest, chat: ChatRequest) -> None:
-    output_format = body.output_format or (body.output_config and body.output_config.format)
-    if output_format:
-        chat.response_format = ResponseFormat("json_schema", JsonSchema(output_format.schema))

@@ -14,7 +14,7 @@ from localspec.daemon.completion.request import continued_part
 from localspec.daemon.handlers import models
 from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
 from localspec.daemon.history.responses import StoredResponse
-from localspec.daemon.history.turn import ConversationTurn, continue_turn, kind_of, make_title
+from localspec.daemon.history.turn import continue_turn, kind_of, make_title
 from localspec.daemon.http.errors import add_shape
 from localspec.daemon.http.requests import (
     ignored_extension,
@@ -25,7 +25,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import Conflict, NotFound, ThreadNotFound, ThreadUnsupported
-from localspec.extras.anthropic import errors, threads
+from localspec.extras.anthropic import answer, threads
 from localspec.extras.anthropic.answer import MessagesShape, as_model, model_page
 from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import (
@@ -46,7 +46,7 @@ async def create(request: Request) -> Response:
     """Handle POST /v1/messages."""
     body = await read_body(request, MessagesRequest)
     response = await respond(request, _run(request, body), MessagesShape, stream=body.stream)
-    response.headers["request-id"] = errors.new_request_id()
+    response.headers["request-id"] = answer.new_request_id()
     return response
 
 
@@ -61,7 +61,17 @@ async def _run(request: Request, body: MessagesRequest) -> AnswerRun:
     previous = await while_connected(request.receive, _continued_message(daemon, body))
     # In a thread, because the files in the messages are decoded.
     chat, new_messages = await asyncio.to_thread(_chat, body, previous, ignored_fields(request))
-    turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
+    turn = None
+    if body.thread:
+        turn = continue_turn(
+            daemon.conversations,
+            threads.prepare_for_history(new_messages),
+            previous,
+            model=chat.model or daemon.config.pair,
+            kind=kind_of(chat),
+            title=make_title(new_messages),
+            begun=bool(continued_part(chat)),
+        )
     pair, requests, empty_answer = await prepare_chat(request, chat, turn)
     hidden = body.thinking is not None and body.thinking.display == "omitted"
     shape = MessagesShape(empty_answer, hidden=hidden)
@@ -92,8 +102,7 @@ async def _continued_message(
     """
     if not isinstance(body.thread, ContinueThread):
         return None
-    name = body.thread.previous_message_id
-    reason = "it was not stored, or was deleted"
+    name, reason = body.thread.previous_message_id, "it was not stored, or was deleted"
     if _MESSAGE_ID.fullmatch(name):
         try:
             stored = await daemon.conversations.get_response(name)
@@ -115,11 +124,7 @@ async def _continued_message(
 def _chat(
     body: CountTokensRequest, previous: StoredResponse | None, ignored: IgnoredFields
 ) -> tuple[ChatRequest, list[ChatMessage]]:
-    """Return the chat that the request asks for and the messages it adds, and complete `ignored`.
-
-    Raises:
-        ThreadMismatch: the request changes what its thread was created with.
-    """
+    """Return the chat that the request asks for and the messages it adds, and complete `ignored`."""
     earlier = threads.replay(previous.messages) if previous else []
     if previous:
         threads.inherit_tools(body, previous.body, earlier)
@@ -127,33 +132,13 @@ def _chat(
     return chat_request(body, ignored, earlier)
 
 
-def _turn(
-    daemon: DaemonState,
-    chat: ChatRequest,
-    new_messages: list[ChatMessage],
-    previous: StoredResponse | None,
-) -> ConversationTurn:
-    """Return the turn of the thread's conversation that `new_messages` and their answer make up."""
-    return continue_turn(
-        daemon.conversations,
-        threads.prepare_for_history(new_messages),
-        previous,
-        model=chat.model or daemon.config.pair,
-        kind=kind_of(chat),
-        title=make_title(new_messages),
-        begun=bool(continued_part(chat)),
-    )
-
-
 async def list_models(request: Request) -> Response:
     """List the models, in Anthropic's shape: its clients use the path of OpenAI's list."""
-    lifecycles = [
-        value for name, value in request.query_params.multi_items() if "lifecycle" in name
-    ]
-    entries = await models.list_models(state_of(request))
+    query, entries = request.query_params, await models.list_models(state_of(request))
+    lifecycles = [value for name, value in query.multi_items() if "lifecycle" in name]
     if lifecycles and "active" not in lifecycles:
         entries = []  # every model is active
-    return json_response(model_page(entries, request.query_params))
+    return json_response(model_page(entries, query))
 
 
 async def show_model(request: Request) -> Response:
@@ -168,4 +153,4 @@ ROUTES = (
     ("GET", "/v1/models/{name}", show_model, "anthropic-version"),
 )
 PATH_ALIASES = {"/models": "/v1/models"}
-add_shape(errors.applies, errors.shape)
+add_shape(answer.applies, answer.shape)

@@ -64,34 +64,29 @@ def replay(stored: Sequence[StoredMessage]) -> list[ChatMessage]:
 
 
 def _assistant_message(message: StoredMessage) -> ChatMessage | None:
-    """Return an assistant's message; None for an answer without any content blocks."""
-    thoughts = message.reasoning_content
-    calls = [_decode_arguments(call) for call in message.tool_calls or []]
-    is_answer = message.kind is not None
-    if is_answer and not (message.content or calls or thoughts):
-        return None
+    thoughts, calls = message.reasoning_content, []
+    for call in message.tool_calls or []:
+        function = call["function"]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = call_input(arguments)  # empty if the call was cut off
+        calls.append({**call, "function": {**function, "arguments": arguments or {}}})
+    if message.kind is not None and not (message.content or calls or thoughts):
+        return None  # an answer without any content blocks
     content = message.content if message.content or not (calls or thoughts) else None
     return ChatMessage("assistant", content, None, calls or None, None, thoughts)
 
 
-def _decode_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call whose arguments are an object, which is empty if the call was cut off."""
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = call_input(arguments)
-    return {**call, "function": {**function, "arguments": arguments or {}}}
-
-
 def prepare_for_history(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return messages of a request in the form in which the history stores them: arguments as JSON text."""
-    return [_encode_arguments(message) for message in messages]
 
+    def encode(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = msgspec.json.encode(call["function"]["arguments"]).decode()
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
-def _encode_arguments(message: ChatMessage) -> ChatMessage:
-    calls = []
-    for call in message.tool_calls or []:
-        function = call["function"]
-        arguments = msgspec.json.encode(function["arguments"]).decode()
-        calls.append({**call, "function": {**function, "arguments": arguments}})
-    return msgspec.structs.replace(message, tool_calls=calls or None)
+    return [
+        msgspec.structs.replace(
+            message, tool_calls=[*map(encode, message.tool_calls or [])] or None
+        )
+        for message in messages
+    ]

@@ -381,15 +381,5 @@ class MessagesModelPage(Struct):
     has_more: bool = False
 
 
-# For the description (scripts/openapi.py).
-REQUESTS = (
-    MessagesRequest,
-    CountTokensRequest,
-)
-ANSWERS = (
-    MessagesAnswer,
-    *get_args(MessagesEvent),
-    TokenCount,
-    MessagesModelPage,
-    MessagesError,
-)
+REQUESTS = (MessagesRequest, CountTokensRequest)  # for the description (scripts/openapi.py)
+ANSWERS = (MessagesAnswer, *get_args(MessagesEvent), TokenCount, MessagesModelPage, MessagesError)

@@ -33,38 +33,33 @@ _ZERO_DURATION = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 
 
 def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
-    """Return the request as a chat with the pair `model`.
-
-    Raises:
-        InvalidRequest: an image cannot be read, or the format is invalid.
-    """
+    """Return the request as a chat with the pair `model`. Raises InvalidRequest."""
+    thinking: dict[str, Any] = {}
+    if isinstance(request.think, str):
+        thinking["reasoning_effort"] = request.think
+    elif request.think is not None:
+        thinking["reasoning_budget_tokens"] = -1 if request.think else 0
     return translate_request(
         ChatRequest,
         request.options or Options(),
-        messages=_join_neighbours(_messages(request.messages or [])),
+        messages=_messages(request.messages or []),
         tools=request.tools,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs if request.logprobs else None,
-        **_thinking(request),
+        **thinking,
         **_shared(request, model),
     )
 
 
 def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | CompletionRequest:
-    """Return a chat of one question, or with `raw` or `suffix` a text completion.
-
-    Raises:
-        InvalidRequest: see `chat`, or a field is not supported.
-    """
+    """Return a chat of one question, or with `raw` or `suffix` a text completion. Raises InvalidRequest."""
     if request.images and (request.raw or request.suffix):
         raise InvalidRequest("'images' need a chat template; leave out 'raw' and 'suffix'.")
     _check_images(request.images, "images")
     for name in ("template", "context"):
         if getattr(request, name):
-            raise InvalidRequest(
-                f"'{name}' is not supported; send the messages of the conversation to /api/chat.",
-                param=name,
-            )
+            problem = "is not supported; send the messages of the conversation to /api/chat."
+            raise InvalidRequest.at(name, problem)
     if request.raw or request.suffix:
         if request.system:
             raise InvalidRequest("'system' needs a chat template; leave out 'raw' and 'suffix'.")
@@ -104,33 +99,19 @@ def ignored_keep_alive(
 
 
 def _shared(request: OllamaRequest, model: str) -> dict[str, Any]:
+    form, response_format = request.format, None
+    if form == "json":
+        response_format = ResponseFormat("json_object")
+    elif isinstance(form, str) and form:
+        raise InvalidRequest.at("format", f'must be "json" or a JSON schema, not {form[:40]!r}.')
+    elif form:
+        response_format = ResponseFormat("json_schema", schema=form)
     return {
         "model": model,
         "stream": request.stream,
         "max_tokens": request.options and request.options.num_predict,
-        "response_format": _format(request.format),
+        "response_format": response_format,
     }
-
-
-def _format(value: str | dict[str, Any] | None) -> ResponseFormat | None:
-    if not value:
-        return None
-    if isinstance(value, dict):
-        return ResponseFormat("json_schema", schema=value)
-    if value == "json":
-        return ResponseFormat("json_object")
-    raise InvalidRequest(
-        f"'format' must be \"json\" or a JSON schema, not {value[:40]!r}.", param="format"
-    )
-
-
-def _thinking(request: OllamaRequest) -> dict[str, Any]:
-    """Translate `think`, which says whether to think, or how much."""
-    if request.think is None:
-        return {}
-    if isinstance(request.think, str):
-        return {"reasoning_effort": request.think}
-    return {"reasoning_budget_tokens": -1 if request.think else 0}
 
 
 def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
@@ -142,10 +123,10 @@ def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
         _check_images(source.images, f"messages[{index}].images")
         content: str | list[ContentPart] | None = source.content
         if source.images:
-            content = [
+            pictures = [
                 ContentPart("image_url", image_url=_to_url(image)) for image in source.images
             ]
-            content.append(ContentPart("text", source.content or ""))
+            content = [*pictures, ContentPart("text", source.content or "")]
         message = ChatMessage(source.role, content, reasoning_content=source.thinking)
         if source.tool_calls:
             # Mistral's templates refuse ids that do not have nine characters.
@@ -165,24 +146,22 @@ def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
             message.tool_call_id = source.tool_call_id or _pop_call_id(pending, source.tool_name)
         if source.content is None and not (source.tool_calls or source.thinking):
             message.content = ""
-        messages.append(message)
-    return messages
-
-
-def _join_neighbours(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Join neighbouring messages of one role, except results of tools, as Ollama does for its templates."""
-    joined: list[ChatMessage] = []
-    for message in messages:
-        if joined and joined[-1].role == message.role != "tool":
-            _append_message(joined[-1], message)
+        # Neighbours of one role are joined, except results of tools, as Ollama does for its templates.
+        if messages and messages[-1].role == message.role != "tool":
+            _append_message(messages[-1], message)
         else:
-            joined.append(message)
-    return joined
+            messages.append(message)
+    return messages
 
 
 def _append_message(message: ChatMessage, more: ChatMessage) -> None:
     if isinstance(message.content, list) or isinstance(more.content, list):
-        parts = [_content_parts(content) for content in (message.content, more.content)]
+        parts = [
+            [*content]
+            if isinstance(content, list)
+            else [ContentPart("text", content)] * bool(content)
+            for content in (message.content, more.content)
+        ]
         separator = [ContentPart("text", _SEPARATOR)] if all(parts) else []
         message.content = [*parts[0], *separator, *parts[1]]
     else:
@@ -193,27 +172,16 @@ def _append_message(message: ChatMessage, more: ChatMessage) -> None:
     message.tool_calls = [*(message.tool_calls or []), *(more.tool_calls or [])] or None
 
 
-def _content_parts(content: str | list[ContentPart] | None) -> list[ContentPart]:
-    if isinstance(content, list):
-        return content
-    return [ContentPart("text", content)] if content else []
-
-
 def _pop_call_id(pending: list[tuple[str, str]], tool: str | None) -> str | None:
-    """Remove the call that a result belongs to, and return its id.
-
-    That is the first pending call of this tool, or the first of all if there is none.
-    """
-    default = pending[0] if pending else None
-    call = next((entry for entry in pending if entry[1] == tool), default)
-    if call is None:
+    """Remove the first call of this tool, or the first of all if there is none, and return its id."""
+    if not pending:
         return None
+    call = next((entry for entry in pending if entry[1] == tool), pending[0])
     pending.remove(call)
     return call[0]
 
 
 def _check_images(images: Sequence[Any] | None, path: str) -> None:
-    """Raise InvalidRequest for an image that cannot be read."""
     for index, image in enumerate(images or []):
         if not isinstance(image, str):
             raise InvalidRequest(f"'{path}[{index}]' must be a picture file in base64.", param=path)

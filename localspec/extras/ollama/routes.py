@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from types import ModuleType
@@ -29,7 +29,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.http.sse import Emit, LineStream
 from localspec.daemon.pairs import views
-from localspec.daemon.pairs.names import is_file_name, resolve_default
+from localspec.daemon.pairs.names import Role, is_file_name, resolve_default
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import (
     LocalspecError,
@@ -38,7 +38,7 @@ from localspec.errors import (
     NotOffered,
     recognizable_message,
 )
-from localspec.extras.ollama import models
+from localspec.extras.ollama import answer as shapes
 from localspec.extras.ollama import request as translation
 from localspec.extras.ollama.answer import OllamaShape, line
 from localspec.extras.ollama.wire import (
@@ -55,9 +55,9 @@ from localspec.extras.ollama.wire import (
     OllamaRequest,
 )
 from localspec.protocol.answers import Unheeded
-from localspec.protocol.frames import Embed, Generate, PairFiles
+from localspec.protocol.frames import Embed, PairFiles
 from localspec.protocol.pairs import PairView, PullRequest
-from localspec.protocol.requests import ChatRequest
+from localspec.protocol.requests import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
     from localspec.registry.pulls.messages import PullState
@@ -82,14 +82,7 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, OllamaChatRequest)
     if not body.messages:
         return await _load_or_unload(request, body, chat=True)
-    return await _respond(request, body, _chat_run(request, body))
-
-
-async def _chat_run(request: Request, body: OllamaChatRequest) -> AnswerRun:
-    pair = await _pair(request, body.model)
-    # In a thread, because the pictures in the messages are decoded.
-    translated = await asyncio.to_thread(translation.chat, body, pair.name)
-    return await _translated_run(request, body, pair, translated, chat=True)
+    return await respond(request, _run(request, body), OllamaShape, stream=body.stream)
 
 
 async def generate(request: Request) -> Response:
@@ -97,53 +90,30 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerateRequest)
     if not body.prompt and not body.suffix:
         return await _load_or_unload(request, body, chat=False)
-    return await _respond(request, body, _generate_run(request, body))
+    return await respond(request, _run(request, body), OllamaShape, stream=body.stream)
 
 
-async def _generate_run(request: Request, body: OllamaGenerateRequest) -> AnswerRun:
-    pair = await _pair(request, body.model)
-    translated = await asyncio.to_thread(translation.generate, body, pair.name)
+async def _run(request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> AnswerRun:
+    daemon, pair = state_of(request), await _pair(request, body.model)
+    is_chat = isinstance(body, OllamaChatRequest)
+    # In a thread, because the pictures in the messages are decoded.
+    translate: Callable[..., ChatRequest | CompletionRequest] = (
+        translation.chat if is_chat else translation.generate
+    )
+    translated = await asyncio.to_thread(translate, body, pair.name)
     if isinstance(translated, ChatRequest):
-        return await _translated_run(request, body, pair, translated, chat=False)
-    requests = completion_frames(translated)
-    answer = PendingAnswer(pair.name, requests, n=1, notes=answer_notes(request, pair))
-    return _run(request, body, pair, requests, answer, chat=False)
-
-
-async def _translated_run(
-    request: Request, body: OllamaRequest, pair: PairFiles, translated: ChatRequest, *, chat: bool
-) -> AnswerRun:
-    _, requests, empty_answer = await prepare_chat(request, translated, None, pair)
-    return _run(request, body, pair, requests, empty_answer, chat=chat)
-
-
-def _respond(
-    request: Request, body: OllamaRequest, preparation: Coroutine[Any, Any, AnswerRun]
-) -> Awaitable[Response]:
-    return respond(request, preparation, OllamaShape, stream=body.stream)
-
-
-def _run(
-    request: Request,
-    body: OllamaRequest,
-    pair: PairFiles,
-    requests: list[Generate],
-    empty_answer: PendingAnswer,
-    *,
-    chat: bool,
-) -> AnswerRun:
-    daemon = state_of(request)
-    residents = daemon.supervisor.residents
+        _, requests, answer = await prepare_chat(request, translated, None, pair)
+    else:
+        requests = completion_frames(translated)
+        answer = PendingAnswer(pair.name, requests, n=1, notes=answer_notes(request, pair))
 
     def list_ignored() -> list[str]:
-        info = residents.info(pair.name)
-        return [
-            *ignored_fields(request),
-            *translation.ignored_fields(body, info.n_ctx if info else None),
-        ]
+        info = daemon.supervisor.residents.info(pair.name)
+        own = translation.ignored_fields(body, info.n_ctx if info else None)
+        return [*ignored_fields(request), *own]
 
-    empty_answer.notes.news, empty_answer.notes.ignored = None, list_ignored
-    shape = OllamaShape(empty_answer, body.model or models.tagged(pair.name), chat=chat)
+    answer.notes.news, answer.notes.ignored = None, list_ignored
+    shape = OllamaShape(answer, body.model or shapes.tagged(pair.name), chat=is_chat)
     context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
     return AnswerRun(daemon.supervisor, pair, requests, shape, context)
 
@@ -157,12 +127,12 @@ async def _unloading(daemon: DaemonState, pair: str) -> AsyncIterator[None]:
 
 async def _load_or_unload(request: Request, body: OllamaRequest, *, chat: bool) -> Response:
     """Load the pair, or unload it, without asking it anything."""
-    daemon, pair = state_of(request), await _pair(request, body.model)
+    daemon, pair, reason = state_of(request), await _pair(request, body.model), "load"
     if translation.unloads(body):
+        reason = "unload"
         await daemon.unload_if_idle(pair.name)
     else:
         await while_connected(request.receive, daemon.supervisor.ready(pair))
-    reason = "unload" if translation.unloads(body) else "load"
     return json_response(line(body.model, chat=chat, done=True, done_reason=reason))
 
 
@@ -179,15 +149,10 @@ async def embed(request: Request) -> Response:
     name, load_ns, result = await _compute_embeddings(request, body, frame)
 
     def encode() -> Response:
-        vectors, tokens = (
-            [decode_vector(vector) for vector in result["vectors"]],
-            sum(result["tokens"]),
-        )
-        total_ns = time.monotonic_ns() - started_ns
-        extra = ignored_extension(request)
-        return json_response(
-            OllamaEmbeddings(body.model or name, vectors, total_ns, load_ns, tokens, extra)
-        )
+        vectors, tokens = [*map(decode_vector, result["vectors"])], sum(result["tokens"])
+        total_ns, extra = time.monotonic_ns() - started_ns, ignored_extension(request)
+        shown = OllamaEmbeddings(body.model or name, vectors, total_ns, load_ns, tokens, extra)
+        return json_response(shown)
 
     return await asyncio.to_thread(encode)
 
@@ -204,11 +169,7 @@ async def embed_one(request: Request) -> Response:
 
 
 def _embedding_routes() -> ModuleType:
-    """Return the routes of the extra that computes embeddings.
-
-    Raises:
-        NotOffered: this installation does not have it.
-    """
+    """Return the routes of the extra that computes embeddings. Raises NotOffered without it."""
     routes = extras.load("embeddings", "routes")
     if routes is None:
         raise NotOffered("This installation of localspec lacks the extra 'embeddings'.")
@@ -224,19 +185,17 @@ async def _compute_embeddings(
     """
     daemon, started_ns = state_of(request), time.monotonic_ns()
     result = dict[str, Any](vectors=[], tokens=[])
-    pair = await _look_up(
-        body.model, lambda name: daemon.resolve_pair(name, request.receive, "embed")
-    )
+    pair = await _pair(request, body.model, "embed")
     unloads = translation.unloads(body)
     if not frame.inputs and unloads:
         await daemon.unload_if_idle(pair.name)
-        return models.tagged(pair.name), 0, result
+        return shapes.tagged(pair.name), 0, result
     await while_connected(request.receive, daemon.supervisor.ready(pair))
     load_ns = time.monotonic_ns() - started_ns
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
         if frame.inputs:
             result = await _embedding_routes().compute(request, pair, frame)
-    return models.tagged(pair.name), load_ns, result
+    return shapes.tagged(pair.name), load_ns, result
 
 
 # ---------------------------------------------------------------------------- models
@@ -256,18 +215,17 @@ async def tags(request: Request) -> Response:
         return pair_views
 
     pair_views = await asyncio.to_thread(read_views)
-    return json_response(OllamaModels([models.list_entry(view) for view in pair_views]))
+    return json_response(OllamaModels([shapes.list_entry(view) for view in pair_views]))
 
 
 async def show(request: Request) -> Response:
     """Handle POST /api/show."""
     body = await read_body(request, OllamaModelRequest)
     view = await _view(request, body.model or body.name)
-    daemon = state_of(request)
-    if info := daemon.supervisor.residents.info(view.name):
-        model = models.describe_model(view, info.n_ctx, info.sampling_defaults)
-    else:
-        model = models.describe_model(view, view.fit.context if view.fit else view.context, {})
+    n_ctx, defaults = view.fit.context if view.fit else view.context, {}
+    if info := state_of(request).supervisor.residents.info(view.name):
+        n_ctx, defaults = info.n_ctx, info.sampling_defaults
+    model = shapes.describe_model(view, n_ctx, defaults)
     model.localspec = ignored_extension(request)
     return json_response(model)
 
@@ -277,20 +235,18 @@ async def ps(request: Request) -> Response:
     running_models = []
     for pair in state_of(request).supervisor.residents.loaded:
         view = await _view(request, pair.name)
-        running_models.append(models.running_entry(view, pair.status()))
+        running_models.append(shapes.running_entry(view, pair.status()))
     return json_response(OllamaModels(running_models))
 
 
 async def pull(request: Request) -> Response:
     """Handle POST /api/pull for a pair of the catalogue or a repository of the hub."""
     body = await read_body(request, OllamaModelRequest)
-    running_pull = await pulls.begin_pull(
-        request, PullRequest(models.untagged(body.model or body.name))
-    )
+    name = shapes.untagged(body.model or body.name)
+    running_pull = await pulls.begin_pull(request, PullRequest(name))
     if body.stream:
-        return LineStream(
-            partial(_report_pull, running_pull, ignored_extension(request)), done=False
-        )
+        report = partial(_report_pull, running_pull, ignored_extension(request))
+        return LineStream(report, done=False)
 
     async def discard(*_lines: object) -> None:
         pass
@@ -301,7 +257,7 @@ async def pull(request: Request) -> Response:
 
 async def _report_pull(pull: Pull, ignored_extra: Unheeded | UnsetType, emit: Emit) -> None:
     async def emit_progress(state: PullState) -> None:
-        lines = models.progress_lines(state)
+        lines = shapes.progress_lines(state)
         if lines and lines[-1].status == "success":
             lines[-1].localspec = ignored_extra
         await emit(*lines)
@@ -314,8 +270,7 @@ async def _report_pull(pull: Pull, ignored_extra: Unheeded | UnsetType, emit: Em
 async def delete(request: Request) -> Response:
     """Handle DELETE /api/delete."""
     body = await read_body(request, OllamaModelRequest)
-    daemon = state_of(request)
-    requested_name = models.untagged(body.model or body.name)
+    daemon, requested_name = state_of(request), shapes.untagged(body.model or body.name)
     name = await asyncio.to_thread(daemon.registry.check_removable, requested_name)
     await daemon.unload_if_idle(name)
     await asyncio.to_thread(daemon.registry.remove, name)
@@ -324,7 +279,7 @@ async def delete(request: Request) -> Response:
 
 async def version(_request: Request) -> Response:
     """Handle GET /api/version."""
-    return json_response(models.VERSION)
+    return json_response(shapes.VERSION)
 
 
 async def alive(_request: Request) -> Response:
@@ -333,22 +288,16 @@ async def alive(_request: Request) -> Response:
 
 
 async def not_offered(request: Request) -> Response:
-    """Refuse an endpoint that Ollama has below /api and localspec has not.
-
-    Raises:
-        NotOffered: Ollama has this endpoint; the message names an alternative.
-        NotFound: Ollama does not have it either.
-    """
+    """Refuse an endpoint that Ollama has below /api and localspec has not, and name an alternative."""
     name = request.path_params["name"].partition("/")[0]
     if name not in _ALTERNATIVES:
         raise NotFound(f"{request.method} {request.scope['path']}: Not Found.")
     raise NotOffered(f"/api/{name} is not supported; {_ALTERNATIVES[name]}")
 
 
-async def _pair(request: Request, name: str) -> PairFiles:
-    return await _look_up(
-        name, lambda candidate: state_of(request).resolve_pair(candidate, request.receive)
-    )
+async def _pair(request: Request, name: str, role: Role = "chat") -> PairFiles:
+    resolve = state_of(request).resolve_pair
+    return await _look_up(name, lambda candidate: resolve(candidate, request.receive, role))
 
 
 async def _view(request: Request, name: str) -> PairView:
@@ -361,19 +310,15 @@ async def _view(request: Request, name: str) -> PairView:
 
 
 async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
-    """Look up a pair by its name without a tag, then by that of a model of Ollama's own.
-
-    Raises:
-        ModelNotFound: `find` finds neither.
-    """
-    untagged = models.untagged(name)
+    """Look up a pair by its name without a tag, then by that of a model of Ollama's own."""
+    untagged = shapes.untagged(name)
     try:
         return await find(untagged)
     except ModelNotFound:
         if not untagged or is_file_name(untagged):
             raise
         with suppress(ModelNotFound):
-            return await find(models.tagged(untagged))
+            return await find(shapes.tagged(untagged))
         raise
 
 

@@ -49,8 +49,7 @@ class OllamaRequest(Request, kw_only=True):
 
     refusal_table: ClassVar[str] = "chat"
 
-    # A name with or without a tag.
-    model: OrDefault[Name] = ""
+    model: OrDefault[Name] = ""  # a name with or without a tag
     stream: OrDefault[bool] = True
     format: str | dict[str, Any] | None = None
     options: Options | None = None

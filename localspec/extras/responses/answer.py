@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,10 +59,9 @@ from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
 @dataclass(frozen=True, slots=True)
 class ItemStyle:
-    """How items are written.
+    """How items are written: with ids that end in `key`, and reasoning as a `summary` or as text.
 
-    Their ids end in `key`. Reasoning is written as a `summary`, or as text; `opaque` adds an encoded copy
-    that clients send back.
+    `opaque` adds an encoded copy of the reasoning that clients send back.
     """
 
     key: str
@@ -73,9 +72,8 @@ class ItemStyle:
 
 def item_style(request: ResponsesRequest, tools: ToolSet, key: str) -> ItemStyle:
     """Return how the items of the answer are written."""
-    return ItemStyle(
-        key, tools, bool(requested_summary(request)), ENCRYPTED_REASONING in (request.include or [])
-    )
+    opaque = ENCRYPTED_REASONING in (request.include or [])
+    return ItemStyle(key, tools, bool(requested_summary(request)), opaque)
 
 
 class _OpenItem(ABC):
@@ -128,36 +126,39 @@ class _OpenMessage(_OpenItem):
         yield from super().end(status)
 
 
+# The part that reasoning consists of, and the events of its beginning, its text and its end.
+_REASONING = (ReasoningText, wire.PartAdded, wire.ReasoningDelta, wire.ReasoningDone, wire.PartDone)
+_SUMMARY = (
+    *(SummaryText, wire.SummaryAdded, wire.SummaryDelta, wire.SummaryDone, wire.SummaryPartDone),
+)
+
+
 class _OpenReasoning(_OpenItem):
+    def __init__(self, style: ItemStyle, index: int) -> None:
+        super().__init__(style, index)
+        self.part: Any
+        kinds: tuple[Any, ...] = _SUMMARY if style.summary else _REASONING
+        self.part, self.added, self.delta, self.done, self.part_done = kinds
+
     def item(self, status: Status) -> Reasoning:
         item = Reasoning(f"rs_{self.style.key}", [], status=status)
         if self.style.opaque:
             item.encrypted_content = encode_reasoning(self.text)
-        if status != "in_progress" and self.style.summary:
-            item.summary = [SummaryText(self.text)]
-        elif status != "in_progress":
-            item.content = [ReasoningText(self.text)]
+        if status != "in_progress":
+            setattr(item, "summary" if self.style.summary else "content", [self.part(self.text)])
         return item
 
     def begin(self) -> Iterator[wire.Event]:
         yield from super().begin()
-        if self.style.summary:
-            yield wire.SummaryAdded(part=SummaryText(""), **self.at)
-        else:
-            yield wire.PartAdded(part=ReasoningText(""), **self.at)
+        yield self.added(part=self.part(""), **self.at)
 
     def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         self.text += text
-        delta = wire.SummaryDelta if self.style.summary else wire.ReasoningDelta
-        yield delta(delta=text, **self.at)
+        yield self.delta(delta=text, **self.at)
 
     def end(self, status: Status) -> Iterator[wire.Event]:
-        if self.style.summary:
-            yield wire.SummaryDone(text=self.text, **self.at)
-            yield wire.SummaryPartDone(part=SummaryText(self.text), **self.at)
-        else:
-            yield wire.ReasoningDone(text=self.text, **self.at)
-            yield wire.PartDone(part=ReasoningText(self.text), **self.at)
+        yield self.done(text=self.text, **self.at)
+        yield self.part_done(part=self.part(self.text), **self.at)
         yield from super().end(status)
 
 
@@ -170,13 +171,9 @@ class _OpenCall(_OpenItem):
     def item(self, status: Status) -> OutputItem:
         key, namespace = f"{self.style.key}_{self.call.index}", self.kind.namespace or UNSET
         if self.kind.custom:
-            return CustomCall(
-                f"ctc_{key}", self.call.id, self.kind.name, self._input(), status, namespace
-            )
+            text = custom_input(self.text)
+            return CustomCall(f"ctc_{key}", self.call.id, self.kind.name, text, status, namespace)
         return FunctionCall(f"fc_{key}", self.call.id, self.kind.name, self.text, status, namespace)
-
-    def _input(self) -> str:
-        return custom_input(self.text)
 
     def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         self.text += text
@@ -185,11 +182,11 @@ class _OpenCall(_OpenItem):
 
     def end(self, status: Status) -> Iterator[wire.Event]:
         if self.kind.custom:
-            yield wire.CustomToolInputDelta(delta=self._input(), **self.at)
-            yield wire.InputDone(input=self._input(), **self.at)
+            text = custom_input(self.text)
+            yield wire.CustomToolInputDelta(delta=text, **self.at)
+            yield wire.InputDone(input=text, **self.at)
         else:
-            name = self.kind.name
-            yield wire.ArgumentsDone(name=name, arguments=self.text, **self.at)
+            yield wire.ArgumentsDone(name=self.kind.name, arguments=self.text, **self.at)
         yield from super().end(status)
 
 
@@ -265,18 +262,15 @@ class Output:
 
     def take(self, piece: Piece, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         """Add a piece of the answer."""
-        match piece:
-            case Text("content"):
-                yield from self._continue_or_begin(_OpenMessage)
-            case Text():
-                yield from self._continue_or_begin(_OpenReasoning)
-            case Call():
-                is_defined = self.style.tools.kind(piece.name).client_tool is not None
-                kind = _OpenClientCall if is_defined else _OpenCall
-                yield from self._begin(kind(self.style, 0, piece))
-                return
-            case Arguments():
-                pass
+        if isinstance(piece, Call):
+            is_defined = self.style.tools.kind(piece.name).client_tool is not None
+            kind = _OpenClientCall if is_defined else _OpenCall
+            yield from self._begin(kind(self.style, 0, piece))
+            return
+        if isinstance(piece, Text):
+            text_kind = _OpenMessage if piece.kind == "content" else _OpenReasoning
+            if type(self._open) is not text_kind:
+                yield from self._begin(text_kind(self.style, 0))
         if self._open is not None:
             yield from self._open.add(piece.text, logprobs)
 
@@ -288,7 +282,7 @@ class Output:
     def end(self, *, cut: bool) -> Iterator[wire.Event]:
         """End the answer; `cut` means that its last item is not complete. One that is not cut has an item."""
         if not (self.items or self._open or cut):
-            yield from self._continue_or_begin(_OpenMessage)
+            yield from self._begin(_OpenMessage(self.style, 0))
         yield from self._close("incomplete" if cut else "completed")
 
     def abandon(self) -> None:
@@ -299,12 +293,6 @@ class Output:
         if self._open is not None:
             self.items.append(self._open.item("incomplete"))
             self._open = None
-
-    def _continue_or_begin(
-        self, kind: Callable[[ItemStyle, int], _OpenItem]
-    ) -> Iterator[wire.Event]:
-        if type(self._open) is not kind:
-            yield from self._begin(kind(self.style, 0))
 
     def _begin(self, item: _OpenItem) -> Iterator[wire.Event]:
         yield from self._close("completed")
@@ -342,10 +330,8 @@ class ResponsesShape(Shape):
 
     def queued(self) -> Sequence[object]:
         """Return the first events of a response in the background."""
-        response = self.response
-        return self._number_events(
-            [wire.Created(response=response), wire.Queued(response=response)]
-        )
+        kinds = (wire.Created, wire.Queued)
+        return self._number_events([kind(response=self.response) for kind in kinds])
 
     def _begin(self) -> list[object]:
         self.response.status = "in_progress"
@@ -450,22 +436,18 @@ class ResponsesShape(Shape):
         ended = structs.replace(self.ended(choice), output=[])
         if not choice.is_finished:
             ended.status = "failed"
-            ended.error = ResponseError(
-                "server_error", "The daemon ended before this response did."
-            )
+            message = "The daemon ended before this response did."
+            ended.error = ResponseError("server_error", message)
         return msgspec.json.encode(ended).decode()
 
     def _usage(self, choice: Choice) -> ResponseUsage | None:
         if choice.done is None:
             return None
         usage = self.answer.usage()
-        cached = usage.prompt_tokens_details.cached_tokens
+        read, cached = usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+        details = InputDetails(cached, read - cached), OutputDetails(choice.reasoning_tokens)
         return ResponseUsage(
-            usage.prompt_tokens,
-            InputDetails(cached, usage.prompt_tokens - cached),
-            usage.completion_tokens,
-            OutputDetails(choice.reasoning_tokens),
-            usage.total_tokens,
+            read, details[0], usage.completion_tokens, details[1], usage.total_tokens
         )
 
     def _number_events(self, new_events: Iterable[wire.Event]) -> list[object]:
@@ -483,11 +465,7 @@ def _error_event(error: LocalspecError) -> wire.ErrorEvent:
 
 
 def _response_error(error: LocalspecError) -> ResponseError:
-    return ResponseError(_published_code(error), recognizable_message(error), error.code)
-
-
-def _published_code(error: LocalspecError) -> str:
-    """Return the nearest of the error codes that OpenAI has published."""
-    if isinstance(error, Unavailable):
-        return "rate_limit_exceeded"
-    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
+    """Return an error with the nearest of the codes that OpenAI has published."""
+    code = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
+    code = "rate_limit_exceeded" if isinstance(error, Unavailable) else code
+    return ResponseError(code, recognizable_message(error), error.code)

@@ -51,21 +51,17 @@ class ClientTool(NamedTuple):
             status = "in_progress"  # it has no other status
         try:
             value = msgspec.json.decode(arguments, type=dict[str, Any])
-            value = value[self.member] if self._is_wrapped else value
+            value = value[self.member] if self.item is ComputerCall else value
             if self.item is LocalShellCall:
                 value = {"env": {}, **value, "type": "exec"}
             return msgspec.convert({**item, "status": status, self.member: value}, self.item)
         except (msgspec.DecodeError, KeyError, RecursionError):
             return None
 
-    @property
-    def _is_wrapped(self) -> bool:
-        return self.item is ComputerCall
-
     def read_arguments(self, item: InputItem) -> dict[str, Any]:
         """Return the arguments of an earlier call."""
         value = getattr(item, self.member)
-        if self._is_wrapped:
+        if self.item is ComputerCall:
             return {self.member: value}
         arguments = {name: part for name, part in dict(value or {}).items() if part is not None}
         if self.item is LocalShellCall:
@@ -111,17 +107,17 @@ def find_call(item: InputItem) -> tuple[str, ClientTool] | None:
 
 def describe_shell_output(outputs: list[Any]) -> str:
     """Return the results of shell commands as a model reads them."""
-    return "\n".join(part for output in outputs for part in _shell_output(output) if part)
-
-
-def _shell_output(output: Any) -> list[str]:
-    if not isinstance(output, dict):
-        return [msgspec.json.encode(output).decode()]
-    outcome = output.get("outcome")
-    outcome = outcome if isinstance(outcome, dict) else {}
-    ends = {"timeout": "Timed out.", "exit": f"Exit code: {outcome.get('exit_code')}"}
-    streams = [str(output.get(name) or "").rstrip("\n") for name in ("stdout", "stderr")]
-    return [*streams, ends.get(str(outcome.get("type")), "")]
+    parts = []
+    for output in outputs:
+        if not isinstance(output, dict):
+            parts.append(msgspec.json.encode(output).decode())
+            continue
+        parts += [str(output.get(name) or "").rstrip("\n") for name in ("stdout", "stderr")]
+        outcome = output.get("outcome")
+        outcome = outcome if isinstance(outcome, dict) else {}
+        ends = {"timeout": "Timed out.", "exit": f"Exit code: {outcome.get('exit_code')}"}
+        parts.append(ends.get(str(outcome.get("type")), ""))
+    return "\n".join(filter(None, parts))
 
 
 def _object(required: list[str], **properties: dict[str, Any]) -> dict[str, Any]:

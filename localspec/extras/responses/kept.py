@@ -1,16 +1,25 @@
-"""Read stored responses, with their items and the ids of items, and list those under way."""
+"""Read stored responses by the ids of their items, and responses that are under way."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-from localspec.errors import Cancelled
+from localspec.daemon.completion.answer import AnswerRun
+from localspec.daemon.http.recordings import KEPT_S, Key, Recording, Recordings, replay
+from localspec.daemon.http.requests import json_response
+from localspec.daemon.http.sse import Emit, EventStream
+from localspec.daemon.worker.queue import Job
+from localspec.errors import Cancelled, InvalidRequest
 from localspec.extras.responses.answer import ItemStyle, ResponsesShape, build_items
 from localspec.extras.responses.request import ToolSet, translate_tools
 from localspec.extras.responses.wire import (
@@ -23,7 +32,7 @@ from localspec.extras.responses.wire import (
 )
 from localspec.protocol.answers import ToolCall
 from localspec.protocol.conversations import StoredMessage
-from localspec.protocol.requests import ChatMessage
+from localspec.protocol.requests import PING_INTERVAL_S, ChatMessage
 
 # The length of a response's id after its prefix. The id of a conversation is shorter.
 _RESPONSE_KEY_CHARS = 24
@@ -35,12 +44,10 @@ _ITEM_ID = re.compile(
 def load_response(body: str, answer: StoredMessage, *, opaque: bool) -> ResponseObject:
     """Return a stored response with the items of its answer; `opaque` is as in `ItemStyle`."""
     stored = msgspec.json.decode(body, type=ResponseObject)
-    key = stored.id.removeprefix("resp_")
-    tools = translate_tools(stored.tools, None)
     summary = bool(stored.reasoning.get("summary"))
-    stored.output = _answer_items(
-        answer, ItemStyle(key, tools, summary, opaque), cut=stored.status != "completed"
-    )
+    key, tools = stored.id.removeprefix("resp_"), translate_tools(stored.tools, None)
+    style = ItemStyle(key, tools, summary, opaque)
+    stored.output = _answer_items(answer, style, cut=stored.status != "completed")
     return stored
 
 
@@ -86,11 +93,7 @@ class ItemReference:
         self.response = "" if match["at"] else f"resp_{match['key']}"
 
     def select_part(self, message: ChatMessage) -> ChatMessage:
-        """Return the part of the message that the id means.
-
-        Raises:
-            ValueError: the message has no such part.
-        """
+        """Return the part of the message that the id means. Raises ValueError if there is none."""
         if message.role != "assistant":
             return message
         part: dict[str, Any] = {"role": "assistant"}
@@ -114,11 +117,7 @@ class RunningResponses:
 
     @contextlib.asynccontextmanager
     async def under_way(self, shape: ResponsesShape) -> AsyncIterator[None]:
-        """Mark a response as under way until it has ended.
-
-        Raises:
-            Cancelled: `cancel` was called for this response.
-        """
+        """Mark a response as under way until it has ended. Raises Cancelled if `cancel` was called for it."""
         name, timeout, finished = shape.response.id, asyncio.timeout(None), asyncio.Event()
         self._under_way[name] = shape, timeout, finished
         try:
@@ -148,3 +147,68 @@ class RunningResponses:
         await finished.wait()
         ended = shape.ended(shape.answer.choices[0])
         return shape.now("cancelled") if ended.status == "cancelled" else None
+
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundRun(AnswerRun):
+    """A response that goes on when its client leaves. Its events are recorded, streamed or not.
+
+    `expand` completes the requests with the files of the input, which may take a while or fail.
+    """
+
+    recordings: Recordings
+    response: ResponsesShape
+    expand: Callable[[], Awaitable[None]] | None = None
+
+    async def respond(self, request: Request, stream: bool) -> Response:
+        """Return the events of the response, or the response that has just been queued."""
+        recording = self._start()
+        if stream:
+            return replay(recording, ping_s=self.ping_s)
+        await anext(recording.follow())  # from then on it can be read and cancelled by its id
+        return json_response(self.response.now())
+
+    async def stream(self, emit: Emit) -> None:
+        """Emit the events of the response, which needs nobody to do so."""
+        async for data in self._start().follow():
+            await emit(data)
+
+    def _start(self) -> Recording:
+        """Begin to answer. Raises QueueFull or Unavailable if there is no room for another request."""
+        self.supervisor.check_room(self.pair, self.requests[0])
+        stream = EventStream(partial(AnswerRun.stream, self), done=False, failed=self.shape.failed)
+        recording = self.recordings.start(recording_key(self.response.response.id), stream)
+        recording.conversation = self.requests[0].conversation
+        return recording
+
+    async def _follow(self, index: int, emit: Emit | None, job: Job) -> None:
+        if self.expand is not None:
+            await self.expand()
+            job = Job.of(self.requests[index])
+        await AnswerRun._follow(self, index, emit, job)
+
+
+def recording_key(name: str) -> Key:
+    """Return the key under which the events of a response are recorded."""
+    return "response", name
+
+
+def resume(recordings: Recordings, name: str, starting_after: str | None) -> Response:
+    """Return the events of a response after the one with this number, as far as they are kept."""
+    recording = recordings.get(recording_key(name))
+    if recording is None:
+        raise InvalidRequest(
+            f"There are no events of the response {name}: they are kept of responses with 'background', for "
+            f"{KEPT_S:.0f} s after their end. Retrieve it without 'stream'.",
+            param="stream",
+        )
+    if starting_after is not None and not _NUMBER.fullmatch(starting_after):
+        raise InvalidRequest.at("starting_after", "must be the sequence number of an event.")
+    try:
+        position = recording.position_after(int(starting_after or -1))
+    except InvalidRequest as error:
+        raise InvalidRequest.at("starting_after", f": {error.message}") from None
+    return replay(recording, position, ping_s=PING_INTERVAL_S)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -44,9 +43,28 @@ from localspec.protocol.requests import (
     ToolChoice,
 )
 
-# ------------------------------------------------------------------------ tools
+_ADDING = ("additional_tools", "tool_search_output")  # types of items that add tools
+MAX_OFFERED_TOOLS = 4 * MAX_TOOLS
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+_LOGPROBS_INCLUDE = "message.output_text.logprobs"
+_OPAQUE_PREFIX = "localspec."  # of reasoning that clients store and send back unread
+_TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_RESULT_TYPES = {
+    f"{kind}_output"
+    for kind in (
+        *("function_call", "custom_tool_call", "shell_call"),
+        *("local_shell_call", "apply_patch_call", "computer_call"),
+    )
+}
+# Fields that would change the answer, and what to use instead.
+_REFUSED = {
+    "conversation": "use 'previous_response_id' to go on from a response",
+    "prompt": "there are no stored prompts here; send 'instructions' and 'input'",
+}
 
-Choice = Literal["none", "auto", "required"]
+Resolve = Callable[[str], ChatMessage]
+
+# ------------------------------------------------------------------------ tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +90,7 @@ class ToolSet:
 
     offered: list[Tool] = field(default_factory=list)
     kinds: dict[str, ToolKind] = field(default_factory=dict)
-    choice: Choice | ToolChoice = "auto"
+    choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
     ignored: list[str] = field(default_factory=list)
 
     def kind(self, name: str) -> ToolKind:
@@ -81,10 +99,12 @@ class ToolSet:
 
     def name_of(self, name: str, namespace: str = "") -> str:
         """Return the model's name of a client's tool."""
-        for model_name, kind in self.kinds.items():
-            if (kind.name, kind.namespace) == (name, namespace):
-                return model_name
-        return name
+        names = (
+            model_name
+            for model_name, kind in self.kinds.items()
+            if (kind.name, kind.namespace) == (name, namespace)
+        )
+        return next(names, name)
 
 
 def translate_tools(
@@ -110,27 +130,30 @@ def translate_tools(
         raise InvalidRequest(
             f"'tools' and 'input' offer more than {MAX_OFFERED_TOOLS} tools.", param="tools"
         )
-    _choose(result, choice)
+    if choice not in (None, "auto"):
+        _choose(result, choice)
     return result
-
-
-_ADDING = ("additional_tools", "tool_search_output")  # types of items that add tools
-MAX_OFFERED_TOOLS = 4 * MAX_TOOLS
 
 
 def _add_tool(result: ToolSet, tool: dict[str, Any], path: str) -> None:
     match tool.get("type"):
         case "namespace":
-            _add_namespace(result, tool, path)
+            name, nested_tools = tool.get("name"), tool.get("tools")
+            if not (isinstance(name, str) and isinstance(nested_tools, list)):
+                raise InvalidRequest.at(path, "needs a 'name' and 'tools'.")
+            for index, nested in enumerate(nested_tools):
+                nested_path = f"{path}.tools[{index}]"
+                if isinstance(nested, dict) and nested.get("type") in ("function", "custom"):
+                    _add_function(result, nested, nested_path, name)
+                else:
+                    result.ignored.append(f"'{nested_path}' is no function and cannot run here.")
         case "function" | "custom":
-            _add(result, tool, path)
+            _add_function(result, tool, path)
         case kind if client_tool := find_client_tool(tool):
             function = Function(str(kind), client_tool.description, client_tool.parameters)
             _offer(result, ToolKind(str(kind), client_tool=client_tool), function)
-        case unknown_type:
-            result.ignored.append(
-                f"'{path}': a tool of type {_to_json(unknown_type)} cannot run here."
-            )
+        case other:
+            result.ignored.append(f"'{path}': a tool of type {_to_json(other)} cannot run here.")
 
 
 def _leave_out_known(result: ToolSet, tool: dict[str, Any]) -> dict[str, Any] | None:
@@ -138,7 +161,7 @@ def _leave_out_known(result: ToolSet, tool: dict[str, Any]) -> dict[str, Any] | 
 
     Agents send all of their items again, and may load the same tool twice.
     """
-    known = {(kind.name, kind.namespace) for kind in result.kinds.values()}
+    known = [(kind.name, kind.namespace) for kind in result.kinds.values()]
     nested = tool.get("tools")
     if tool.get("type") == "namespace" and isinstance(nested, list):
         left = [
@@ -154,81 +177,46 @@ def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()[:80]
 
 
-def _add_namespace(result: ToolSet, tool: dict[str, Any], path: str) -> None:
-    name, nested_tools = tool.get("name"), tool.get("tools")
-    if not (isinstance(name, str) and isinstance(nested_tools, list)):
-        raise InvalidRequest(f"'{path}' needs a 'name' and 'tools'.", param=path)
-    for index, nested in enumerate(nested_tools):
-        if isinstance(nested, dict) and nested.get("type") in ("function", "custom"):
-            _add(result, nested, f"{path}.tools[{index}]", name)
-        else:
-            result.ignored.append(f"'{path}.tools[{index}]' is no function and cannot run here.")
-
-
-def _add(result: ToolSet, tool: dict[str, Any], path: str, namespace: str = "") -> None:
-    name = tool.get("name")
+def _add_function(result: ToolSet, tool: dict[str, Any], path: str, namespace: str = "") -> None:
+    name, parameters, form = tool.get("name"), tool.get("parameters"), tool.get("format")
     if not isinstance(name, str):
-        raise InvalidRequest(f"'{path}.name' must be a string.", param=f"{path}.name")
-    custom = tool["type"] == "custom"
+        raise InvalidRequest.at(f"{path}.name", "must be a string.")
     # A tool outside of the namespace may have the same name.
     model_name = f"{namespace}.{name}" if namespace and name in result.kinds else name
     description = tool.get("description")
     text = description if isinstance(description, str) else ""
-    parameters: dict[str, Any] | None
-    if custom:
-        parameters = _text_parameter(result, tool, path)
-        text += _grammar_text(tool)
-    else:
-        parameters = tool.get("parameters")
-        if not isinstance(parameters, dict | None):
-            path += ".parameters"
-            raise InvalidRequest(f"'{path}' must be an object.", param=path)
+    if is_custom := tool["type"] == "custom":
+        parameters = custom_parameters()
+        if isinstance(form, dict) and form.get("type") == "grammar":
+            text += describe_grammar(form.get("syntax"), form.get("definition"))
+            result.ignored.append(
+                f"'{path}.format': the model is told the grammar, and not held to it."
+            )
+    elif not isinstance(parameters, dict | None):
+        raise InvalidRequest.at(f"{path}.parameters", "must be an object.")
     function = Function(model_name, text, parameters, tool.get("strict"))
-    _offer(result, ToolKind(name, custom, namespace), function)
+    _offer(result, ToolKind(name, is_custom, namespace), function)
 
 
 def _offer(result: ToolSet, kind: ToolKind, function: Function) -> None:
     result.kinds[function.name] = kind
     offered = Tool(function)
     # Models were trained with the keys in this order.
-    shown = {
-        "name": function.name,
-        "description": function.description or None,
-        "parameters": function.parameters,
-    }
-    offered.__dict__["own"] = {"type": "function", "function": shown}
+    shown = {"name": function.name, "description": function.description or None}
+    shown_function = {**shown, "parameters": function.parameters}
+    offered.__dict__["own"] = {"type": "function", "function": shown_function}
     result.offered.append(offered)
 
 
-def _text_parameter(result: ToolSet, tool: dict[str, Any], path: str) -> dict[str, Any]:
-    if _grammar(tool):
-        result.ignored.append(
-            f"'{path}.format': the model is told the grammar, and not held to it."
-        )
-    return custom_parameters()
-
-
-def _grammar(tool: dict[str, Any]) -> dict[str, Any] | None:
-    form = tool.get("format")
-    return form if isinstance(form, dict) and form.get("type") == "grammar" else None
-
-
-def _grammar_text(tool: dict[str, Any]) -> str:
-    form = _grammar(tool)
-    if form is None:
-        return ""
-    return describe_grammar(form.get("syntax"), form.get("definition"))
-
-
 def _choose(result: ToolSet, choice: str | dict[str, Any] | None) -> None:
-    if choice in (None, "auto"):
-        return
     kind = choice.get("type") if isinstance(choice, dict) else None
     kind = "computer" if kind == "computer_use" else kind
     if choice in ("none", "required"):
         result.choice = choice  # type: ignore[assignment] # one of these two
     elif isinstance(choice, dict) and kind in ("function", "custom"):
-        result.choice = _one_tool(result, choice)
+        if not isinstance(name := choice.get("name"), str):
+            raise InvalidRequest.at("tool_choice.name", "must be a string.")
+        result.choice = ToolChoice(NamedFunction(result.name_of(name)))
     elif isinstance(choice, dict) and kind == "allowed_tools":
         _allow_only(result, choice)
     elif isinstance(kind, str) and kind in result.kinds and result.kind(kind).client_tool:
@@ -238,55 +226,33 @@ def _choose(result: ToolSet, choice: str | dict[str, Any] | None) -> None:
     elif isinstance(kind, str):
         result.choice = "required"
     else:
-        raise InvalidRequest(
-            "'tool_choice' must be 'none', 'auto', 'required', or an object with a 'type'.",
-            param="tool_choice",
+        raise InvalidRequest.at(
+            "tool_choice", "must be 'none', 'auto', 'required', or an object with a 'type'."
         )
     if result.choice not in ("none", "auto") and not result.offered:
         reasons = "".join(f" {sentence}" for sentence in result.ignored[:1])
-        raise InvalidRequest(
-            f"'tool_choice' demands a call, and there is no tool that could be called.{reasons}",
-            param="tool_choice",
+        raise InvalidRequest.at(
+            "tool_choice", f"demands a call, and there is no tool that could be called.{reasons}"
         )
-
-
-def _one_tool(result: ToolSet, choice: dict[str, Any]) -> ToolChoice:
-    name = choice.get("name")
-    if not isinstance(name, str):
-        raise InvalidRequest("'tool_choice.name' must be a string.", param="tool_choice.name")
-    return ToolChoice(NamedFunction(result.name_of(name)))
 
 
 def _allow_only(result: ToolSet, choice: dict[str, Any]) -> None:
     """Offer only the tools that the choice lists."""
-    names = set(_allowed_names(choice))
+    tools, mode = choice.get("tools"), choice.get("mode", "auto")
+    if not isinstance(tools, list):
+        raise InvalidRequest.at("tool_choice.tools", "must be a list.")
+    names = {
+        str(entry.get("name") or entry.get("type")) for entry in tools if isinstance(entry, dict)
+    }
     result.offered = [
         tool for tool in result.offered if result.kinds[tool.function.name].name in names
     ]
-    mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):
-        raise InvalidRequest(
-            "'tool_choice.mode' must be 'auto' or 'required'.", param="tool_choice.mode"
-        )
+        raise InvalidRequest.at("tool_choice.mode", "must be 'auto' or 'required'.")
     result.choice = mode
 
 
-def _allowed_names(choice: dict[str, Any]) -> Iterator[str]:
-    tools = choice.get("tools")
-    if not isinstance(tools, list):
-        raise InvalidRequest("'tool_choice.tools' must be a list.", param="tool_choice.tools")
-    for entry in tools:
-        if isinstance(entry, dict):
-            yield str(entry.get("name") or entry.get("type"))
-
-
 # ------------------------------------------------------------------------ items
-# A template expects a model's turn as one message, so consecutive reasoning, text and calls are joined.
-
-_OPAQUE_PREFIX = "localspec."  # of reasoning that clients store and send back unread
-_TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-
-Resolve = Callable[[str], ChatMessage]
 
 
 def encode_reasoning(thoughts: str) -> str:
@@ -300,7 +266,7 @@ def decode_reasoning(text: str | None) -> str:
         return ""
     try:
         return base64.b64decode(text.removeprefix(_OPAQUE_PREFIX), validate=True).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""
 
 
@@ -308,6 +274,7 @@ def decode_reasoning(text: str | None) -> str:
 class MessageBuilder:
     """The messages so far, and sentences about items that were left out.
 
+    A template expects a model's turn as one message, so consecutive reasoning, text and calls are joined.
     `resolve` returns the stored message that an item reference means.
     """
 
@@ -317,33 +284,28 @@ class MessageBuilder:
     ignored: list[str] = field(default_factory=list)
     _call_ids: dict[str, str] = field(default_factory=dict)  # by the id of the call's item
 
-    def add(self, items: Sequence[InputItem]) -> None:
-        """Add the messages of some items.
-
-        Raises:
-            InvalidRequest: an item lacks a required field, or is not text.
-        """
-        for index, item in enumerate(items):
-            self._add_item(item, f"input[{index}]")
-
-    def _add_item(self, item: InputItem, path: str) -> None:
+    def add(self, item: InputItem, path: str) -> None:
+        """Add the message of an item. Raises InvalidRequest if it lacks a required field, or is not text."""
         match item.type or "message":
-            case "message" | None:
+            case "message":
                 self._add_message(item, path)
             case "reasoning":
-                self._add_reasoning(item, path)
-            case "function_call":
-                self._add_call_item(item, path, _arguments(item.arguments))
-            case "custom_tool_call":
-                self._add_call_item(item, path, custom_arguments(item.input))
-            case (
-                "function_call_output"
-                | "custom_tool_call_output"
-                | "shell_call_output"
-                | "local_shell_call_output"
-                | "apply_patch_call_output"
-                | "computer_call_output"
-            ):
+                parts = item.content if isinstance(item.content, list) else []
+                text = _text(parts, f"{path}.content") or decode_reasoning(item.encrypted_content)
+                if text := text or _text(item.summary or [], f"{path}.summary"):
+                    turn = self._silent_turn()
+                    turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, text]))
+            case "function_call" | "custom_tool_call":
+                call_id = _require(item.call_id, f"{path}.call_id")
+                name = _require(item.name, f"{path}.name")
+                if item.type == "custom_tool_call":
+                    arguments = custom_arguments(item.input)
+                elif isinstance(item.arguments, str):
+                    arguments = item.arguments
+                else:
+                    arguments = msgspec.json.encode(item.arguments or {}).decode()
+                self._add_call(call_id, self.tools.name_of(name, item.namespace or ""), arguments)
+            case kind if kind in _RESULT_TYPES:
                 self._add_result(item, path)
             case "tool_search_output" if item.call_id:
                 names = [str(tool.get("name") or tool.get("type")) for tool in item.tools or []]
@@ -365,57 +327,44 @@ class MessageBuilder:
         try:
             arguments = tool.read_arguments(item)
         except (TypeError, ValueError):
-            path += f".{tool.member}"
-            raise InvalidRequest(f"'{path}' must be an object.", param=path) from None
+            raise InvalidRequest.at(f"{path}.{tool.member}", "must be an object.") from None
         if item.id:
             self._call_ids[item.id] = call_id
         self._add_call(call_id, kind, msgspec.json.encode(arguments).decode())
 
     def _add_result(self, item: InputItem, path: str) -> None:
         """Add the result of a call. One of a local shell has the call's id, or its item's, as `id`."""
-        call_id = item.call_id
+        call_id, output = item.call_id, item.output
         if not call_id and item.type == "local_shell_call_output" and item.id:
             call_id = self._call_ids.get(item.id, item.id)
         call_id = _require(call_id, f"{path}.call_id")
-        output = item.output
         if item.type == "shell_call_output" and isinstance(output, list):
             output = describe_shell_output(output)
         elif item.type == "apply_patch_call_output":
             output = output or item.status or ""
         elif isinstance(output, dict) and output.get("type") == "computer_screenshot":
             output = [{**output, "type": "input_image"}]
-        content = _output(output, f"{path}.output")
+        content: str | list[ContentPart]
+        try:  # Clients send text, parts of text and pictures, or any other JSON.
+            parts = msgspec.convert(output, str | list[Part])
+        except msgspec.ValidationError:
+            content = msgspec.json.encode(output).decode()
+        else:
+            content = _content(parts, f"{path}.output")
         self.messages.append(ChatMessage("tool", content, tool_call_id=call_id))
 
     def _add_message(self, item: InputItem, path: str) -> None:
-        role = _require(item.role, f"{path}.role")
-        if isinstance(item.content, dict):
-            path += ".content"
-            raise InvalidRequest(f"'{path}' must be a string or a list of parts.", param=path)
-        if role != "assistant":
-            content = _content(item.content or "", f"{path}.content")
-            self.messages.append(ChatMessage("developer" if role == "system" else role, content))
-            return
-        turn = self._turn(lambda last: not last.content and not last.tool_calls)
-        turn.content = _text(item.content or "", f"{path}.content")
-
-    def _add_reasoning(self, item: InputItem, path: str) -> None:
-        parts = item.content if isinstance(item.content, list) else []
-        text = _text(parts, f"{path}.content") or decode_reasoning(item.encrypted_content)
-        text = text or _text(item.summary or [], f"{path}.summary")
-        if text:
-            turn = self._turn(lambda last: not last.content and not last.tool_calls)
-            turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, text]))
-
-    def _add_call_item(self, item: InputItem, path: str, arguments: str) -> None:
-        call_id, name = (
-            _require(item.call_id, f"{path}.call_id"),
-            _require(item.name, f"{path}.name"),
-        )
-        self._add_call(call_id, self.tools.name_of(name, item.namespace or ""), arguments)
+        role, content, path = _require(item.role, f"{path}.role"), item.content, f"{path}.content"
+        if isinstance(content, dict):
+            raise InvalidRequest.at(path, "must be a string or a list of parts.")
+        if role == "assistant":
+            self._silent_turn().content = _text(content or "", path)
+        else:
+            role = "developer" if role == "system" else role
+            self.messages.append(ChatMessage(role, _content(content or "", path)))
 
     def _add_call(self, call_id: str, name: str, arguments: str) -> None:
-        turn = self._turn(lambda last: True)
+        turn = self._last_turn() or self._new_turn()
         function = {"name": name, "arguments": arguments}
         tool_call = {"id": call_id, "type": "function", "function": function}
         turn.tool_calls = [*(turn.tool_calls or []), tool_call]
@@ -425,40 +374,37 @@ class MessageBuilder:
         stored = self.resolve(reference)
         if stored.role != "assistant":
             self.messages.append(stored)
-            return
-        if stored.tool_calls:
+        elif stored.tool_calls:
             for call in stored.tool_calls:
                 function = call["function"]
                 self._add_call(call["id"], function["name"], function["arguments"])
-            return
-        turn = self._turn(lambda last: not last.content and not last.tool_calls)
-        turn.reasoning_content = turn.reasoning_content or stored.reasoning_content
-        turn.content = stored.content
+        else:
+            turn = self._silent_turn()
+            turn.reasoning_content = turn.reasoning_content or stored.reasoning_content
+            turn.content = stored.content
 
-    def _turn(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage:
-        """Return the model's current turn if it `fits`, else a new one."""
+    def _last_turn(self) -> ChatMessage | None:
         last = self.messages[-1] if self.messages else None
-        if last is None or last.role != "assistant" or not fits(last):
-            self.messages.append(last := ChatMessage("assistant"))
-        return last
+        return last if last and last.role == "assistant" else None
+
+    def _silent_turn(self) -> ChatMessage:
+        """Return the model's current turn if it has neither text nor calls, else a new one."""
+        last = self._last_turn()
+        return self._new_turn() if last is None or last.content or last.tool_calls else last
+
+    def _new_turn(self) -> ChatMessage:
+        self.messages.append(turn := ChatMessage("assistant"))
+        return turn
 
 
 def _require(value: str | None, path: str) -> str:
     if not value:
-        raise InvalidRequest(f"'{path}' is missing.", param=path)
+        raise InvalidRequest.at(path, "is missing.")
     return value
 
 
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value or {}).decode()
-
-
 def _content(content: str | list[Part], path: str) -> str | list[ContentPart]:
-    """Return the parts as those of a chat's message if not all of them are text, else their text.
-
-    Raises:
-        InvalidRequest: a part is neither text nor a picture or a file that can be read.
-    """
+    """Return the parts as those of a chat's message if not all of them are text, else their text."""
     if isinstance(content, str) or not any(
         part.type in ("input_image", "input_file") for part in content
     ):
@@ -483,11 +429,7 @@ def _content_part(part: Part, path: str) -> ContentPart:
 
 
 def _text(content: str | list[Part], path: str) -> str:
-    """Return the text of the parts, one line per part as in a chat.
-
-    Raises:
-        InvalidRequest: a part is not text.
-    """
+    """Return the text of the parts, one line per part as in a chat. Raises InvalidRequest for others."""
     if isinstance(content, str):
         return content
     return "\n".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
@@ -504,48 +446,24 @@ def _part_text(part: Part, path: str) -> str:
     return text
 
 
-def _output(value: Any, path: str) -> str | list[ContentPart]:
-    """Return a call's result; clients send text, parts of text and pictures, or any other JSON."""
-    if isinstance(value, list):
-        try:
-            value = msgspec.convert(value, list[Part])
-        except msgspec.ValidationError:
-            return msgspec.json.encode(value).decode()
-        return _content(value, path)
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
 # ------------------------------------------------------------------------ requests
-
-_LOGPROBS_INCLUDE = "message.output_text.logprobs"
-ENCRYPTED_REASONING = "reasoning.encrypted_content"
-# Fields that would change the answer, and what to use instead.
-_REFUSED = {
-    "conversation": "use 'previous_response_id' to go on from a response",
-    "prompt": "there are no stored prompts here; send 'instructions' and 'input'",
-}
 
 
 def refuse_unsupported(request: ResponsesRequest) -> None:
-    """Refuse what is not supported.
-
-    Raises:
-        InvalidRequest: a field would change the answer and is not supported.
-    """
+    """Raise InvalidRequest for a field that would change the answer and is not supported."""
     if (request.n or 1) > 1:
-        raise InvalidRequest("'n' must be 1: a response is one answer.", param="n")
+        raise InvalidRequest.at("n", "must be 1: a response is one answer.")
     if request.background and request.store is False:
         raise background_not_stored("is false in this request")
     for name, instead in _REFUSED.items():
         if getattr(request, name):
-            raise InvalidRequest(f"'{name}' is not supported: {instead}.", param=name)
+            raise InvalidRequest.at(name, f"is not supported: {instead}.")
 
 
 def background_not_stored(store: str) -> InvalidRequest:
     """Return the error of a background response that would not be stored; `store` says why."""
-    return InvalidRequest(
-        f"'background' needs 'store' to be true, which {store}: its answer is read by its id.",
-        param="background",
+    return InvalidRequest.at(
+        "background", f"needs 'store' to be true, which {store}: its answer is read by its id."
     )
 
 
@@ -559,21 +477,16 @@ class ParsedInput:
 
 
 def parse_input(request: ResponsesRequest, resolve: Resolve) -> ParsedInput:
-    """Parse the items of the request; `resolve` returns the message that an item reference means.
-
-    Raises:
-        InvalidRequest: an item, a tool or a choice is invalid.
-    """
-    items = request.input if isinstance(request.input, list) else []
+    """Parse the items of the request; `resolve` returns the message that an item reference means."""
+    items = [] if request.input is None else request.input
+    if isinstance(items, str):
+        items = [InputItem(role="user", content=items)]
     tools = translate_tools(request.tools or [], request.tool_choice, items)
-    messages = MessageBuilder(tools, resolve)
-    if isinstance(request.input, str):
-        messages.messages.append(ChatMessage("user", request.input))
-    else:
-        messages.add(request.input or [])
-    return ParsedInput(
-        messages.messages, tools, [*messages.ignored, *tools.ignored, *_ignored(request)]
-    )
+    builder = MessageBuilder(tools, resolve)
+    for index, item in enumerate(items):
+        builder.add(item, f"input[{index}]")
+    ignored = [*builder.ignored, *tools.ignored, *_ignored(request)]
+    return ParsedInput(builder.messages, tools, ignored)
 
 
 def _ignored(request: ResponsesRequest) -> list[str]:
@@ -596,14 +509,10 @@ def _ignored(request: ResponsesRequest) -> list[str]:
 def chat_request(
     request: ResponsesRequest, parsed: ParsedInput, before: Sequence[ChatMessage]
 ) -> ChatRequest:
-    """Return the request as a chat; `before` are the messages of the responses that it continues.
-
-    Raises:
-        InvalidRequest: the input is empty, or the request has two formats of the answer.
-    """
+    """Return the request as a chat; `before` are the messages of the responses that it continues."""
     messages = [*before, *parsed.messages]
     if not messages:
-        raise InvalidRequest("'input' is missing.", param="input")
+        raise InvalidRequest.at("input", "is missing.")
     if request.instructions:
         messages.insert(0, ChatMessage("system", request.instructions))
     chat = translate_request(
@@ -616,21 +525,15 @@ def chat_request(
         messages=messages,
         chat_template_kwargs=request.chat_template_kwargs,
         continue_final_message=False,
+        tools=parsed.tools.offered or None,
+        tool_choice=parsed.tools.choice if parsed.tools.offered else None,
+        parallel_tool_calls=request.parallel_tool_calls,
     )
     if request.max_output_tokens is not None:
         chat.max_tokens, chat.max_completion_tokens = request.max_output_tokens, None
-    chat.tools = parsed.tools.offered or None
-    chat.tool_choice = parsed.tools.choice if chat.tools else None
-    chat.parallel_tool_calls = request.parallel_tool_calls
     if request.top_logprobs is not None or _LOGPROBS_INCLUDE in (request.include or []):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
-    _think(chat, request.reasoning or ReasoningOptions())
-    if response_format := _format(request):
-        chat.response_format = response_format
-    return chat
-
-
-def _think(chat: ChatRequest, options: ReasoningOptions) -> None:
+    options = request.reasoning or ReasoningOptions()
     if options.effort in get_args(ReasoningEffort):
         chat.reasoning_effort = options.effort  # type: ignore[assignment] # checked just above
     if options.max_tokens is not None:
@@ -639,19 +542,14 @@ def _think(chat: ChatRequest, options: ReasoningOptions) -> None:
         chat.reasoning_budget_tokens = None if options.effort else -1
     if options.enabled is False:
         chat.reasoning_budget_tokens = 0
-
-
-def _format(request: ResponsesRequest) -> ResponseFormat | None:
-    text_format = request.text and request.text.format
-    if not text_format:
-        return None
-    if text_format.type == "json_schema" and text_format.schema is None:
-        raise InvalidRequest("'text.format.schema' is missing.", param="text.format.schema")
-    if text_format.type != "json_schema":
-        return ResponseFormat(text_format.type)
-    return ResponseFormat(
-        "json_schema", JsonSchema(text_format.schema or {}, text_format.name, text_format.strict)
-    )
+    if form := request.text and request.text.format:
+        if form.type == "json_schema" and form.schema is None:
+            raise InvalidRequest.at("text.format.schema", "is missing.")
+        chat.response_format = ResponseFormat(form.type)
+        if form.type == "json_schema":
+            schema = JsonSchema(form.schema or {}, form.name, form.strict)
+            chat.response_format.json_schema = schema
+    return chat
 
 
 def requested_summary(request: ResponsesRequest) -> str | None:
@@ -665,36 +563,33 @@ def new_response(
     request: ResponsesRequest, key: str, model: str, ignored: list[str]
 ) -> ResponseObject:
     """Return the response before anything of it is written; it repeats fields of the request."""
-    reasoning = request.reasoning or ReasoningOptions()
     text = msgspec.to_builtins(request.text) if request.text else {}
-    text_format = {
-        field: value
-        for field, value in (text.get("format") or {"type": "text"}).items()
-        if value is not None
-    }
+    form = (text.get("format") or {"type": "text"}).items()
+    repeated = (
+        *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
+        *("prompt_cache_key", "safety_identifier", "temperature", "top_p", "user"),
+    )
     return ResponseObject(
         id=f"resp_{key}",
         created_at=int(time.time()),
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
         model=model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        previous_response_id=request.previous_response_id,
-        prompt_cache_key=request.prompt_cache_key,
-        reasoning={"effort": reasoning.effort, "summary": requested_summary(request)},
-        safety_identifier=request.safety_identifier,
+        reasoning={
+            "effort": request.reasoning.effort if request.reasoning else None,
+            "summary": requested_summary(request),
+        },
         store=request.store is not False,
-        temperature=request.temperature,
-        text={"format": text_format, "verbosity": text.get("verbosity") or "medium"},
+        text={
+            "format": {name: value for name, value in form if value is not None},
+            "verbosity": text.get("verbosity") or "medium",
+        },
         tool_choice=request.tool_choice or "auto",
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,
-        top_p=request.top_p,
         truncation=request.truncation or "disabled",
-        user=request.user,
         metadata=request.metadata or {},
         localspec=ResponseExtra(ignored=ignored),
+        **{name: getattr(request, name) for name in repeated},
     )

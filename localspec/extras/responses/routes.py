@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from msgspec import structs
 from starlette.requests import Request
@@ -31,6 +30,8 @@ from localspec.daemon.http.requests import (
     ignored_extension,
     ignored_fields,
     json_response,
+    query_flag,
+    query_number,
     read_body,
     while_connected,
 )
@@ -38,7 +39,7 @@ from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.extras.responses import kept
 from localspec.extras.responses.answer import ResponsesShape, item_style
-from localspec.extras.responses.background import BackgroundRun, recording_key, resume
+from localspec.extras.responses.kept import BackgroundRun, recording_key, resume
 from localspec.extras.responses.request import (
     ENCRYPTED_REASONING,
     ParsedInput,
@@ -55,8 +56,9 @@ from localspec.extras.responses.wire import (
     ResponseObject,
     ResponsesRequest,
 )
+from localspec.protocol.conversations import Conversation
 from localspec.protocol.frames import Generate, PairFiles
-from localspec.protocol.requests import ChatMessage, ChatRequest
+from localspec.protocol.requests import ChatMessage
 
 _MAX_PAGE_ITEMS = 100
 
@@ -77,17 +79,15 @@ async def create(request: Request) -> Response:
 
 async def _run(request: Request, body: ResponsesRequest) -> AnswerRun:
     with _original_field_names():
-        return await _prepare(request, body)
+        return await _prepare(request, state_of(request), body)
 
 
-async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
-    daemon = state_of(request)
+async def _prepare(request: Request, daemon: DaemonState, body: ResponsesRequest) -> AnswerRun:
     if body.store is None:
         body.store = daemon.config.keep_responses
     if body.background and not body.store:
         raise background_not_stored("'keep_responses' in the configuration turns off")
-    previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
-    body.model = body.model or (previous.model if previous else "")
+    previous, parsed = await _read_input(request, body)
     turn, pair, requests, empty_answer, expand = await _prepare_chat(
         request, body, parsed, previous
     )
@@ -105,42 +105,42 @@ async def _prepare(request: Request, body: ResponsesRequest) -> AnswerRun:
         )
     parts = (daemon.supervisor, pair, requests, shape, _under_way(daemon, shape, turn))
     options = progress_options(body, shape)
-    if body.background:
-        options["opening"] = shape.queued
-        return BackgroundRun(
-            *parts,
-            **options,
-            recordings=daemon.recordings,
-            response=shape,
-            expand=expand,
-        )
-    return AnswerRun(*parts, **options)
+    if not body.background:
+        return AnswerRun(*parts, **options)
+    options |= {"opening": shape.queued, "recordings": daemon.recordings}
+    return BackgroundRun(*parts, **options, response=shape, expand=expand)
 
 
 async def _read_input(
-    daemon: DaemonState, body: ResponsesRequest
+    request: Request, body: ResponsesRequest
 ) -> tuple[StoredResponse | None, ParsedInput]:
     """Return the response that the request continues, if any, and its parsed input."""
-    previous = None
-    if body.previous_response_id:
-        with _as_invalid_field("previous_response_id"):
-            previous = await _stored_response(daemon, body.previous_response_id)
-    referenced = {}
-    for index, item in enumerate(body.input if isinstance(body.input, list) else []):
-        if item.type == "item_reference" and item.id:
-            with _as_invalid_field(f"input[{index}].id"):
-                referenced[item.id] = await _stored_item(daemon, item.id)
-    return previous, await asyncio.to_thread(parse_input, body, referenced.__getitem__)
+
+    async def read() -> tuple[StoredResponse | None, ParsedInput]:
+        previous, referenced = None, {}
+        if body.previous_response_id:
+            with _as_invalid_field("previous_response_id"):
+                previous = await _stored_response(daemon, body.previous_response_id)
+        for index, item in enumerate(body.input if isinstance(body.input, list) else []):
+            if item.type == "item_reference" and item.id:
+                with _as_invalid_field(f"input[{index}].id"):
+                    referenced[item.id] = await _stored_item(daemon, item.id)
+        return previous, await asyncio.to_thread(parse_input, body, referenced.__getitem__)
+
+    daemon = state_of(request)
+    previous, parsed = await while_connected(request.receive, read())
+    body.model = body.model or (previous.model if previous else "")
+    return previous, parsed
 
 
-class _PreparedChat(NamedTuple):
-    """The chat that a request asks for. `expand`, if there is one, has to complete `requests`."""
-
-    turn: ConversationTurn | None
-    pair: PairFiles
-    requests: list[Generate]
-    answer: PendingAnswer
-    expand: Callable[[], Awaitable[None]] | None = None
+# The chat that a request asks for. The function, if there is one, has to complete the requests.
+_PreparedChat = tuple[
+    ConversationTurn | None,
+    PairFiles,
+    list[Generate],
+    PendingAnswer,
+    Callable[[], Awaitable[None]] | None,
+]
 
 
 async def _prepare_chat(
@@ -154,12 +154,10 @@ async def _prepare_chat(
     daemon = state_of(request)
     chat = chat_request(body, parsed, replay_messages(previous))
     title = make_title(parsed.messages) if body.store else ""
-    new_messages = parsed.messages
-    repeated = None
+    new_messages, repeated = parsed.messages, None
     if body.store and previous is None:
         repeated = await _find_repeated(daemon, body)
-    pair, note = None, ""
-    is_expanded = not await has_files(chat.messages)
+    pair, note, is_expanded = None, "", not await has_files(chat.messages)
     if not is_expanded and (repeated or not body.background):
         pair = await daemon.resolve_pair(chat.model, request.receive)
         note, is_expanded = await expand_chat(request, chat, pair), True
@@ -172,7 +170,7 @@ async def _prepare_chat(
             daemon.conversations, new_messages, previous, model=model, kind=kind, title=title
         )
     if is_expanded:
-        return _PreparedChat(turn, *await prepare_chat(request, chat, turn, pair, note))
+        return turn, *await prepare_chat(request, chat, turn, pair, note), None
     without_files = structs.replace(chat, messages=name_files(chat.messages))
     pair, requests, answer = await prepare_chat(request, without_files, turn)
 
@@ -181,7 +179,7 @@ async def _prepare_chat(
             _, requests[:], expanded = await prepare_chat(detach(request), chat, turn, pair)
         answer.notes.request = expanded.notes.request
 
-    return _PreparedChat(turn, pair, requests, answer, expand)
+    return turn, pair, requests, answer, expand
 
 
 async def _find_repeated(daemon: DaemonState, body: ResponsesRequest) -> StoredResponse | None:
@@ -190,10 +188,9 @@ async def _find_repeated(daemon: DaemonState, body: ResponsesRequest) -> StoredR
     Agents send everything again instead of `previous_response_id`. The ids of the items say which response
     that is.
     """
-    items = body.input if isinstance(body.input, list) else []
-    for item_id in (item.id for item in reversed(items) if item.id):
+    for item in reversed(body.input if isinstance(body.input, list) else []):
         with contextlib.suppress(ValueError, NotFound):
-            if response := kept.ItemReference(item_id).response:
+            if item.id and (response := kept.ItemReference(item.id).response):
                 return await _stored_response(daemon, response)
     return None
 
@@ -204,15 +201,16 @@ def _continues(messages: Sequence[ChatMessage], repeated: StoredResponse) -> boo
     Otherwise each turn of an agent would become a conversation of its own. Files have to be expanded, as
     they are in stored text.
     """
-    earlier = [_comparable(message) for message in replay_messages(repeated)]
-    beginning = [_comparable(message) for message in messages[: len(earlier)]]
-    return beginning == earlier and len(messages) > len(earlier)
 
+    def comparable(message: ChatMessage) -> tuple[object, ...]:
+        # Reasoning is left out, because clients may omit it.
+        calls = [call.get("id") for call in message.tool_calls or []]
+        return message.role, stored_text(message), calls, message.tool_call_id
 
-def _comparable(message: ChatMessage) -> tuple[object, ...]:
-    """Return what makes two messages the same. Reasoning is left out, because clients may omit it."""
-    calls = [call.get("id") for call in message.tool_calls or []]
-    return message.role, stored_text(message), calls, message.tool_call_id
+    earlier = replay_messages(repeated)
+    pairs = zip(earlier, messages, strict=False)
+    is_equal = all(comparable(old) == comparable(new) for old, new in pairs)
+    return is_equal and len(messages) > len(earlier)
 
 
 async def _stored_response(daemon: DaemonState, name: str) -> StoredResponse:
@@ -221,42 +219,32 @@ async def _stored_response(daemon: DaemonState, name: str) -> StoredResponse:
 
 
 def _check_id(name: str) -> None:
-    """Refuse ids of other protocols, whose answers are stored beside responses.
-
-    Raises:
-        NotFound: `name` is not the id of a response.
-    """
+    """Raise NotFound for an id of another protocol, whose answers are stored beside responses."""
     if not name.startswith("resp_"):
         raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
 
 
 async def _stored_item(daemon: DaemonState, name: str) -> ChatMessage:
-    """Return the stored item of this id as a message.
-
-    Raises:
-        NotFound: no such item is stored.
-    """
+    """Return the stored item of this id as a message. Raises NotFound if there is none."""
     with contextlib.suppress(ValueError, IndexError, NotFound):
-        reference = kept.ItemReference(name)
-        if reference.response:
-            messages = (await _stored_response(daemon, reference.response)).messages
+        item = kept.ItemReference(name)
+        stored: StoredResponse | Conversation
+        if item.response:
+            stored = await _stored_response(daemon, item.response)
         else:
-            store = daemon.conversations
-            messages = (
-                await store.run(lambda conversations: conversations.get(reference.conversation))
-            ).messages
-        return reference.select_part(replay_message(messages[reference.index]))
+            stored = await daemon.conversations.run(lambda store: store.get(item.conversation))
+        return item.select_part(replay_message(stored.messages[item.index]))
     raise NotFound(f"There is no item '{name[:80]}': it was not kept, or was deleted.")
 
 
 @contextlib.contextmanager
 def _as_invalid_field(param: str) -> Iterator[None]:
-    """Turn NotFound into an InvalidRequest that blames the field `param`."""
+    """Turn NotFound into an InvalidRequest about the field `param`."""
     try:
         yield
     except NotFound as error:
         message = error.message[:1].lower() + error.message[1:]
-        raise InvalidRequest(f"'{param}': {message}", param=param) from None
+        raise InvalidRequest.at(param, f": {message}") from None
 
 
 # Names of a chat's fields, and the names that this protocol has for them.
@@ -302,14 +290,11 @@ async def show(request: Request) -> Response:
 
     ?stream=true returns the events of one in the background, from ?starting_after=NUMBER on.
     """
-    query, daemon = request.query_params, state_of(request)
-    stream = query.get("stream", "false")
-    if stream not in ("true", "false"):
-        raise InvalidRequest("'stream' must be true or false.", param="stream")
-    response = await _response(request)
-    if stream == "false":
+    stream, response = query_flag(request, "stream"), await _response(request)
+    if not stream:
         return json_response(response)
-    return resume(daemon.recordings, response.id, query.get("starting_after"))
+    after = request.query_params.get("starting_after")
+    return resume(state_of(request).recordings, response.id, after)
 
 
 async def _response(request: Request) -> ResponseObject:
@@ -354,13 +339,10 @@ async def cancel(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """List what the model read, with earlier responses; ?order=asc, ?limit=N and ?after=ID give a page."""
     query, daemon = request.query_params, state_of(request)
-    order, limit = query.get("order", "desc"), query.get("limit", "20")
+    order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MAX_PAGE_ITEMS))
-    if not (is_short and 1 <= int(limit) <= _MAX_PAGE_ITEMS):
-        message = f"'limit' must be a whole number from 1 to {_MAX_PAGE_ITEMS}."
-        raise InvalidRequest(message, param="limit")
+        raise InvalidRequest.at("order", "must be 'asc' or 'desc'.")
+    limit = query_number(request, "limit", 20, _MAX_PAGE_ITEMS)
     stored = await _stored_response(daemon, request.path_params["name"])
     items = kept.items(stored.conversation, stored.messages[:-1], stored.ids)
     if order == "desc":
@@ -368,9 +350,9 @@ async def input_items(request: Request) -> Response:
     if after_id := query.get("after"):
         ids = [item.id for item in items]
         if after_id not in ids:
-            raise InvalidRequest(f"'after': there is no item '{after_id[:80]}'.", param="after")
+            raise InvalidRequest.at("after", f": there is no item '{after_id[:80]}'.")
         items = items[ids.index(after_id) + 1 :]
-    page = items[: int(limit)]
+    page = items[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return json_response(ItemList(page, first, last, has_more=len(items) > len(page)))
 
@@ -379,10 +361,9 @@ async def input_tokens(request: Request) -> Response:
     """Count the tokens of a request's input."""
     body = await read_body(request, ResponsesRequest)
     refuse_unsupported(body)
-    previous, parsed = await while_connected(request.receive, _read_input(state_of(request), body))
-    body.model = body.model or (previous.model if previous else "")
+    previous, parsed = await _read_input(request, body)
     with _original_field_names():
-        chat: ChatRequest = chat_request(body, parsed, replay_messages(previous))
+        chat = chat_request(body, parsed, replay_messages(previous))
         tokens = await prompt_tokens(request, chat)
         return json_response(InputTokens(tokens, localspec=ignored_extension(request)))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 
 from localspec.protocol.answers import ChatLogprob, LengthLimit, PromptProgress, Unheeded
 from localspec.protocol.fields import Described
@@ -309,49 +310,9 @@ class ResponseEvent(Event, kw_only=True):
     response: ResponseObject
 
 
-class Created(ResponseEvent, tag="response.created"):
-    pass
-
-
-class Queued(ResponseEvent, tag="response.queued"):
-    """The response waits to be answered, in the background."""
-
-
-class InProgress(ResponseEvent, tag="response.in_progress"):
-    """The response is in progress. `prompt_progress` is llama-server's."""
-
-    prompt_progress: PromptProgress | UnsetType = UNSET
-
-
-class Completed(ResponseEvent, tag="response.completed"):
-    pass
-
-
-class Incompleted(ResponseEvent, tag="response.incomplete"):
-    """The response ended at a limit, or was cancelled."""
-
-
-class Failed(ResponseEvent, tag="response.failed"):
-    pass
-
-
-class ErrorEvent(Event, tag="error", kw_only=True):
-    code: str
-    message: str
-    param: str | None = None
-
-
 class ItemEvent(Event, kw_only=True):
     output_index: int
     item: OutputItem
-
-
-class ItemAdded(ItemEvent, tag="response.output_item.added"):
-    pass
-
-
-class ItemDone(ItemEvent, tag="response.output_item.done"):
-    pass
 
 
 class ItemContentEvent(Event, kw_only=True):
@@ -367,12 +328,37 @@ class PartEvent(ContentEvent, kw_only=True):
     part: OutputText | ReasoningText
 
 
-class PartAdded(PartEvent, tag="response.content_part.added"):
-    pass
+class SummaryEvent(ItemContentEvent, kw_only=True):
+    summary_index: int = 0
 
 
-class PartDone(PartEvent, tag="response.content_part.done"):
-    pass
+class SummaryPartEvent(SummaryEvent, kw_only=True):
+    part: SummaryText
+
+
+class CommandEvent(Event, kw_only=True):
+    output_index: int
+    command_index: int
+
+
+class Queued(ResponseEvent, tag="response.queued"):
+    """The response waits to be answered, in the background."""
+
+
+class InProgress(ResponseEvent, tag="response.in_progress"):
+    """The response is in progress. `prompt_progress` is llama-server's."""
+
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+class Incompleted(ResponseEvent, tag="response.incomplete"):
+    """The response ended at a limit, or was cancelled."""
+
+
+class ErrorEvent(Event, tag="error", kw_only=True):
+    code: str
+    message: str
+    param: str | None = None
 
 
 class OutputTextDelta(ContentEvent, tag="response.output_text.delta", kw_only=True):
@@ -385,107 +371,55 @@ class TextDone(ContentEvent, tag="response.output_text.done", kw_only=True):
     logprobs: list[OutputTokenLogprob]
 
 
-class ReasoningDelta(ContentEvent, tag="response.reasoning_text.delta", kw_only=True):
-    delta: str
-
-
-class ReasoningDone(ContentEvent, tag="response.reasoning_text.done", kw_only=True):
-    text: str
-
-
-class SummaryEvent(ItemContentEvent, kw_only=True):
-    summary_index: int = 0
-
-
-class SummaryPartEvent(SummaryEvent, kw_only=True):
-    part: SummaryText
-
-
-class SummaryAdded(SummaryPartEvent, tag="response.reasoning_summary_part.added"):
-    pass
-
-
-class SummaryPartDone(SummaryPartEvent, tag="response.reasoning_summary_part.done"):
-    pass
-
-
-class SummaryDelta(SummaryEvent, tag="response.reasoning_summary_text.delta", kw_only=True):
-    delta: str
-
-
-class SummaryDone(SummaryEvent, tag="response.reasoning_summary_text.done", kw_only=True):
-    text: str
-
-
-class ArgumentsDelta(ItemContentEvent, tag="response.function_call_arguments.delta", kw_only=True):
-    delta: str
-
-
 class ArgumentsDone(ItemContentEvent, tag="response.function_call_arguments.done", kw_only=True):
     name: str
     arguments: str
 
 
-class CustomToolInputDelta(
-    ItemContentEvent, tag="response.custom_tool_call_input.delta", kw_only=True
-):
-    delta: str
+EventKind = TypeVar("EventKind", bound=Event)
 
 
-class InputDone(ItemContentEvent, tag="response.custom_tool_call_input.done", kw_only=True):
-    input: str
+def _event(name: str, base: type[EventKind], tag: str, field: str = "") -> Callable[..., EventKind]:
+    """Return the struct of an event that has the fields of `base`, and a text in `field`."""
+    fields, tag = [(field, str)] if field else [], f"response.{tag}"
+    kind = defstruct(name, fields, bases=(base,), tag=tag, kw_only=True, module=__name__)
+    return cast(Callable[..., EventKind], kind)
 
 
-class CommandEvent(Event, kw_only=True):
-    output_index: int
-    command_index: int
+Created = _event("Created", ResponseEvent, "created")
+Completed = _event("Completed", ResponseEvent, "completed")
+Failed = _event("Failed", ResponseEvent, "failed")
+ItemAdded = _event("ItemAdded", ItemEvent, "output_item.added")
+ItemDone = _event("ItemDone", ItemEvent, "output_item.done")
+PartAdded = _event("PartAdded", PartEvent, "content_part.added")
+PartDone = _event("PartDone", PartEvent, "content_part.done")
+ReasoningDelta = _event("ReasoningDelta", ContentEvent, "reasoning_text.delta", "delta")
+ReasoningDone = _event("ReasoningDone", ContentEvent, "reasoning_text.done", "text")
+SummaryAdded = _event("SummaryAdded", SummaryPartEvent, "reasoning_summary_part.added")
+SummaryPartDone = _event("SummaryPartDone", SummaryPartEvent, "reasoning_summary_part.done")
+SummaryDelta = _event("SummaryDelta", SummaryEvent, "reasoning_summary_text.delta", "delta")
+SummaryDone = _event("SummaryDone", SummaryEvent, "reasoning_summary_text.done", "text")
+ArgumentsDelta = _event(
+    "ArgumentsDelta", ItemContentEvent, "function_call_arguments.delta", "delta"
+)
+CustomToolInputDelta = _event(
+    "CustomToolInputDelta", ItemContentEvent, "custom_tool_call_input.delta", "delta"
+)
+InputDone = _event("InputDone", ItemContentEvent, "custom_tool_call_input.done", "input")
+CommandAdded = _event("CommandAdded", CommandEvent, "shell_call_command.added", "command")
+CommandDelta = _event("CommandDelta", CommandEvent, "shell_call_command.delta", "delta")
+CommandDone = _event("CommandDone", CommandEvent, "shell_call_command.done", "command")
 
-
-class CommandAdded(CommandEvent, tag="response.shell_call_command.added", kw_only=True):
-    command: str
-
-
-class CommandDelta(CommandEvent, tag="response.shell_call_command.delta", kw_only=True):
-    delta: str
-
-
-class CommandDone(CommandEvent, tag="response.shell_call_command.done", kw_only=True):
-    command: str
-
-
-AnyEvent = (
-    Created
-    | Queued
-    | InProgress
-    | Completed
-    | Incompleted
-    | Failed
-    | ErrorEvent
-    | ItemAdded
-    | ItemDone
-    | PartAdded
-    | PartDone
-    | OutputTextDelta
-    | TextDone
-    | ReasoningDelta
-    | ReasoningDone
-    | SummaryAdded
-    | SummaryPartDone
-    | SummaryDelta
-    | SummaryDone
-    | ArgumentsDelta
-    | ArgumentsDone
-    | CustomToolInputDelta
-    | InputDone
-    | CommandAdded
-    | CommandDelta
-    | CommandDone
+EVENTS: tuple[Any, ...] = (
+    *(Created, Queued, InProgress, Completed, Incompleted, Failed, ErrorEvent),
+    *(ItemAdded, ItemDone, PartAdded, PartDone, OutputTextDelta, TextDone),
+    *(ReasoningDelta, ReasoningDone, SummaryAdded, SummaryPartDone, SummaryDelta, SummaryDone),
+    *(ArgumentsDelta, ArgumentsDone, CustomToolInputDelta, InputDone),
+    *(CommandAdded, CommandDelta, CommandDone),
 )
 
 
 # ------------------------------------------------------------------------ requests
-# Requests of OpenAI's Responses API.
-#
 # They are checked as leniently as OpenAI intends: fields and items of newer clients are no error, and
 # null is read as a missing field.
 
@@ -677,12 +611,5 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: OrDefault[dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
-# For the description (scripts/openapi.py).
-REQUESTS = (ResponsesRequest,)
-ANSWERS = (
-    ResponseObject,
-    ItemList,
-    DeletedResponse,
-    InputTokens,
-    *get_args(AnyEvent),
-)
+REQUESTS = (ResponsesRequest,)  # for the description (scripts/openapi.py)
+ANSWERS = (ResponseObject, ItemList, DeletedResponse, InputTokens, *EVENTS)
