@@ -22,7 +22,7 @@ from localspec.children import (
     engine_environment,
     helper_environment,
 )
-from localspec.daemon.completion.converter import Converter
+from localspec.daemon.completion.files import Converter
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.errors import Cancelled
 from tests.support.daemons import RunningDaemon, temporary_home, wait_for

@@ -14,12 +14,7 @@ import openai
 import pytest
 
 import localspec
-from tests.support.daemons import (
-    Home,
-    RunningDaemon,
-    UnixConnection,
-    wait_for,
-)
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
 Start = Callable[..., RunningDaemon]
 
@@ -70,10 +65,7 @@ def test_a_chat_completion_has_openais_shape_and_our_statistics(api: Home) -> No
 
 def test_the_official_client_reads_a_stream(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
-        model="",
-        messages=user("say a b c"),
-        stream=True,
-        stream_options={"include_usage": True},
+        model="", messages=user("say a b c"), stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"

@@ -562,10 +562,7 @@ def test_an_interrupted_answer_is_continued(api: Home) -> None:
 
 
 def test_a_continued_prompt_ends_with_the_partial_answer(api: Home) -> None:
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "echo"},
-    ]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "echo"}]
     ask_question(api, "raw echo   more", max_tokens=2)
     assert list_messages(api)[1] == ("assistant", "echo  ")
     schema: dict[str, Any] = {"json_schema": {"type": "object"}}

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_projector import png
-from localspec.daemon.completion import converter
+from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import Conversion
-from localspec.daemon.completion.converter import Converter
+from localspec.daemon.completion.files import Converter
 from localspec.errors import Unavailable
 from tests.support.documents import SQUARE, pdf, show, slow_pdf
 
@@ -70,7 +70,7 @@ def test_a_file_is_converted_once(processes: Processes, monkeypatch: pytest.Monk
     results = asyncio.run(scenario(Converter()))
     assert results[:2] == results[4:]
     assert len(processes) == 4
-    monkeypatch.setattr(converter, "CACHE_BYTES", 0)  # then the last one alone is kept
+    monkeypatch.setattr(files, "CACHE_BYTES", 0)  # then the last one alone is kept
     asyncio.run(scenario(Converter()))
     assert len(processes) == 4 + 6
 
@@ -133,12 +133,12 @@ def test_those_who_share_a_process_get_the_same_result(processes: Processes) -> 
 def test_too_many_files_are_refused_for_a_while(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converter, "MAX_CONVERSIONS", converter.MAX_PROCESSES + 1)
-    other = [SLOW + b"\n" * number for number in range(converter.MAX_CONVERSIONS)]
+    monkeypatch.setattr(files, "MAX_CONVERSIONS", files.MAX_PROCESSES + 1)
+    other = [SLOW + b"\n" * number for number in range(files.MAX_CONVERSIONS)]
 
     async def scenario(shared: Converter) -> None:
         tasks = begin(shared, *other, other[0])
-        await count(processes, converter.MAX_PROCESSES)
+        await count(processes, files.MAX_PROCESSES)
         with pytest.raises(Unavailable, match="files are being converted; try again") as raised:
             await shared.convert(REPORT, with_pictures=True)
         assert raised.value.retry_after
@@ -170,10 +170,8 @@ def test_a_process_that_takes_long_gives_way(processes: Processes) -> None:
 
 def test_a_picture_waits_for_no_document(processes: Processes) -> None:
     async def scenario(shared: Converter) -> None:
-        tasks = begin(
-            shared, *[SLOW + b"\n" * number for number in range(converter.MAX_PROCESSES + 1)]
-        )
-        await count(processes, converter.MAX_PROCESSES)
+        tasks = begin(shared, *[SLOW + b"\n" * number for number in range(files.MAX_PROCESSES + 1)])
+        await count(processes, files.MAX_PROCESSES)
         assert (await shared.convert(png(1), with_pictures=True)).pages
         assert not any(task.done() for task in tasks)
         await leave(tasks)
@@ -185,7 +183,7 @@ def test_an_abort_ends_what_runs_waits_or_comes_later(processes: Processes) -> N
     async def scenario(shared: Converter) -> None:
         kept = await shared.convert(REPORT, with_pictures=True)
         tasks = begin(shared, *[SLOW + b"\n" * number for number in range(5)])
-        await count(processes, 1 + converter.MAX_PROCESSES)
+        await count(processes, 1 + files.MAX_PROCESSES)
         shared.abort()
         tasks += begin(shared, SLOW)
         errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,4 +193,4 @@ def test_an_abort_ends_what_runs_waits_or_comes_later(processes: Processes) -> N
     asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
     first, *others = [process.returncode for process in processes]
     assert first in (0, -signal.SIGKILL)  # it has answered, and is not waited for
-    assert others == [-signal.SIGKILL] * converter.MAX_PROCESSES
+    assert others == [-signal.SIGKILL] * files.MAX_PROCESSES

@@ -20,7 +20,7 @@ from PIL import Image
 from benchmarks.synthetic_projector import PICTURE_TOKENS, png, write_projector
 from localspec.attached_files import is_pdf
 from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion import conversion_child, converter, files, pictures
+from localspec.daemon.completion import conversion_child, files, pictures
 from localspec.daemon.completion.conversion_child import (
     MAX_PAGES,
     PAGE_PIXELS,
@@ -28,7 +28,7 @@ from localspec.daemon.completion.conversion_child import (
     Conversion,
     Page,
 )
-from localspec.daemon.completion.converter import Converter
+from localspec.daemon.completion.files import Converter
 from localspec.daemon.completion.pictures import decode_base64, picture_url
 from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.errors import InvalidRequest
@@ -269,7 +269,7 @@ def test_time_is_limited() -> None:
 
 
 def test_changed_documents_are_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converter, "MAX_CONVERSIONS", 24)
+    monkeypatch.setattr(files, "MAX_CONVERSIONS", 24)
     rng, original = random.Random(5), REPORT + picture("WEBP")
 
     def change(data: bytes) -> bytes:
@@ -364,10 +364,7 @@ def test_a_package_is_found_once_it_is_installed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("constant", "what"),
-    [
-        ("MAX_TEXT_CHARS", "25 characters of text"),
-        ("MAX_PICTURE_BYTES", "0 MiB of pictures"),
-    ],
+    [("MAX_TEXT_CHARS", "25 characters of text"), ("MAX_PICTURE_BYTES", "0 MiB of pictures")],
 )
 def test_what_the_files_of_a_request_become_is_limited(
     constant: str, what: str, monkeypatch: pytest.MonkeyPatch
@@ -672,9 +669,7 @@ def title_of(home: Home, *content: dict[str, Any], **options: Any) -> str:
     """Return the title of a new conversation that begins with such a question."""
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
     answer = home.request(
-        "POST",
-        "/v1/chat/completions",
-        {**body, "localspec": {"conversation": "new", **options}},
+        "POST", "/v1/chat/completions", {**body, "localspec": {"conversation": "new", **options}}
     )
     assert answer.status == 200, answer.body
     name = answer.json["localspec"]["conversation"]

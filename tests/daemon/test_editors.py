@@ -119,9 +119,7 @@ def test_a_newer_completion_cancels_the_older_one(served: Home) -> None:
     assert running(served) == 0
 
 
-def test_a_dropped_connection_frees_its_slot(
-    served: Home,
-) -> None:
+def test_a_dropped_connection_frees_its_slot(served: Home) -> None:
     endless = {**HOLE, **BEST, "n_predict": -1, "ignore_eos": True}
     for place in ({"input_prefix": ABOVE * 3, "cache_prompt": False}, {}):
         leaving = UnixConnection(served.socket)
@@ -132,9 +130,7 @@ def test_a_dropped_connection_frees_its_slot(
     assert infill(served, **BEST)["content"]
 
 
-def test_a_warm_up_fills_the_cache(
-    served: Home,
-) -> None:
+def test_a_warm_up_fills_the_cache(served: Home) -> None:
     """llama.vim sends `n_predict: 0` before the cursor rests, which gives no text but a warm cache."""
     place = {"input_prefix": ABOVE + "# warm\n", "input_suffix": "\n", **BEST}
     silent = {"n_predict": 0, "prompt": "", "response_fields": [""]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
 
 CHAT = {"messages": [{"role": "user", "content": "echo"}]}
 
@@ -208,11 +208,7 @@ def test_slot_actions_are_refused(api: Home) -> None:
 @pytest.mark.parametrize("path", ["/completion", "/infill", "/v1/completions"])
 @pytest.mark.parametrize(
     ("field", "value", "off"),
-    [
-        ("mirostat", 2, 0),
-        ("adaptive_target", 0.5, -1),
-        ("lora", [{"id": 0, "scale": 1.0}], []),
-    ],
+    [("mirostat", 2, 0), ("adaptive_target", 0.5, -1), ("lora", [{"id": 0, "scale": 1.0}], [])],
 )
 def test_unsupported_sampling_fields_are_refused_by_name(
     api: Home, path: str, field: str, value: Any, off: Any
@@ -244,9 +240,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def test_samplers_that_are_not_listed_are_off(
-    api: Home,
-) -> None:
+def test_samplers_that_are_not_listed_are_off(api: Home) -> None:
     assert SAMPLERS.items() <= read_frame(api, **SAMPLERS)["sampling"].items()
     sampling = read_frame(api, "/completion", prompt="echo", samplers=["top_k"], **SAMPLERS)[
         "sampling"
@@ -258,9 +252,7 @@ def test_samplers_that_are_not_listed_are_off(
 
 
 def test_props_do_not_load_an_unloaded_pair() -> None:
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+    with scripted_home() as home:
         awake = home.request("GET", "/props").json
         assert awake.pop("is_sleeping") is False
         assert home.request("POST", "/localspec/unload", {}).status == 200
@@ -270,4 +262,3 @@ def test_props_do_not_load_an_unloaded_pair() -> None:
         assert home.status()["pair"]["state"] == "unloaded"
         assert home.request("POST", "/tokenize", {"content": "x"}).status == 200
         assert home.request("GET", "/props").json["is_sleeping"] is False
-        daemon.stop()

@@ -75,13 +75,7 @@ def test_a_history_in_the_older_form_is_converted() -> None:
         {"role": "function", "name": "g", "content": "13"},
     ]
     messages = translate(messages=history).messages
-    assert [message.role for message in messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-    ]
+    assert [message.role for message in messages] == "user assistant tool assistant tool".split()
     calls = [message.tool_calls[0] for message in messages if message.tool_calls]
     assert [call["function"]["name"] for call in calls] == ["f", "g"]
     assert [call["id"] for call in calls] == [

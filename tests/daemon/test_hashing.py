@@ -74,9 +74,7 @@ class ChangedPair:
         self.target = Path(pair.target)
         self.go.touch()
         added = home.request(
-            "POST",
-            "/localspec/pairs",
-            {"name": "mine", "target": pair.target, "draft": pair.draft},
+            "POST", "/localspec/pairs", {"name": "mine", "target": pair.target, "draft": pair.draft}
         )
         assert added.status == 201, added.body
         self.change()
@@ -120,9 +118,7 @@ def test_requests_share_one_hashing_and_block_no_others(changed: ChangedPair) ->
     assert len(changed.list_notes("began")) == 1
 
 
-def test_hashing_ends_when_the_last_client_leaves(
-    changed: ChangedPair,
-) -> None:
+def test_hashing_ends_when_the_last_client_leaves(changed: ChangedPair) -> None:
     home = changed.home
     leaving: list[UnixConnection] = []
     for _ in range(8):

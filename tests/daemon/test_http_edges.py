@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from tests.support.daemons import Answer, Home, UnixConnection
 
 BODY = {"messages": [{"role": "user", "content": "say yes"}]}
-PATHS = [
-    "/v1/models",
-    "/models",
-    "/health",
-    "/v1/health",
-    "/openapi.yaml",
-]
+PATHS = ["/v1/models", "/models", "/health", "/v1/health", "/openapi.yaml"]
 
 
 def post(home: Home, target: str, body: bytes, **headers: str) -> Answer:

@@ -192,9 +192,7 @@ def test_leaked_open_files_are_detected(subject: Subject) -> None:
     assert not verdict.well, verdict
 
 
-def test_clients_that_leave_free_their_slots_within_a_second(
-    subject: Subject,
-) -> None:
+def test_clients_that_leave_free_their_slots_within_a_second(subject: Subject) -> None:
     """Four clients at a time leave in the middle of a stream."""
     verdict = soak_daemon.leavers(subject, 24, quiet)
     assert verdict.well, verdict

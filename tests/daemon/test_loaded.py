@@ -87,9 +87,7 @@ def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> N
     play(scenario, starts=2)
 
 
-def test_changed_files_of_a_name_replace_the_loaded_ones(
-    play: Callable[..., None],
-) -> None:
+def test_changed_files_of_a_name_replace_the_loaded_ones(play: Callable[..., None]) -> None:
     changed = PairFiles("one", "/another.gguf")
 
     async def scenario(residents: ResidentTable) -> None:

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.test_two_editors import SHORT_TIMEOUT_DAEMON
-from tests.support.daemons import (
-    Home,
-    RunningDaemon,
-    UnixConnection,
-    wait_for,
-)
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
 Start = Callable[..., RunningDaemon]
 RECORDED = [

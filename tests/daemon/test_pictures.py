@@ -63,10 +63,7 @@ def ask(home: Home, *pictures: bytes, text: str = QUESTION, **fields: Any) -> An
 
 def refusal(home: Home, url: str) -> Any:
     """Return the error of a question with a picture at this URL."""
-    content = [
-        {"type": "image_url", "image_url": {"url": url}},
-        {"type": "text", "text": QUESTION},
-    ]
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
     body = {"messages": [{"role": "user", "content": content}], **GREEDY}
     answer = home.request("POST", "/v1/chat/completions", body)
     assert answer.status == 400, answer.body

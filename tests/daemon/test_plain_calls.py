@@ -84,9 +84,7 @@ def test_plain_json_of_a_known_tool_is_a_call(answer: str, expected: Read, size:
     assert read(parser(EXPLAINED), answer, size) == expected
 
 
-def test_json_that_is_not_a_call_stays_text(
-    subtests: pytest.Subtests,
-) -> None:
+def test_json_that_is_not_a_call_stays_text(subtests: pytest.Subtests) -> None:
     for size in SIZES:
         for answer in [
             '```json\n{"name": "other", "arguments": {}}\n```',

@@ -113,11 +113,7 @@ def test_the_oldest_that_has_ended_makes_room() -> None:
             await read(kept.start(("kind", str(number)), stream(write_one)))
         await read(kept.start(("kind", "new"), stream(write_one)))
         names = [name for name, _ in kept.find("kind")]
-        assert names == [
-            "running",
-            *map(str, range(1, recordings.MAX_RECORDINGS - 1)),
-            "new",
-        ]
+        assert names == ["running", *map(str, range(1, recordings.MAX_RECORDINGS - 1)), "new"]
         await kept.remove(("kind", "running"))
         assert (await read(running)).startswith(b"begun\n\n")
 

@@ -162,9 +162,7 @@ def test_a_worker_death_does_not_affect_other_pairs(prompt: str, unloaded_home: 
     assert get_status(home, one)["pid"] == pid
 
 
-def test_killing_one_engine_at_random_does_not_affect_the_others(
-    unloaded_home: Home,
-) -> None:
+def test_killing_one_engine_at_random_does_not_affect_the_others(unloaded_home: Home) -> None:
     home = unloaded_home
     names = create_pairs(home, "one", "two", "three")
     rng = random.Random(7)

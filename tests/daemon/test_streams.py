@@ -263,9 +263,7 @@ def test_a_stream_that_fails_ends_for_all_readers(served: Home) -> None:
 
 def test_a_client_that_leaves_while_a_pair_is_loaded() -> None:
     """Also where tools need the pair before the request is known."""
-    with temporary_home() as home:
-        home.use_fake("--load-delay", "0.5", "--template", TEMPLATE)
-        daemon = RunningDaemon(home)
+    with scripted_home("--load-delay", "0.5", "--template", TEMPLATE) as home:
         tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
         connection = UnixConnection(home.socket)
         messages = [{"role": "user", "content": "say loaded"}]
@@ -275,7 +273,6 @@ def test_a_client_that_leaves_while_a_pair_is_loaded() -> None:
         wait_for(lambda: look_up(home, "early"), "the stream")
         connection.close()
         assert join_text(resume(home, "early").body) == "loaded"
-        daemon.stop()
 
 
 def test_the_beginning_of_a_long_stream_is_dropped(served: Home) -> None:
@@ -323,9 +320,7 @@ def test_the_official_client_takes_a_resumable_stream(served: Home) -> None:
 
 
 def test_a_stream_that_is_deleted_before_it_begins_is_an_error() -> None:
-    with temporary_home() as home:
-        home.use_fake("--load-delay", "20")
-        daemon = RunningDaemon(home)
+    with scripted_home("--load-delay", "20") as home:
         with ThreadPoolExecutor(1) as pool:
             begun = pool.submit(begin, home, "early", "say never")
             wait_for(lambda: look_up(home, "early"), "the stream")
@@ -334,7 +329,6 @@ def test_a_stream_that_is_deleted_before_it_begins_is_an_error() -> None:
         assert response.status == 499
         assert json.loads(response.read())["error"]["code"] == "cancelled"
         connection.close()
-        daemon.stop()
 
 
 def test_a_daemon_that_stops_ends_its_streams() -> None:

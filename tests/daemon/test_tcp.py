@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.support.daemons import (
     Answer,
     Home,
     RunningDaemon,
+    scripted_home,
     temporary_home,
     wait_for,
 )
@@ -62,11 +63,8 @@ def served(home: Home) -> TcpHome:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[TcpHome]:
-    with temporary_home() as home:
-        home.use_fake(listen="127.0.0.1:0")
-        daemon = RunningDaemon(home)
+    with scripted_home(listen="127.0.0.1:0") as home:
         yield served(home)
-        daemon.stop()
 
 
 def test_the_official_client_works_with_the_token(api: TcpHome) -> None:
@@ -196,12 +194,9 @@ def test_status_names_address_and_token_for_a_person(api: TcpHome) -> None:
     assert api.token not in api.home.log.read_text()
 
 
-def test_tcp_is_off_by_default(home: Home) -> None:
-    home.use_fake()
-    daemon = RunningDaemon(home)
+def test_tcp_is_off_by_default(home: Home, daemon: RunningDaemon) -> None:
     assert home.status()["listen"] is None
     assert not (home.root / "state" / "token").exists()
-    daemon.stop()
 
 
 def test_ipv6_and_a_token_that_is_kept(home: Home) -> None:
@@ -413,9 +408,10 @@ def test_other_origins_get_no_cors_headers(allowing: TcpHome, origin: str) -> No
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_allowed_origins_take_effect_at_once(home: Home) -> None:
-    home.use_fake(listen="127.0.0.1:0")
-    daemon = RunningDaemon(home)
+def test_allowed_origins_take_effect_at_once(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon(listen="127.0.0.1:0")
     api = served(home)
     page = "http://page.example"
     assert api.get("/v1/models", origin=page).status == 403
@@ -424,7 +420,6 @@ def test_allowed_origins_take_effect_at_once(home: Home) -> None:
     assert api.get("/v1/models", origin=page, host="box.lan").status == 200
     home.run("config", "unset", "allow_origins")
     assert api.get("/v1/models", origin=page).status == 403
-    daemon.stop()
 
 
 def test_options_lists_the_methods_of_a_path(api: TcpHome) -> None:
@@ -523,9 +518,9 @@ def test_the_host_of_a_whole_address_is_the_one_that_counts(api: TcpHome) -> Non
         assert exchange(api, head, unix=False).startswith(b"HTTP/1.1 " + status)
 
 
-def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -> None:
-    home.use_fake()
-    daemon = RunningDaemon(home)
+def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(
+    home: Home, daemon: RunningDaemon
+) -> None:
     refused = home.chat("say hello", model="gpt-4o")
     assert (refused.status, refused.error["code"]) == (404, "model_not_found")
     assert refused.error["message"].endswith(
@@ -544,7 +539,6 @@ def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -
     for name in ("gpt-4o", "llama3:8b"):  # what is said of a pair is said of that one
         verified = home.run("verify", name)
         assert (verified.returncode, name in verified.stderr) == (1, True), verified.stderr
-    daemon.stop()
 
 
 NETWORK = [

@@ -36,7 +36,7 @@ from localspec.protocol.calls import EXPLAINED, ToolSet
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB
 
 KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
@@ -226,11 +226,8 @@ def test_contradictory_tool_fields_are_named(fields: Any, param: str) -> None:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.use_fake("--template", KNOWS_TOOLS)
-        daemon = RunningDaemon(home)
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
-        daemon.stop()
 
 
 @pytest.fixture
@@ -326,14 +323,7 @@ BOOKING = {
     "required": ["seats", "day"],
 }
 # Models whose answers are messages, sections or notations that no other model has.
-SPOKEN = [
-    "channels",
-    "recipients",
-    "xml_sections",
-    "headers_recipients",
-    "chatml_python_calls",
-    "elements",
-]
+SPOKEN = "channels recipients xml_sections headers_recipients chatml_python_calls elements".split()
 
 
 @pytest.fixture(scope="module")

@@ -122,9 +122,7 @@ def test_identical_requests_are_all_answered(served: Home) -> None:
     assert contents == [f"the file|{hole['input_suffix']}"] * 4
 
 
-def test_a_newer_completion_cancels_the_older_one(
-    home: Home,
-) -> None:
+def test_a_newer_completion_cancels_the_older_one(home: Home) -> None:
     home.use_fake(listen="127.0.0.1:0")
     for program, fields in ((SHORT_TIMEOUT_DAEMON, {}), ("", {"user": "me"})):
         daemon = RunningDaemon(home, program=program)

@@ -298,9 +298,7 @@ class Model:
 
 @given(EVENTS)
 @settings(max_examples=40)
-def test_any_sequence_of_events_leaves_what_was_not_removed(
-    events: list[tuple[str, int]],
-) -> None:
+def test_any_sequence_of_events_leaves_what_was_not_removed(events: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Model(Path(folder))
         for event, number in events:

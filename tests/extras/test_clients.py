@@ -9,12 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
-import openai
 import pytest
 
 from tests.support.callers import CALLERS, JSON, Caller
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home
+from tests.support.official_clients import openai_client
 
 CHAT, TEXT = "chat/completions", "completions"
 QUESTION: list[Any] = [{"role": "user", "content": "What does shutil.copytree do?"}]
@@ -214,11 +213,7 @@ def test_anthropic_messages_have_the_same_answers(served: Home) -> None:
 def test_a_background_response_is_resumed(served: Home) -> None:
     """Its events and its text are the same as without an interruption."""
     fields: JSON = {"input": QUESTION, "temperature": 0, "max_output_tokens": 24}
-    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
-    with (
-        httpx2.Client(transport=transport) as http,
-        openai.OpenAI(api_key="none", base_url="http://localspec/v1", http_client=http) as client,
-    ):
+    with openai_client(served) as client:
         responses = client.responses
         exact = {"exact": True}
         text = responses.create(model="", extra_body=exact, **fields).output_text

@@ -152,68 +152,56 @@ def test_what_is_free_form_is_not_checked() -> None:
 
 
 PICTURE = "data:image/png;base64,aGk="
+TEXT = {"type": "text", "text": "x"}
+INPUT_TEXT = {"type": "input_text", "text": "x"}
+FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = {"index": 0, "name": "f", "arguments": {}}
+OBJECT_CALL = {"id": "c", "type": "function", "function": CALLED}
+SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+
+
+def user(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [*content]}
+
+
 # Bodies with every kind of object that a request may have.
 RICH: list[tuple[type[msgspec.Struct], dict[str, Any]]] = [
     (
         ChatRequest,
         {
             "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "x"}]},
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "image_url", "image_url": {"url": PICTURE, "detail": "auto"}},
-                        {"type": "file", "file": {"filename": "a", "file_data": "b"}},
-                    ],
-                },
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {
-                            "id": "c",
-                            "index": 0,
-                            "type": "function",
-                            "function": {"name": "f", "arguments": "{}"},
-                        }
-                    ],
-                },
+                {"role": "system", "content": [TEXT]},
+                user(
+                    {"type": "image_url", "image_url": {"url": PICTURE, "detail": "auto"}},
+                    {"type": "file", "file": {"filename": "a", "file_data": "b"}},
+                ),
+                {"role": "assistant", "tool_calls": [CALL]},
                 {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
             ],
-            "tools": [
-                {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-            ],
+            "tools": [TOOL],
             "tool_choice": {"type": "function", "function": {"name": "f"}},
-            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+            "response_format": SCHEMA_FORMAT,
             "stream_options": {"include_usage": True},
-            "prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]},
+            "prediction": {"type": "content", "content": [TEXT]},
             "speculative": {"enabled": True},
             "localspec": {"kind": "chat"},
             "structured_outputs": {"regex": "x"},
         },
     ),
-    (TemplateRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
+    (TemplateRequest, {"messages": [user(TEXT)]}),
     (CompletionRequest, {"prompt": [{"prompt_string": "x"}, "y"]}),
     (CompletionRequest, {"prompt": {"prompt_string": "x"}}),
     (NativeCompletionRequest, {"prompt": [{"prompt_string": ["x", 1]}]}),
     (InfillRequest, {"input_extra": [{"text": "x", "filename": "y"}]}),
-    (EmbeddingRequest, {"input": {"content": [{"type": "text", "text": "x"}]}}),
+    (EmbeddingRequest, {"input": {"content": [TEXT]}}),
     (EmbeddingRequest, {"input": [{"prompt_string": "x"}]}),
     (RerankRequest, {"query": "x", "documents": [{"text": "x"}, "y"]}),
     (
         OllamaChatRequest,
         {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {
-                            "id": "c",
-                            "type": "function",
-                            "function": {"index": 0, "name": "f", "arguments": {}},
-                        }
-                    ],
-                }
-            ],
+            "messages": [{"role": "assistant", "tool_calls": [OBJECT_CALL]}],
             "tools": [{"type": "function", "function": {"name": "f"}}],
             "options": {"seed": 1},
         },
@@ -222,48 +210,25 @@ RICH: list[tuple[type[msgspec.Struct], dict[str, Any]]] = [
         MessagesRequest,
         {
             "max_tokens": 9,
-            "system": [{"type": "text", "text": "x", "citations": []}],
+            "system": [{**TEXT, "citations": []}],
             "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
-                        {
-                            "type": "document",
-                            "source": {"type": "content", "content": [{"type": "text", "text": "x"}]},
-                        },
-                        {
-                            "type": "search_result",
-                            "source": "x",
-                            "title": "x",
-                            "content": [{"type": "text", "text": "x"}],
-                        },
-                    ],
-                },
+                user(
+                    {**TEXT, "cache_control": {"type": "ephemeral"}},
+                    {"type": "document", "source": {"type": "content", "content": [TEXT]}},
+                    {"type": "search_result", "source": "x", "title": "x", "content": [TEXT]},
+                ),
                 {
                     "role": "assistant",
                     "content": [
                         {"type": "thinking", "thinking": "x", "signature": "x"},
                         {"type": "redacted_thinking", "data": "x"},
                         {
-                            "type": "tool_use",
-                            "id": "toolu_1",
-                            "name": "f",
-                            "input": {},
+                            **{"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}},
                             "caller": {"type": "direct"},
                         },
                     ],
                 },
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "toolu_1",
-                            "content": [{"type": "text", "text": "x"}],
-                        }
-                    ],
-                },
+                user({"type": "tool_result", "tool_use_id": "toolu_1", "content": [TEXT]}),
             ],
             "tools": [{"name": "f", "input_schema": {"type": "object"}}, {"type": "bash_20250124"}],
             "tool_choice": {"type": "auto"},
@@ -276,54 +241,38 @@ RICH: list[tuple[type[msgspec.Struct], dict[str, Any]]] = [
         ResponsesRequest,
         {
             "input": [
+                user(INPUT_TEXT, {"type": "input_image", "image_url": PICTURE, "detail": "auto"}),
                 {
-                    "role": "user",
+                    **{"type": "message", "role": "assistant", "status": "completed"},
                     "content": [
-                        {"type": "input_text", "text": "x"},
-                        {"type": "input_image", "image_url": PICTURE, "detail": "auto"},
+                        {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
                     ],
-                },
-                {
-                    "type": "message",
-                    "role": "assistant",
-                    "status": "completed",
-                    "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}],
                 },
                 {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": [INPUT_TEXT]},
                 {
-                    "type": "function_call_output",
-                    "call_id": "c",
-                    "output": [{"type": "input_text", "text": "x"}],
-                },
-                {
-                    "type": "additional_tools",
-                    "role": "developer",
+                    **{"type": "additional_tools", "role": "developer"},
                     "tools": [{"type": "custom", "name": "j"}],
                 },
                 {"type": "shell_call", "call_id": "d", "action": {"commands": []}},
                 {"type": "shell_call_output", "call_id": "d", "output": [], "max_output_length": 9},
             ],
             "tools": [
-                {"type": "function", "name": "f", "parameters": {"type": "object"}},
+                FUNCTION,
                 {"type": "custom", "name": "g", "format": {"type": "text"}},
-                {
-                    "type": "namespace",
-                    "name": "h",
-                    "tools": [{"type": "function", "name": "i", "parameters": {}}],
-                },
+                {"type": "namespace", "name": "h", "tools": [{**FUNCTION, "name": "i"}]},
                 {"type": "shell", "environment": {"type": "local"}},
             ],
             "tool_choice": {
-                "type": "allowed_tools",
-                "mode": "auto",
+                **{"type": "allowed_tools", "mode": "auto"},
                 "tools": [{"type": "function", "name": "f"}],
             },
             "reasoning": {"effort": "low"},
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
         },
     ),
-]  # fmt: skip
+]
 FREE_FORM = {"parameters", "schema", "arguments", "input_schema", "cache_control", "caller"}
 FREE_FORM |= {"action", "environment"}
 
@@ -394,9 +343,7 @@ CASES = [
 ]
 
 
-def test_every_rule_refuses_by_name_and_accepts_neutral_values(
-    subtests: pytest.Subtests,
-) -> None:
+def test_every_rule_refuses_by_name_and_accepts_neutral_values(subtests: pytest.Subtests) -> None:
     for kind, name, rule in CASES:
         with subtests.test(kind=str(kind), name=str(name), rule=str(rule)):
             with pytest.raises(BadBody) as refused:

@@ -155,10 +155,7 @@ def list_cases() -> Iterator[object]:
 def test_answers_to_random_requests_match_the_description(
     client: httpx2.Client, operation: Any, mode: GenerationMode
 ) -> None:
-    @settings(
-        max_examples=FACTOR * EXAMPLES,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=FACTOR * EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def check_case(case: Any) -> None:
         answer = send(client, case)

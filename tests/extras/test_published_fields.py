@@ -432,12 +432,7 @@ SERVED = {
 }
 # What the scripted engine shows of these is a count, or a text of its own: what is not named as ignored is a
 # field that the request declares.
-COUNTS = {
-    "/v1/responses/input_tokens",
-    "/v1/messages/count_tokens",
-    "/apply-template",
-    "/tokenize",
-}
+COUNTS = {"/v1/responses/input_tokens", "/v1/messages/count_tokens", "/apply-template", "/tokenize"}
 
 
 @pytest.fixture(scope="module")
@@ -541,9 +536,7 @@ def answer_without_field(home: Home, endpoint: str, body: dict[str, Any]) -> str
 
 
 def test_an_unknown_field_is_named_in_every_protocol(
-    scripted: Home,
-    vectors: Home,
-    subtests: pytest.Subtests,
+    scripted: Home, vectors: Home, subtests: pytest.Subtests
 ) -> None:
     for endpoint in BASE:
         for value in [1, False, "x", [], {"a": 1}]:

@@ -6,16 +6,20 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
-import httpx2
 import ollama
-import openai
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home, wait_for
+from tests.support.daemons import (
+    Home,
+    RunningDaemon,
+    UnixConnection,
+    scripted_home,
+    temporary_home,
+    wait_for,
+)
+from tests.support.official_clients import KNOWS_TOOLS, anthropic_client, openai_client
 
-TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
 # A daemon whose streams get a ping after 50 ms.
 PROGRAM = """
 import sys
@@ -41,30 +45,15 @@ URL = "http://localspec"
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
     with temporary_home() as home:
-        arguments = ("--template", TEMPLATE, "--load-delay", "0.6", "--pace", "0.01")
+        arguments = ("--template", KNOWS_TOOLS, "--load-delay", "0.6", "--pace", "0.01")
         home.use_fake(*arguments, parallel=1)
         daemon = RunningDaemon(home, PROGRAM)
         yield home
         daemon.stop()
 
 
-def http2(home: Home) -> httpx2.Client:
-    transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
-    return httpx2.Client(transport=transport, timeout=CLIENT_TIMEOUT_S)
-
-
-def openai_client(home: Home) -> openai.OpenAI:
-    return openai.OpenAI(
-        api_key="none",
-        base_url=f"{URL}/v1",
-        http_client=http2(home),
-        max_retries=0,
-        timeout=CLIENT_TIMEOUT_S,
-    )
-
-
 def ask_chat(home: Home, text: str) -> str:
-    with openai_client(home) as client:
+    with openai_client(home, CLIENT_TIMEOUT_S) as client:
         chunks = client.chat.completions.create(
             model="", messages=[{"role": "user", "content": text}], tools=[TOOL], stream=True
         )
@@ -74,7 +63,7 @@ def ask_chat(home: Home, text: str) -> str:
 def ask_responses(home: Home, text: str) -> str:
     tool: Any = {"type": "function", **TOOL["function"], "strict": False}
     with (
-        openai_client(home) as client,
+        openai_client(home, CLIENT_TIMEOUT_S) as client,
         client.responses.stream(model="", input=text, tools=[tool], store=False) as stream,
     ):
         numbers = [event.sequence_number for event in stream]
@@ -86,13 +75,7 @@ def ask_messages(home: Home, text: str) -> str:
     tool: Any = {"name": "weather", "input_schema": SCHEMA}
     thinking: Any = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
     with (
-        anthropic.Anthropic(
-            api_key="none",
-            base_url=URL,
-            http_client=http2(home),
-            max_retries=0,
-            timeout=CLIENT_TIMEOUT_S,
-        ) as client,
+        anthropic_client(home, CLIENT_TIMEOUT_S) as client,
         client.messages.stream(
             model="builtin",
             max_tokens=2000,
@@ -223,12 +206,9 @@ def test_a_call_that_is_sent_whole(home: Home) -> None:
 )
 def test_a_failure_after_a_ping_is_an_event(target: str, error: set[str]) -> None:
     """A load that fails late has no status any more, so its error has the shape of the stream."""
-    with temporary_home() as home:
-        home.use_fake("--load-delay", "0.6", "--load-error")
-        daemon = RunningDaemon(home, PROGRAM)
+    with scripted_home("--load-delay", "0.6", "--load-error", program=PROGRAM) as home:
         data = read_bytes(home, target, "say late").rstrip()
         last = json.loads(data.splitlines()[-1].removeprefix(b"data: "))
         assert set(last) == error
         assert "no GGUF" in json.dumps(last)
         wait_for(lambda: home.status()["running"] == 0, "the request's end")
-        daemon.stop()

@@ -176,9 +176,7 @@ NULLABLE = [
 ]
 
 
-def test_null_in_an_optional_field_means_absent(
-    subtests: pytest.Subtests,
-) -> None:
+def test_null_in_an_optional_field_means_absent(subtests: pytest.Subtests) -> None:
     for kind, path in NULLABLE:
         with subtests.test(kind=str(kind), path=str(path)):
             null, absent = (
@@ -265,9 +263,7 @@ def test_every_integer_field_is_tested_with_a_float() -> None:
     assert (requests.DetokenizeRequest, ("tokens", 0)) in tried
 
 
-def test_an_integer_may_be_written_as_a_float(
-    subtests: pytest.Subtests,
-) -> None:
+def test_an_integer_may_be_written_as_a_float(subtests: pytest.Subtests) -> None:
     for kind, path, value in INTEGERS:
         with subtests.test(kind=str(kind), path=str(path), value=str(value)):
             expected = decode(with_value(kind, path, value), kind)
@@ -328,9 +324,7 @@ REQUESTS = [ChatRequest, CompletionRequest, NativeCompletionRequest, InfillReque
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_every_number_has_limits_and_is_refused_beyond_them(
-    kind: type,
-) -> None:
+def test_every_number_has_limits_and_is_refused_beyond_them(kind: type) -> None:
     fields = number_limits(kind)
     assert {"temperature", "repeat_penalty", "dry_base", "logit_bias", "seed"} <= set(fields)
     base = {"messages": MESSAGES, "prompt": "x"}

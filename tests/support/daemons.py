@@ -284,10 +284,10 @@ def alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def scripted_home(*arguments: str) -> Iterator[Home]:
-    """Yield a home whose daemon runs with the scripted engine."""
+def scripted_home(*arguments: str, program: str = "", **config: object) -> Iterator[Home]:
+    """Yield a home whose daemon, or `program`, runs with the scripted engine."""
     with temporary_home() as home:
-        home.use_fake(*arguments)
-        daemon = RunningDaemon(home)
+        home.use_fake(*arguments, **config)
+        daemon = RunningDaemon(home, program)
         yield home
         daemon.stop()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx2
 import msgspec
 import pytest
 from anthropic.tools import BetaLocalFilesystemMemoryTool
@@ -21,6 +20,8 @@ from localspec.extras.anthropic.wire import MessagesRequest
 from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.reading import decode
 from tests.support.daemons import Home, scripted_home
+from tests.support.official_clients import KNOWS_TOOLS, anthropic_client
+from tests.support.official_clients import written_call as call
 
 BASH: Any = {"type": "bash_20250124", "name": "bash"}
 EDITOR: Any = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
@@ -32,10 +33,6 @@ COMPUTER: Any = {
 }
 SEARCH: Any = {"type": "web_search_20250305", "name": "web_search"}
 EDITS = ["view", "create", "str_replace", "insert"]
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def translate(*tools: Any, **fields: Any) -> tuple[Any, list[str]]:
@@ -60,23 +57,13 @@ def offered(*tools: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    with scripted_home("--template", "{% if tools %}<tool_call>{% endif %}") as home:
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
 
 
 @pytest.fixture(scope="module")
 def client(home: Home) -> Iterator[anthropic.Anthropic]:
-    transport = httpx2.HTTPTransport(uds=str(home.socket))
-    with (
-        httpx2.Client(transport=transport, timeout=30) as http,
-        anthropic.Anthropic(
-            api_key="none",
-            base_url="http://localspec",
-            http_client=http,
-            max_retries=0,
-            _strict_response_validation=True,
-        ) as client,
-    ):
+    with anthropic_client(home) as client:
         yield client
 
 

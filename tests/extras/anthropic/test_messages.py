@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any, cast
 
 import anthropic
-import httpx2
 import msgspec
 import pytest
 
@@ -25,9 +24,9 @@ from localspec.protocol.answers import Model
 from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.reading import BadBody, decode
 from tests.support import templates
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Home, scripted_home, wait_for
+from tests.support.official_clients import KNOWS_TOOLS, anthropic_client, async_anthropic_client
 
-KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
 NOW: Any = {"name": "now", "input_schema": {"type": "object"}}
@@ -43,27 +42,14 @@ def build_body(text: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.use_fake("--template", KNOWS_TOOLS)
-        daemon = RunningDaemon(home)
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
-        daemon.stop()
 
 
 @pytest.fixture
 def client(api: Home) -> Iterator[anthropic.Anthropic]:
-    transport = httpx2.HTTPTransport(uds=str(api.socket))
-    with (
-        httpx2.Client(transport=transport) as http,
-        anthropic.Anthropic(
-            api_key="none",
-            base_url="http://localspec",
-            http_client=http,
-            max_retries=0,
-            _strict_response_validation=True,
-        ) as anthropic_client,
-    ):
-        yield anthropic_client
+    with anthropic_client(api) as client:
+        yield client
 
 
 # ------------------------------------------------------------------ translation of requests
@@ -281,13 +267,7 @@ def test_text_is_the_same_with_and_without_streaming(client: anthropic.Anthropic
 
 def test_the_asynchronous_client(api: Home) -> None:
     async def use() -> tuple[Any, Any]:
-        transport = httpx2.AsyncHTTPTransport(uds=str(api.socket))
-        async with (
-            httpx2.AsyncClient(transport=transport) as http,
-            anthropic.AsyncAnthropic(
-                api_key="none", base_url="http://localspec", http_client=http
-            ) as client,
-        ):
+        async with async_anthropic_client(api) as client:
             complete = await client.messages.create(**build_body("say one two"))
             async with client.messages.stream(
                 **build_body(f"raw {CALL}", tools=[WEATHER])

@@ -20,21 +20,20 @@ from hypothesis import strategies as st
 
 from tests.daemon.test_forgetting import find_words
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
-from tests.support.patience import PATIENCE
+from tests.support.official_clients import (
+    KNOWS_TOOLS,
+    anthropic_client,
+    async_anthropic_client,
+)
+from tests.support.official_clients import written_call as call
 from tests.support.upstreams import scripted_server
 
 BETA = "message-threads-2026-08-12"
-KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
 NOW: Any = {"name": "now", "input_schema": {"type": "object"}}
 SEARCH: Any = {"type": "web_search_20250305", "name": "web_search"}
 UNKNOWN_ID = "msg_" + "0" * 24
-
-
-def call(name: str, **arguments: Any) -> str:
-    """Return a call as the scripted model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +48,7 @@ class Wire:
     def __init__(self, home: Home) -> None:
         self.sent: list[dict[str, Any]] = []
         self.betas: list[str] = []
-        transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
-        hooks = {"request": [self._record]}
-        self._http = httpx2.Client(transport=transport, timeout=PATIENCE, event_hooks=hooks)
-        self.client = anthropic.Anthropic(
-            api_key="none", base_url="http://localspec", http_client=self._http, max_retries=0
-        )
+        self.client = anthropic_client(home, event_hooks={"request": [self._record]})
 
     def _record(self, request: httpx2.Request) -> None:
         self.sent.append(json.loads(request.content))
@@ -65,17 +59,12 @@ class Wire:
         """Return the `thread` fields of the requests, ids left out."""
         return [(body.get("thread") or {}).get("type") for body in self.sent]
 
-    def close(self) -> None:
-        self._http.close()
-
 
 @contextmanager
 def connect_wire(home: Home) -> Iterator[Wire]:
     wire = Wire(home)
-    try:
+    with wire.client:
         yield wire
-    finally:
-        wire.close()
 
 
 @pytest.fixture
@@ -215,13 +204,7 @@ def test_a_tool_can_be_required_in_later_turns(home: Home) -> None:
 
 def test_the_asynchronous_client_continues_a_thread(home: Home) -> None:
     async def use() -> Any:
-        transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
-        async with (
-            httpx2.AsyncClient(transport=transport, timeout=PATIENCE) as http,
-            anthropic.AsyncAnthropic(
-                api_key="none", base_url="http://localspec", http_client=http, max_retries=0
-            ) as client,
-        ):
+        async with async_anthropic_client(home) as client:
             thread = client.beta.messages.thread(model="", max_tokens=2000)
             await thread.send({"role": "user", "content": "say one"})
             async with thread.stream({"role": "user", "content": "echo"}) as stream:
@@ -563,12 +546,8 @@ def test_continuing_an_older_message_makes_a_branch(home: Home) -> None:
     first = create(home, "say one", system="Be brief.")["id"]
     second = post(home, "say two", continue_from(first)).json["id"]
     other = post(home, "say three", continue_from(first)).json["id"]
-    assert read_contents(prompt_after(home, second))[1:] == [
-        "say one",
-        "one",
-        "say two",
-        "two",
-        "echo",
+    assert read_contents(prompt_after(home, second)) == [
+        *("Be brief.", "say one", "one", "say two", "two", "echo")
     ]
     assert read_contents(prompt_after(home, other)) == [
         *("Be brief.", "say one", "one", "say three", "three", "echo")
@@ -618,9 +597,7 @@ def test_a_failed_answer_cannot_be_continued(home: Home) -> None:
 
 def test_another_pair_can_continue_a_thread() -> None:
     """That includes the fallback of a server that has gone."""
-    with temporary_home() as home:
-        home.use_fake("--template", KNOWS_TOOLS)
-        daemon = RunningDaemon(home)
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         with scripted_server() as server:
             options = ("--upstream-model", "tiny", "--fallback", "builtin", "--role", "chat")
             added = home.run("add", "big", "--upstream", server.url, *options)
@@ -636,16 +613,14 @@ def test_another_pair_can_continue_a_thread() -> None:
             assert [tool["function"]["name"] for tool in body["tools"]] == ["weather"]
         turns += ["more", "hello there"]
         fallback_turns = read_contents(prompt_after(home, second, model="big"))
-        assert fallback_turns[1].endswith(
-            "hi"
-        )  # the fallback's prompt describes the tools in the text
+        # The fallback's prompt describes the tools in the text.
+        assert fallback_turns[1].endswith("hi")
         assert fallback_turns[2:] == [*turns[2:], "echo"]
         # Without a model the thread's last pair answers.
         assert post(home, "say x", continue_from(second)).json["model"] == "big"
         unknown = post(home, "say x", continue_from(first), model="no-such-pair")
         assert (unknown.status, unknown.error["type"]) == (404, "not_found_error")
         assert "details" not in unknown.error
-        daemon.stop()
 
 
 # ------------------------------------------------------------------------ restarts and deletion
@@ -669,11 +644,8 @@ def test_a_thread_survives_a_restart_and_a_crash() -> None:
 @contextmanager
 def logging_home() -> Iterator[Home]:
     """Run a daemon that also logs prompts, because the log holds texts as well."""
-    with temporary_home() as home:
-        home.use_fake("--template", KNOWS_TOOLS, log_prompts="true")
-        daemon = RunningDaemon(home)
+    with scripted_home("--template", KNOWS_TOOLS, log_prompts="true") as home:
         yield home
-        daemon.stop()
 
 
 def undo(home: Home, name: str) -> None:
@@ -696,11 +668,7 @@ def test_a_deleted_thread_leaves_nothing(way: Callable[[Home, str], None]) -> No
         first = create(home, "say secret-1", system="secret-system", tools=[tool])["id"]
         second = post(home, "say secret-2", continue_from(first)).json["id"]
         assert find_words(home, "secret-system", "secret-tool", "secret-2", second)
-        [thread] = [
-            conversation
-            for conversation in list_conversations(home)
-            if "secret" in conversation["title"]
-        ]
+        [thread] = [each for each in list_conversations(home) if "secret" in each["title"]]
         way(home, thread["id"])
         assert code_of(post(home, "say x", continue_from(first))) == "thread_not_found"
         assert code_of(post(home, "say x", continue_from(second))) == "thread_not_found"
@@ -716,12 +684,8 @@ def test_undo_removes_the_message_of_the_question() -> None:
         undo(home, "last")
         assert code_of(post(home, "say x", continue_from(second))) == "thread_not_found"
         replacement = post(home, "say three", continue_from(first)).json["id"]
-        assert read_contents(prompt_after(home, replacement))[1:] == [
-            "say one",
-            "one",
-            "say three",
-            "three",
-            "echo",
+        assert read_contents(prompt_after(home, replacement)) == [
+            *("Be brief.", "say one", "one", "say three", "three", "echo")
         ]
         [thread] = list_conversations(home)
         assert thread["messages"] == 6
@@ -741,10 +705,8 @@ def test_deleted_branches_leave_no_text_on_disk() -> None:
         racing = [post(home, text, continue_from(newest)).json for text in texts]
         assert len({message["id"] for message in racing}) == 4
         for conversation in list_conversations(home):
-            messages = home.request("GET", f"/localspec/conversations/{conversation['id']}").json[
-                "messages"
-            ]
-            if any("secret" in message["content"] for message in messages):
+            shown = home.request("GET", f"/localspec/conversations/{conversation['id']}").json
+            if any("secret" in message["content"] for message in shown["messages"]):
                 delete(home, conversation["id"])
         assert not find_words(home, *(f"secret-{number}" for number in range(20, 24)))
         assert read_contents(prompt_after(home, first)) == ["say one", "one", "echo"]

@@ -12,8 +12,8 @@ import ollama
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.official_clients import KNOWS_TOOLS
 
-KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}

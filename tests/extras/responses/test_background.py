@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 import openai
 import pytest
 from openai.types.responses import Response as Published
@@ -26,7 +25,7 @@ from localspec.extras.responses.kept import RunningResponses
 from localspec.extras.responses.request import ToolSet, new_response
 from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol.frames import Generate, TextPrompt
-from tests.extras.responses.test_responses import BASE, EVENT
+from tests.extras.responses.test_responses import EVENT
 from tests.support.daemons import (
     Home,
     RunningDaemon,
@@ -35,6 +34,7 @@ from tests.support.daemons import (
     temporary_home,
     wait_for,
 )
+from tests.support.official_clients import KNOWS_TOOLS, async_openai_client, openai_client
 from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
     HEAD,
@@ -44,26 +44,19 @@ from tests.support.upstreams import (
     scripted_server,
 )
 
-TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    with scripted_home("--template", TEMPLATE) as home:
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
 
 
 @pytest.fixture(scope="module")
 def client(home: Home) -> Iterator[openai.OpenAI]:
-    with connected(home) as client:
+    with openai_client(home) as client:
         yield client
-
-
-def connected(home: Home) -> openai.OpenAI:
-    transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
-    http = httpx2.Client(transport=transport, timeout=PATIENCE)
-    return openai.OpenAI(api_key="none", base_url=BASE, http_client=http, max_retries=0)
 
 
 def create(client: openai.OpenAI, text: str, **fields: Any) -> Any:
@@ -184,15 +177,11 @@ def test_it_has_to_be_stored(home: Home, client: openai.OpenAI) -> None:
 
 
 def test_it_has_to_be_stored_against_the_configuration() -> None:
-    with temporary_home() as home:
-        home.use_fake(keep_responses="false")
-        daemon = RunningDaemon(home)
-        with connected(home) as client:
-            with pytest.raises(openai.BadRequestError, match="'keep_responses'"):
-                create(client, "say no")
-            response = create(client, "say yes", store=True)
-            assert await_end(client, response.id).output_text == "yes"
-        daemon.stop()
+    with scripted_home(keep_responses="false") as home, openai_client(home) as client:
+        with pytest.raises(openai.BadRequestError, match="'keep_responses'"):
+            create(client, "say no")
+        response = create(client, "say yes", store=True)
+        assert await_end(client, response.id).output_text == "yes"
 
 
 # ------------------------------------------------------------------------ resuming
@@ -213,11 +202,7 @@ def test_a_stream_is_resumed_by_the_client(client: openai.OpenAI) -> None:
 
 def test_the_asynchronous_client(home: Home) -> None:
     async def ask() -> str:
-        transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
-        async with (
-            httpx2.AsyncClient(transport=transport) as http,
-            openai.AsyncOpenAI(api_key="none", base_url=BASE, http_client=http) as client,
-        ):
+        async with async_openai_client(home) as client:
             stream: Any = await client.responses.create(
                 model="", input="slow 30", background=True, stream=True
             )
@@ -355,11 +340,7 @@ def test_everyone_who_cancels_waits_for_the_same_end() -> None:
     """Cancel at each step of an end that takes several, as that of an answer does."""
     generate = Generate(0, TextPrompt("x"))
     opening = new_response(ResponsesRequest(input="x"), "1", "m", [])
-    shape = ResponsesShape(
-        PendingAnswer("m", [generate], n=1),
-        opening,
-        ItemStyle("1", ToolSet()),
-    )
+    shape = ResponsesShape(PendingAnswer("m", [generate], n=1), opening, ItemStyle("1", ToolSet()))
     running, begun = RunningResponses(), asyncio.Event()
 
     async def answer() -> None:
@@ -404,33 +385,29 @@ def test_many_clients_end_a_response(home: Home, client: openai.OpenAI, method: 
 
 
 def test_a_queued_response_is_cancelled() -> None:
-    with temporary_home() as home:
-        home.use_fake(parallel=1)
-        daemon = RunningDaemon(home)
-        with connected(home) as client, home.streaming("forever") as first:
-            first.await_text()
-            response = create(client, "say never")
-            assert response.status == "queued"
-            assert client.responses.retrieve(response.id).status == "queued"
-            assert home.status()["waiting"] == 1
-            assert client.responses.cancel(response.id).status == "cancelled"
-            assert home.status()["waiting"] == 0
-            ended = client.responses.retrieve(response.id)
-            assert (ended.status, ended.output) == ("cancelled", [])
-            first.await_text()  # the bystander goes on
-        daemon.stop()
+    with (
+        scripted_home(parallel=1) as home,
+        openai_client(home) as client,
+        home.streaming("forever") as first,
+    ):
+        first.await_text()
+        response = create(client, "say never")
+        assert response.status == "queued"
+        assert client.responses.retrieve(response.id).status == "queued"
+        assert home.status()["waiting"] == 1
+        assert client.responses.cancel(response.id).status == "cancelled"
+        assert home.status()["waiting"] == 0
+        ended = client.responses.retrieve(response.id)
+        assert (ended.status, ended.output) == ("cancelled", [])
+        first.await_text()  # the bystander goes on
 
 
 def test_a_response_is_cancelled_while_its_pair_is_loaded() -> None:
-    with temporary_home() as home:
-        home.use_fake("--load-delay", "0.5")
-        daemon = RunningDaemon(home)
-        with connected(home) as client:
-            name = create(client, "say never").id
-            assert client.responses.cancel(name).status == "cancelled"
-            assert await_end(client, create(client, "say yes").id).output_text == "yes"
-            assert client.responses.retrieve(name).status == "cancelled"
-        daemon.stop()
+    with scripted_home("--load-delay", "0.5") as home, openai_client(home) as client:
+        name = create(client, "say never").id
+        assert client.responses.cancel(name).status == "cancelled"
+        assert await_end(client, create(client, "say yes").id).output_text == "yes"
+        assert client.responses.retrieve(name).status == "cancelled"
 
 
 def test_a_response_that_has_ended_is_returned_by_a_cancellation(client: openai.OpenAI) -> None:
@@ -509,40 +486,32 @@ def test_many_at_once_with_random_ends(home: Home, seed: int) -> None:
 
 
 def test_a_full_queue_is_an_error_and_nothing_is_left() -> None:
-    with temporary_home() as home:
-        home.use_fake(parallel=1, queue=2)
-        daemon = RunningDaemon(home)
-        with connected(home) as client:
-            names = [create(client, "forever").id for _ in range(3)]
-            with pytest.raises(openai.InternalServerError) as refused:
-                create(client, "say no")
-            assert refused.value.status_code == 503
-            assert refused.value.code == "queue_full"
-            stream = home.request(
-                "POST", "/v1/responses", {"input": "x", "background": True, "stream": True}
-            )
-            assert stream.status == 503
-            for name in names:
-                assert client.responses.cancel(name).status == "cancelled"
-            assert await_end(client, create(client, "say yes").id).output_text == "yes"
-        daemon.stop()
+    with scripted_home(parallel=1, queue=2) as home, openai_client(home) as client:
+        names = [create(client, "forever").id for _ in range(3)]
+        with pytest.raises(openai.InternalServerError) as refused:
+            create(client, "say no")
+        assert refused.value.status_code == 503
+        assert refused.value.code == "queue_full"
+        stream = home.request(
+            "POST", "/v1/responses", {"input": "x", "background": True, "stream": True}
+        )
+        assert stream.status == 503
+        for name in names:
+            assert client.responses.cancel(name).status == "cancelled"
+        assert await_end(client, create(client, "say yes").id).output_text == "yes"
 
 
 def test_too_many_at_once_are_refused() -> None:
-    with temporary_home() as home:
-        home.use_fake(queue=MAX_RECORDINGS * 2)
-        daemon = RunningDaemon(home)
-        with connected(home) as client:
-            names = [create(client, "forever").id for _ in range(MAX_RECORDINGS)]
-            with pytest.raises(openai.InternalServerError, match="being written") as refused:
-                create(client, "say no")
-            assert refused.value.response.headers["retry-after"]
-            client.responses.cancel(names[0])
-            names[0] = create(client, "forever").id
-            for name in names:
-                client.responses.delete(name)
-            assert await_end(client, create(client, "say yes").id).output_text == "yes"
-        daemon.stop()
+    with scripted_home(queue=MAX_RECORDINGS * 2) as home, openai_client(home) as client:
+        names = [create(client, "forever").id for _ in range(MAX_RECORDINGS)]
+        with pytest.raises(openai.InternalServerError, match="being written") as refused:
+            create(client, "say no")
+        assert refused.value.response.headers["retry-after"]
+        client.responses.cancel(names[0])
+        names[0] = create(client, "forever").id
+        for name in names:
+            client.responses.delete(name)
+        assert await_end(client, create(client, "say yes").id).output_text == "yes"
 
 
 # ------------------------------------------------------------------------ another server
@@ -570,7 +539,7 @@ def test_a_pair_of_another_server() -> None:
         name = name_of(beginning[0])
         connection.close()
         more.set()
-        with connected(home) as client:
+        with openai_client(home) as client:
             assert await_end(client, name).output_text == "from afar"
             assert b"".join(beginning) + read_after(home, name, 2) == read_after(home, name)
             waiting = client.responses.create(model="big", input="wait", background=True)
@@ -587,7 +556,7 @@ def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:
     with temporary_home() as home:
         home.use_fake(parallel=1)
         daemon = RunningDaemon(home)
-        with connected(home) as client:
+        with openai_client(home) as client:
             decoding, queued = (create(client, "forever").id for _ in range(2))
             short = create(client, "say never").id
             connection, response = begin_stream(home, "forever")
@@ -600,7 +569,7 @@ def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:
         connection.close()
         assert b"response.failed" in rest
         daemon = RunningDaemon(home)
-        with connected(home) as client:
+        with openai_client(home) as client:
             for name in (decoding, queued, short):
                 response = client.responses.retrieve(name)
                 assert response.status == "failed"
@@ -616,7 +585,7 @@ def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
     with temporary_home() as home:
         home.use_fake()
         daemon = RunningDaemon(home)
-        with connected(home) as client:
+        with openai_client(home) as client:
             ended = await_end(client, create(client, "say kept").id).id
             metadata = {"secret": "metal"}
             running = create(client, "forever", instructions="Be brief.", metadata=metadata).id
@@ -627,7 +596,7 @@ def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
         daemon.process.kill()
         daemon.stop()
         daemon = RunningDaemon(home)
-        with connected(home) as client:
+        with openai_client(home) as client:
             assert client.responses.retrieve(ended).output_text == "kept"
             response = client.responses.retrieve(running)
             assert (response.id, response.status) == (running, "failed")
@@ -653,11 +622,11 @@ def test_a_daemon_that_stops_lets_short_answers_end() -> None:
     with temporary_home() as home:
         home.use_fake()
         daemon = RunningDaemon(home)
-        with connected(home) as client:
+        with openai_client(home) as client:
             name = create(client, "slow 40").id
         assert daemon.stop() == 0
         daemon = RunningDaemon(home)
-        with connected(home) as client:
+        with openai_client(home) as client:
             response = client.responses.retrieve(name)
             assert response.status == "completed"
             assert response.output_text.split() == [*map(str, range(40))]

@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 from openai.types.responses import Response as Published
 
-from tests.extras.responses.test_responses import (
-    TEMPLATE,
-    WEATHER,
-    call,
-    collapse_types,
-    stream_events,
-)
+from tests.extras.responses.test_responses import WEATHER, call, collapse_types, stream_events
 from tests.support.daemons import Home, scripted_home
+from tests.support.official_clients import KNOWS_TOOLS
 
 CLICK = {"type": "click", "button": "left", "x": 1, "y": 2}
 SHELL_ARGUMENTS = {"commands": ["ls", "pwd"], "timeout_ms": 100, "max_output_length": 9}
@@ -41,7 +36,7 @@ SCREEN = {"display_width": 800, "display_height": 600, "environment": "linux"}
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    with scripted_home("--template", TEMPLATE) as home:
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
 
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import openai
 import pydantic
 import pytest
@@ -15,11 +14,14 @@ from openai.types.responses import Response as Published
 from openai.types.responses import ResponseItemList, ResponseStreamEvent
 
 from tests.daemon.test_forgetting import find_words
-from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
-from tests.support.patience import PATIENCE
+from tests.support.daemons import Home, scripted_home, wait_for
+from tests.support.official_clients import (
+    KNOWS_TOOLS,
+    async_openai_client,
+    openai_client,
+    written_call,
+)
 
-BASE = "http://localspec/v1"
-TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 PATCH: Any = {
@@ -32,23 +34,19 @@ EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
 
 def call(name: str, arguments: dict[str, Any]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return written_call(name, **arguments)
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
     """Run a daemon with the scripted engine and a template that supports tools."""
-    with scripted_home("--template", TEMPLATE) as home:
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
 
 
 @pytest.fixture(scope="module")
 def client(home: Home) -> Iterator[openai.OpenAI]:
-    transport = httpx2.HTTPTransport(uds=str(home.socket), verify=False)
-    with (
-        httpx2.Client(transport=transport, timeout=PATIENCE) as http,
-        openai.OpenAI(api_key="none", base_url=BASE, http_client=http, max_retries=0) as client,
-    ):
+    with openai_client(home) as client:
         yield client
 
 
@@ -142,14 +140,13 @@ def test_events_come_in_the_published_order(home: Home) -> None:
 
 def test_a_summary_repeats_the_thoughts_and_a_note_says_so(home: Home) -> None:
     events = stream_events(home, "raw <think>so so</think>yes", reasoning={"summary": "auto"})
-    assert collapse_types(events)[2:8] == [
-        "output_item.added",
-        "reasoning_summary_part.added",
-        "reasoning_summary_text.delta",
-        "reasoning_summary_text.done",
-        "reasoning_summary_part.done",
-        "output_item.done",
-    ]
+    assert (
+        collapse_types(events)[2:8]
+        == (
+            "output_item.added reasoning_summary_part.added reasoning_summary_text.delta "
+            "reasoning_summary_text.done reasoning_summary_part.done output_item.done"
+        ).split()
+    )
     response = events[-1]["response"]
     assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "so so"}]
     assert any("'reasoning.summary'" in note for note in response["localspec"]["ignored"])
@@ -210,7 +207,7 @@ def test_an_engine_death_ends_no_call(name: str) -> None:
     """Agents run a call as soon as it is done, even if its response fails afterwards."""
     whole = call("weather", {"city": "Rome"})
     unfinished = call(name, {"city": "Oslo", "input": "a and b"})[:-20]
-    with scripted_home("--template", TEMPLATE) as home:
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         events = stream_events(home, f"die SIGKILL {whole}{unfinished}", tools=[WEATHER, PATCH])
     assert events[-1]["type"] == "response.failed"
     added, done = (
@@ -480,13 +477,7 @@ def test_the_switch_of_another_router_is_read(home: Home, reasoning: Any, budget
 
 def test_the_asynchronous_client(home: Home) -> None:
     async def use() -> tuple[str, str, list[Any]]:
-        transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
-        async with (
-            httpx2.AsyncClient(transport=transport, timeout=PATIENCE) as http,
-            openai.AsyncOpenAI(
-                api_key="none", base_url=BASE, http_client=http, max_retries=0
-            ) as client,
-        ):
+        async with async_openai_client(home) as client:
             response = await client.responses.create(input="say so", model="")
             async with client.responses.stream(input="say so", model="") as stream:
                 types = [event.type async for event in stream]
@@ -775,9 +766,7 @@ def test_null_fields_count_as_absent(home: Home) -> None:
 
 
 def test_a_deleted_branch_leaves_no_text_on_disk() -> None:
-    with temporary_home() as home:
-        home.use_fake(log_prompts="true")
-        daemon = RunningDaemon(home)
+    with scripted_home(log_prompts="true") as home:
 
         def respond(text: str, **fields: Any) -> str:
             answer = home.request("POST", "/v1/responses", {"input": text, **fields})
@@ -791,4 +780,3 @@ def test_a_deleted_branch_leaves_no_text_on_disk() -> None:
         home.request("DELETE", "/localspec/conversations/last")
         assert not find_words(home, "secret", branch)
         assert home.request("GET", f"/v1/responses/{first}").status == 200
-        daemon.stop()
