@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -27,7 +28,7 @@ from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import DaemonState
 from localspec.daemon.worker.process import DEFAULT_COMMAND
-from localspec.daemon.worker.supervisor import Supervisor, UpstreamPairs
+from localspec.daemon.worker.table import PairTable
 from localspec.paths import Paths
 
 # ------------------------------------------------------------------------ watch
@@ -266,19 +267,17 @@ class Daemon:
         self._read = read or (lambda last: load_config(paths.config_file, last=last))
         self._config_lock = asyncio.Lock()
         self._tcp_setting = ""  # the `listen` setting that is in effect
-        supervisor = Supervisor(
+        table = PairTable(
             config, paths, worker_command=worker_command, elsewhere=self._create_upstreams
         )
-        residents = supervisor.residents
         checks = tuple(worker_command) == DEFAULT_COMMAND
-        in_use = residents.is_loaded_or_loading
-        registry = Registry(paths, in_use, lambda: residents.pids, checks=checks)
-        residents.retention_policy = registry.retention_policy
+        registry = Registry(paths, table.is_loaded_or_loading, lambda: table.pids, checks=checks)
+        table.retention_policy = registry.retention_policy
         database = paths.data / "conversations.sqlite"
         conversations = ConversationStore(
             database, paths.model_states, paths.typed_lines, paths.unsaved_notice, paths.tuned
         )
-        parts = paths, supervisor, registry, conversations
+        parts = paths, table, registry, conversations
         self._state = DaemonState(*parts, self.drain, self.configure)
         self._state.unreported_problems += self._state.problems
         self._server = _Server(
@@ -341,29 +340,26 @@ class Daemon:
             if state.registry.running_pulls:
                 await asyncio.to_thread(state.registry.close)
             await state.recordings.close(max(0.0, self._drain_deadline - loop.time()))
-            await state.supervisor.close()
+            await state.pairs.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
             for signal_number in _SIGNALS:
                 signal.signal(signal_number, signal.SIG_IGN)
 
-    def _create_upstreams(self) -> UpstreamPairs:
+    def _create_upstreams(self) -> Any:
         """Create the table of other servers. It is imported at first use, because most daemons have none."""
         server = extras.load("upstream", "server")
         if server is None:
             raise errors.Unavailable("This installation of localspec lacks the extra 'upstream'.")
         state = self._state
-        elsewhere: UpstreamPairs = server.Upstreams(
-            lambda name: names.resolve_pair(name, state.config, state.registry)
-        )
-        return elsewhere
+        return server.Upstreams(lambda name: names.resolve_pair(name, state.config, state.registry))
 
     async def configure(self) -> None:
         """Read the configuration again and use it. Calls are handled one after the other."""
         async with self._config_lock:
             state = self._state
             old_problems = state.problems
-            state.supervisor.residents.configure(await asyncio.to_thread(self._read, state.config))
+            state.pairs.configure(await asyncio.to_thread(self._read, state.config))
             await self._listen()
             fresh = [problem for problem in state.problems if problem not in old_problems]
             state.unreported_problems += fresh
@@ -416,7 +412,7 @@ class Daemon:
             self._server.force_exit = True
             self._abort()
             return
-        running = state.supervisor.drain()
+        running = state.pairs.drain()
         log.info("draining: %d requests run", running)
         notify("STOPPING=1", f"STATUS=Stopping; finishing {running} answers")
         state.draining = True
@@ -429,7 +425,7 @@ class Daemon:
     def _abort(self) -> None:
         self._state.pair_checks.close()
         self._state.converter.abort()
-        self._state.supervisor.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
+        self._state.pairs.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
 
 
 def _open_sockets(path: Path) -> tuple[list[socket.socket], bool]:

@@ -24,7 +24,7 @@ from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.worker.supervisor import Supervisor
+from localspec.daemon.worker.table import PairTable
 from localspec.errors import ModelNotFound
 from localspec.paths import Paths
 from localspec.protocol.frames import Generate, PairFiles
@@ -44,7 +44,7 @@ class DaemonState:
     """The parts of a running daemon. `stop` begins the drain, `configure` reads config.toml again."""
 
     paths: Paths
-    supervisor: Supervisor
+    pairs: PairTable
     registry: Registry
     conversations: ConversationStore
     stop: Callable[[], None]
@@ -82,7 +82,7 @@ class DaemonState:
     @property
     def config(self) -> Config:
         """The configuration in use. A change of the file replaces it."""
-        return self.supervisor.residents.config
+        return self.pairs.config
 
     async def resolve_pair(
         self, name: str, receive: Receive, role: names.Role = "chat"
@@ -152,7 +152,7 @@ class DaemonState:
 
     async def _resolve(self, name: str, receive: Receive) -> PairFiles:
         name = names.resolve_default(name, self.config)
-        loaded = self.supervisor.residents.loaded_files(name)
+        loaded = self.pairs.loaded_files(name)
         if loaded and self._is_retired(loaded.draft):
             loaded = None
         if loaded or not names.reads_files(name):
@@ -167,9 +167,8 @@ class DaemonState:
 
     async def unload_if_idle(self, name: str) -> None:
         """Unload the pair if it is loaded and nothing runs in it."""
-        residents = self.supervisor.residents
-        if residents.is_loaded_or_loading(name) and not residents.get(name).busy:
-            await residents.unload({name})
+        if self.pairs.is_loaded_or_loading(name) and not self.pairs.get(name).busy:
+            await self.pairs.unload({name})
 
     async def forget_states(self, name: str | None) -> None:
         """Remove the saved states and recorded streams of a conversation, or of all with None.
@@ -177,7 +176,7 @@ class DaemonState:
         The engine comes first, because it may be writing. Then follow the files, also of old engines.
         """
         self.recordings.forget(name)
-        await self.supervisor.residents.forget(name)
+        await self.pairs.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
         await self.unload_retired_drafts()
 
@@ -186,7 +185,7 @@ class DaemonState:
 
         A busy one is loaded again with its next request.
         """
-        for pair in self.supervisor.residents.loaded:
+        for pair in self.pairs.loaded:
             if pair.files and self._is_retired(pair.files.draft):
                 await self.unload_if_idle(pair.name)
 

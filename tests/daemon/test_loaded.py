@@ -12,16 +12,15 @@ import pytest
 
 from localspec import ended
 from localspec.config import Config
-from localspec.daemon.worker.loaded import LoadingPair, Ready, Unloaded
-from localspec.daemon.worker.residents import ResidentTable
+from localspec.daemon.worker.loaded import LoadedEngine
+from localspec.daemon.worker.table import PairTable
 from localspec.errors import LoadFailed, WorkerDied, WorkerOutOfMemory
 from localspec.paths import Paths
-from localspec.protocol.answers import Counts
 from localspec.protocol.frames import PairFiles
 from tests.support.daemons import FAKE_WORKER, ROOT
 
 ONE, OTHER = PairFiles("one", "/one.gguf"), PairFiles("other", "/other.gguf")
-Scenario = Callable[[ResidentTable], Coroutine[None, None, None]]
+Scenario = Callable[[PairTable], Coroutine[None, None, None]]
 
 
 @pytest.fixture
@@ -30,18 +29,14 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
     def run(scenario: Scenario, *options: str, starts: int) -> None:
         async def run_scenario() -> None:
-            residents = ResidentTable(
-                Config(),
-                Paths(*[tmp_path] * 5),
-                Counts(),
-                worker_command=(sys.executable, str(FAKE_WORKER), *options),
-            )
+            command = (sys.executable, str(FAKE_WORKER), *options)
+            table = PairTable(Config(), Paths(*[tmp_path] * 5), worker_command=command)
             try:
-                await scenario(residents)
+                await scenario(table)
             finally:
-                await residents.close()
-            assert {type(resident.state) for resident in residents.all} == {Unloaded}
-            assert residents.counts.worker_starts == starts
+                await table.close()
+            assert {pair.status().state for pair in table.all} == {"unloaded"}
+            assert table.counts.worker_starts == starts
 
         asyncio.run(asyncio.wait_for(run_scenario(), 30))
 
@@ -49,40 +44,40 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 
 def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -> None:
-    async def scenario(residents: ResidentTable) -> None:
-        loaded = residents.get("one")
-        assert loaded.state == Unloaded()
+    async def scenario(table: PairTable) -> None:
+        loaded = table.get("one")
         assert loaded.status().state == "unloaded"
         tasks = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
-        assert isinstance(loaded.state, LoadingPair)
+        assert loaded.status().state == "loading"
         assert (
-            residents.is_loaded_or_loading("one"),
-            residents.loaded_files("one"),
+            table.is_loaded_or_loading("one"),
+            table.loaded_files("one"),
             loaded.busy,
         ) == (True, None, True)
         first, *others = await asyncio.gather(*tasks)
         assert [ready is first for ready in others] == [True, True]
-        assert loaded.state is first
-        assert (loaded.info, residents.loaded_files("one"), loaded.busy) == (first.info, ONE, False)
-        assert residents.most_recent() is loaded
+        assert loaded.engine is first
+        assert loaded.status().state == "ready"
+        assert (table.loaded_files("one"), loaded.busy) == (ONE, False)
+        assert table.most_recent() is loaded
         await loaded.unload()
-        assert loaded.state == Unloaded()
+        assert loaded.status().state == "unloaded"
 
     play(scenario, starts=1)
 
 
 def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> None:
-    async def scenario(residents: ResidentTable) -> None:
-        task = asyncio.create_task(residents.get("one").ready(ONE))
-        while not isinstance(residents.get("one").state, Ready):
+    async def scenario(table: PairTable) -> None:
+        task = asyncio.create_task(table.get("one").ready(ONE))
+        while not table.info("one"):
             await asyncio.sleep(0)
-        other = await residents.get("other").ready(OTHER)
-        assert [pair.name for pair in residents.loaded] == ["other", "one"]
-        assert other.engine.worker.pid != (await task).engine.worker.pid
-        assert sorted(residents.pids) == sorted(status.pid or 0 for status in residents.statuses())
-        assert await residents.unload({"one"}) == ["one"]
-        assert [pair.name for pair in residents.loaded] == ["other"]
+        other = await table.get("other").ready(OTHER)
+        assert [pair.name for pair in table.loaded] == ["other", "one"]
+        assert other.worker.pid != (await task).worker.pid
+        assert sorted(table.pids) == sorted(status.pid or 0 for status in table.statuses())
+        assert await table.unload({"one"}) == ["one"]
+        assert [pair.name for pair in table.loaded] == ["other"]
 
     play(scenario, starts=2)
 
@@ -90,20 +85,20 @@ def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> N
 def test_changed_files_of_a_name_replace_the_loaded_ones(play: Callable[..., None]) -> None:
     changed = PairFiles("one", "/another.gguf")
 
-    async def scenario(residents: ResidentTable) -> None:
-        first = await residents.get("one").ready(ONE)
-        second = await residents.get("one").ready(changed)
-        assert residents.get("one").state is second
-        assert (second.engine.pair, first.engine.worker.alive) == (changed, False)
+    async def scenario(table: PairTable) -> None:
+        first = await table.get("one").ready(ONE)
+        second = await table.get("one").ready(changed)
+        assert table.get("one").engine is second
+        assert (second.pair, first.worker.alive) == (changed, False)
 
     play(scenario, starts=2)
 
 
 def test_a_load_that_fails_leaves_nothing(play: Callable[..., None]) -> None:
-    async def scenario(residents: ResidentTable) -> None:
+    async def scenario(table: PairTable) -> None:
         with pytest.raises(LoadFailed, match=r"The file is no GGUF\."):
-            await residents.get("one").ready(ONE)
-        assert residents.get("one").state == Unloaded()
+            await table.get("one").ready(ONE)
+        assert table.get("one").status().state == "unloaded"
 
     play(scenario, "--load-error", starts=1)
 
@@ -135,23 +130,23 @@ def test_a_load_killed_for_memory_is_retried_with_half_the_context(
     tries = 2 if oom_recorded else 1
     builtin = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
 
-    async def scenario(residents: ResidentTable) -> None:
-        totals, loaded = residents.counts, residents.get("builtin")
+    async def scenario(table: PairTable) -> None:
+        totals, loaded = table.counts, table.get("builtin")
         tasks = [asyncio.create_task(loaded.ready(builtin)) for _ in range(2)]
         await asyncio.sleep(0)
-        bystander = asyncio.create_task(residents.get("other").ready(OTHER))
+        bystander = asyncio.create_task(table.get("other").ready(OTHER))
         first, second = await asyncio.gather(*tasks, return_exceptions=True)
         if error is None:
-            assert isinstance(first, Ready)
+            assert isinstance(first, LoadedEngine)
             assert second is first
-            assert first.engine.planned.settings.n_ctx == 512
-            assert "512 tokens: with 1024, memory ran out" in first.engine.planned.notes[-1]
+            assert first.planned.settings.n_ctx == 512
+            assert "512 tokens: with 1024, memory ran out" in first.planned.notes[-1]
         else:
             assert type(first) is type(second) is error
             assert ("signal SIGKILL" in str(first)) == (not oom_recorded)
         assert totals.worker_deaths == tries - (error is None)
         other = await bystander
-        assert (other.engine.pair, other.engine.planned.notes) == (OTHER, ())
+        assert (other.pair, other.planned.notes) == (OTHER, ())
         assert totals.worker_starts == tries + 1
         assert counts.read_text() == f"oom_kill {3 + tries - (error is None)}\n"
 

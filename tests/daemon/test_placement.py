@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
-from localspec.daemon.worker.eviction import (
+from localspec.daemon.worker.plan import (
     MIB,
+    LoadPlan,
+    LoadPlanner,
     free_memory,
     learn_speeds,
     load_speeds,
     memory_load,
-    plan_load,
 )
 from localspec.machine import CommandResult, Host
 from localspec.protocol.frames import EngineSettings, PairFiles
@@ -37,6 +38,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
 
 
 ASKED = EngineSettings(n_ctx=8192)
+
+
+def plan_load(
+    pair: PairFiles, settings: EngineSettings, free: fit.FreeMemory, built: str
+) -> LoadPlan:
+    return LoadPlanner(pair, settings, built).plan(free)
 
 
 def weights(pair: PairFiles, context: int = 8192, built: str = "cpu") -> tuple[int, int]:

@@ -20,15 +20,14 @@ import pytest
 from localspec.config import Config
 from localspec.daemon.pairs.names import builtin_files
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.worker import eviction
 from localspec.daemon.worker.death import MappedFiles
 from localspec.daemon.worker.eviction import MemorySnapshot
-from localspec.daemon.worker.loaded import LoadedEngine, Ready, Unloaded
+from localspec.daemon.worker.loaded import LoadedEngine
+from localspec.daemon.worker.plan import LoadPlanner, engine_settings
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.residents import ResidentTable, RetentionPolicy
+from localspec.daemon.worker.table import PairTable, RetentionPolicy
 from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
-from localspec.protocol.answers import Counts
 from localspec.protocol.frames import Loaded, PairFiles, Tokenize
 from localspec.registry.header.fit import FreeMemory
 from tests.support.daemons import FAKE_WORKER, Home, RunningDaemon, scripted_home, wait_for
@@ -293,25 +292,24 @@ def test_config_changes_apply_to_loaded_pairs(home: Home, start_daemon: Start) -
 
 def test_a_smaller_budget_evicts_a_busy_pair_after_its_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
-        residents = ResidentTable(
+        table = PairTable(
             Config(),
             Paths(*[tmp_path] * 5),
-            Counts(),
             worker_command=(sys.executable, str(FAKE_WORKER)),
         )
         try:
             first, second = [
-                (await residents.get(name).ready(PairFiles(name, f"/{name}.gguf"))).engine.worker
+                (await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))).worker
                 for name in ("one", "two")
             ]
             with second.running(Tokenize(0, "a")):
                 with first.running(Tokenize(0, "a")):
-                    residents.configure(Config(memory=200))
-                    assert [pair.name for pair in residents.loaded] == ["two", "one"]
-                assert [pair.name for pair in residents.loaded] == ["two"]
-            assert [pair.name for pair in residents.loaded] == ["two"]
+                    table.configure(Config(memory=200))
+                    assert [pair.name for pair in table.loaded] == ["two", "one"]
+                assert [pair.name for pair in table.loaded] == ["two"]
+            assert [pair.name for pair in table.loaded] == ["two"]
         finally:
-            await residents.close()
+            await table.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
@@ -320,11 +318,9 @@ def test_freed_memory_goes_to_the_remaining_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, paths = Config(), Paths(*[tmp_path] * 5)
-    residents = ResidentTable(config, paths, Counts(), worker_command=())
+    table = PairTable(config, paths, worker_command=())
     plenty = FreeMemory(1 << 36)
-    plan = eviction.plan_load(
-        builtin_files(), eviction.engine_settings(config, paths), plenty, "cpu"
-    )
+    plan = LoadPlanner(builtin_files(), engine_settings(config, paths), "cpu").plan(plenty)
     limits = list[tuple[str, int]]()
 
     class RecordingWorker:
@@ -340,16 +336,17 @@ def test_freed_memory_goes_to_the_remaining_pairs(
             return limit
 
     def measure(_: object) -> MemorySnapshot:
-        residents.get("one").state = Unloaded()
+        table.get("one").engine = None
         return MemorySnapshot(plenty)
 
     async def scenario() -> None:
         for name in ("one", "two"):
             worker: Any = RecordingWorker(name)
             engine = LoadedEngine(worker, plan.pair, config, MappedFiles(plan.pair), plan, 0.0)
-            info = Loaded(name, "fake", None, 1, 1, None, "", "")
-            residents.get(name).state = Ready(engine.with_cache_bytes(0), info)
-        residents.on_memory_freed()
+            engine.set_cache_bytes(0)
+            table.get(name).engine = engine
+            table.get(name).info = Loaded(name, "fake", None, 1, 1, None, "", "")
+        table.on_memory_freed()
         while not limits:
             await asyncio.sleep(0.01)
 
@@ -363,27 +360,26 @@ def test_freed_memory_goes_to_the_remaining_pairs(
 
 def test_the_queue_limit_counts_all_pairs(tmp_path: Path) -> None:
     async def scenario() -> None:
-        residents = ResidentTable(
+        table = PairTable(
             Config(parallel=1, queue=3),
             Paths(*[tmp_path] * 5),
-            Counts(),
             worker_command=(sys.executable, str(FAKE_WORKER)),
         )
         over = asyncio.Event()
 
         async def hold(name: str) -> None:
-            async with residents.get(name).admission.place(Job()):
+            async with table.get(name).admission.place(Job()):
                 await over.wait()
 
         holders = [asyncio.create_task(hold(name)) for name in ("a", "a", "a", "b", "b")]
         await asyncio.sleep(0)
-        assert (residents.running(), residents.waiting()) == (2, 3)
-        assert residents.get("a").admission.ahead(Job()).position == 2
+        assert (table.running(), table.waiting()) == (2, 3)
+        assert table.get("a").admission.ahead(Job()).position == 2
         with pytest.raises(QueueFull):
             await hold("b")
         third = asyncio.create_task(hold("c"))  # runs at once, so the queue limit does not apply
         await asyncio.sleep(0)
-        assert residents.running() == 3
+        assert table.running() == 3
         over.set()
         await asyncio.gather(*holders, third)
 
@@ -421,32 +417,31 @@ def test_a_pair_that_is_kept_is_never_evicted(tmp_path: Path) -> None:
     pinned = {"one"}
 
     async def scenario() -> None:
-        residents = ResidentTable(
+        table = PairTable(
             Config(memory=MEMORY_FOR_TWO_MIB),
             Paths(*[tmp_path] * 5),
-            Counts(),
             worker_command=(sys.executable, str(FAKE_WORKER)),
         )
-        residents.retention_policy = lambda name: RetentionPolicy(
+        table.retention_policy = lambda name: RetentionPolicy(
             name in pinned, 0.05 if name == "three" else None
         )
         try:
             for name in ("one", "two", "three"):
-                await residents.get(name).ready(PairFiles(name, f"/{name}.gguf"))
-            assert [pair.name for pair in residents.loaded] == ["three", "one"]
+                await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))
+            assert [pair.name for pair in table.loaded] == ["three", "one"]
             pinned.add("three")
             with pytest.raises(
                 LoadFailed, match=r"kept loaded: one \(128 MiB\), three \(128 MiB\)"
             ):
-                await residents.get("two").ready(PairFiles("two", "/two.gguf"))
-            assert [pair.name for pair in residents.loaded] == ["three", "one"]
-            with residents.get("three").in_use():
+                await table.get("two").ready(PairFiles("two", "/two.gguf"))
+            assert [pair.name for pair in table.loaded] == ["three", "one"]
+            with table.get("three").in_use():
                 pinned.clear()
-            while residents.info("three"):  # its own idle time
+            while table.info("three"):  # its own idle time
                 await asyncio.sleep(0.01)
-            assert residents.info("one")
+            assert table.info("one")
         finally:
-            await residents.close()
+            await table.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 

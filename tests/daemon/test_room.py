@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from localspec.config import Config
 from localspec.daemon.worker import eviction
 from localspec.daemon.worker.eviction import (
-    MIB,
     DoesNotFit,
     EvictPair,
-    LoadPlan,
-    LoadPlanner,
     MemorySnapshot,
     PairMemory,
     ResidentPairs,
@@ -26,12 +23,14 @@ from localspec.daemon.worker.eviction import (
     WaitForPair,
     decide_eviction,
 )
+from localspec.daemon.worker.plan import MIB, LoadPlan, LoadPlanner, engine_settings, file_sizes
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import fit
+from localspec.registry.store.local import fit_view
 from tests.support import gguf_files
 
-SETTINGS = eviction.engine_settings(Config(), Paths(*[Path("/nowhere")] * 5))
+SETTINGS = engine_settings(Config(), Paths(*[Path("/nowhere")] * 5))
 ENGINE = 128  # MiB that a worker itself takes
 Files = Callable[..., PairFiles]
 
@@ -92,7 +91,7 @@ def test_eviction_is_least_recently_used_and_never_in_vain(
                 return LoadPlan(self.pair, SETTINGS, beyond="It does not fit.")
             no_need = fit.NO_NEED
             chosen = fit.MemoryFit(512, False, 0, 0, needed, free.ram, no_need, no_need)
-            return eviction._apply_fit(self.pair, SETTINGS, chosen, False)
+            return LoadPlan(self.pair, SETTINGS, plan=fit_view(chosen))
 
         def min_bytes(self) -> int:
             return new * MIB
@@ -140,10 +139,10 @@ def test_a_shared_file_is_counted_once(files: Files) -> None:
     residents = [hold_pair(first), hold_pair(second)]
     assert eviction.total_bytes(residents) == (600 + ENGINE + 100 + ENGINE) * MIB
     third = files("third", 100, ("draft", 500))
-    available = snapshot_memory(2000).free_beside(eviction.file_sizes(third), residents)
+    available = snapshot_memory(2000).free_beside(file_sizes(third), residents)
     # The third pair shares the draft's 500 MiB, so they do not count against it.
     assert available.taken == 2 * (100 + ENGINE) * MIB
-    unshared = snapshot_memory(2000).free_beside(eviction.file_sizes(files("other", 1)), residents)
+    unshared = snapshot_memory(2000).free_beside(file_sizes(files("other", 1)), residents)
     assert unshared.taken - available.taken == 500 * MIB
 
 
@@ -205,12 +204,12 @@ def test_a_refusal_names_the_pairs_that_are_kept(files: Files) -> None:
     )
 
 
-def test_a_single_pair_is_planned_like_plan_load(tmp_path: Path) -> None:
+def test_a_single_pair_is_planned_for_all_of_the_memory(tmp_path: Path) -> None:
     file = gguf_files.model().write(tmp_path / "model.gguf")
     pair = PairFiles("real", str(file))
     memory = fit.FreeMemory(8 << 30)
     alone = decide_eviction(plan_pair(pair), ResidentPairs(), MemorySnapshot(memory), 0)
-    assert alone == eviction.plan_load(pair, SETTINGS, memory, "cpu")
+    assert alone == plan_pair(pair).plan(memory)
 
 
 def test_evicted_pairs_do_not_evict_each_other_forever(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_an_engine_death_is_reported_and_the_next_request_works(
     life.is_well()
 
 
-def test_texts_that_crash_the_tokenizer_are_refused(life: EngineLife) -> None:
+def test_texts_that_crash_the_tokenizer_are_blamed(life: EngineLife) -> None:
     """Three such deaths do not count against the pair."""
     life.is_well()
     before = life.deaths()
@@ -172,8 +172,6 @@ def test_texts_that_crash_the_tokenizer_are_refused(life: EngineLife) -> None:
         answer = life.ask(text)
         assert life.happened
         assert (answer.status, answer.error["code"]) == (400, "invalid_request")
-        repeated = life.ask(text)  # the next engine does not tokenize it again
-        assert (repeated.status, repeated.error["code"]) == (400, "invalid_request")
         life.is_well()
     assert life.deaths() == before + 3
 

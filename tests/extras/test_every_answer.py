@@ -300,7 +300,7 @@ BUGGY = """
 import sys
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.http import tcp
-from localspec.daemon.worker.residents import ResidentTable
+from localspec.daemon.worker.table import PairTable
 
 def take(self, event):
     if type(event).__name__ == "Done":
@@ -311,7 +311,7 @@ def shown(self):
     raise KeyError("another")
 
 taken, Choice.consume = Choice.consume, take
-ResidentTable.most_recent = shown
+PairTable.most_recent = shown
 tcp.TcpAuth.check_token = lambda *_: 1 / 0
 from localspec.daemon.__main__ import main
 sys.exit(main())
@@ -361,12 +361,12 @@ def test_a_hanging_request_gets_503_at_shutdown(home: Home) -> None:
     hanging = """
 import asyncio, sys
 from localspec.daemon import lifecycle
-from localspec.daemon.worker.supervisor import Supervisor
+from localspec.daemon.worker.table import PairTable
 
 async def hang(self, name):
     await asyncio.sleep(3600)
 
-Supervisor.unload_idle = hang
+PairTable.unload_idle = hang
 start = lifecycle.Daemon.__init__
 def impatient(self, *arguments, **keywords):
     start(self, *arguments, **keywords)

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from localspec.daemon.worker import eviction
+from localspec.daemon.worker.plan import LoadPlanner
 from localspec.engine.llama import Batch, Context
 from localspec.engine.llama.model import initialise
 from localspec.engine.pair.load import load_pair
@@ -37,7 +37,7 @@ def prefill(context: Context, batch: Batch, sequence: int, first: int, count: in
 
 def main(target: str, kv_type: str, tokens: int) -> None:
     settings = EngineSettings(n_ctx=tokens, parallel=5, type_kv=kv_type)  # type: ignore[arg-type] # any of them
-    planned = eviction.plan_load(PairFiles("p", target), settings, FreeMemory(1 << 40), "cpu")
+    planned = LoadPlanner(PairFiles("p", target), settings, "cpu").plan(FreeMemory(1 << 40))
     assert planned.plan is not None
     initialise()
     memory_before = used_memory()

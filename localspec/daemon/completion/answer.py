@@ -24,7 +24,7 @@ from localspec.daemon.http.requests import ClientGone, json_response, while_conn
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.process import Event
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.supervisor import Supervisor
+from localspec.daemon.worker.table import PairTable
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.answers import (
@@ -407,7 +407,7 @@ class AnswerRun:
     sent. `ping_s` is as in EventStream. `opening` returns what is sent before the request waits in the queue.
     """
 
-    supervisor: Supervisor
+    pairs: PairTable
     pair: frames.PairFiles
     requests: Sequence[frames.Generate]  # one per choice
     shape: Shape
@@ -462,7 +462,7 @@ class AnswerRun:
             last = current
 
     def _current_progress(self, jobs: Sequence[Job]) -> Progress:
-        name, resident = self.pair.name, self.supervisor.residents.get(self.pair.name)
+        name, resident = self.pair.name, self.pairs.get(self.pair.name)
         job = next((job for job in jobs if job.placed), None)
         if job is None:
             return Progress("queued", name, ahead=resident.admission.ahead(jobs[0]))
@@ -514,4 +514,4 @@ class AnswerRun:
             if self.reading and isinstance(event, frames.Started | frames.Reading):
                 await emit(self.reading(index, choice.progress))
 
-        await self.supervisor.generate(self.pair, self.requests[index], forward, job)
+        await self.pairs.generate(self.pair, self.requests[index], forward, job)

@@ -54,7 +54,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.pairs.names import Role
 from localspec.daemon.state import DaemonState, state_of
-from localspec.daemon.worker.supervisor import Supervisor
+from localspec.daemon.worker.pairs import PairTable
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
 from localspec.protocol.answers import ControlResult
@@ -80,7 +80,7 @@ async def tokenize(request: Request) -> Response:
     """Handle POST /tokenize."""
     body = await read_body(request, TokenizeRequest)
     daemon = state_of(request)
-    reply = await daemon.supervisor.ask(
+    reply = await daemon.pairs.ask(
         await daemon.resolve_pair(body.model, request.receive),
         frames.Tokenize(0, body.content, body.add_special, body.parse_special, body.with_pieces),
     )
@@ -108,7 +108,7 @@ async def detokenize(request: Request) -> Response:
     """Handle POST /detokenize."""
     body = await read_body(request, DetokenizeRequest)
     daemon = state_of(request)
-    reply = await daemon.supervisor.ask(
+    reply = await daemon.pairs.ask(
         await daemon.resolve_pair(body.model, request.receive), frames.Detokenize(0, body.tokens)
     )
     return json_response({"content": reply.value["content"], **_ignored_extra(request)})
@@ -125,7 +125,7 @@ async def apply_template(request: Request) -> Response:
         await expand_chat(request, body, pair)
     call_form = await call_format(daemon, pair) if uses_tools(body) else EXPLAINED
     prompt = await asyncio.to_thread(template_prompt, body, call_form)
-    reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
+    reply = await daemon.pairs.ask(pair, frames.ApplyTemplate(0, prompt))
     text: str = reply.value["prompt"]
     if prompt.pictures:
         text = text.replace(prompt.picture_mark, MEDIA_MARK)
@@ -145,7 +145,7 @@ async def prompt_tokens(request: Request, body: ChatRequest) -> int:
     """Return the number of tokens in the prompt of a chat of any protocol."""
     pair, requests, _ = await prepare_chat(request, body, None)
     frame = frames.CountTokens(0, requests[0].prompt)
-    tokens: int = (await state_of(request).supervisor.ask(pair, frame)).value["tokens"]
+    tokens: int = (await state_of(request).pairs.ask(pair, frame)).value["tokens"]
     return tokens
 
 
@@ -193,11 +193,9 @@ async def _native_run(
         pair = await daemon.resolve_pair("", request.receive, role)
     answer = _text_answer(request, body, pair, requests)
     answer.notes.news = None
-    shape = LlamaServerShape(answer, body, partial(daemon.supervisor.residents.info, pair.name))
+    shape = LlamaServerShape(answer, body, partial(daemon.pairs.info, pair.name))
     context = nullcontext() if editor is None else daemon.editors.completing(editor)
-    return AnswerRun(
-        daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
-    )
+    return AnswerRun(daemon.pairs, pair, requests, shape, context, **progress_options(body, shape))
 
 
 async def chat(request: Request) -> Response:
@@ -232,7 +230,7 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
     context = _controllable(daemon, shape.id, (pair, requests), stored)
     progress = shape.progress if body.localspec and body.localspec.progress else None
     return AnswerRun(
-        daemon.supervisor, pair, requests, shape, context, progress, **progress_options(body, shape)
+        daemon.pairs, pair, requests, shape, context, progress, **progress_options(body, shape)
     )
 
 
@@ -258,7 +256,7 @@ async def control(request: Request) -> Response:
     message = f"No chat completion with the id {body.id!r} is running."
     if running := daemon.running_chats.get(body.id):
         message = "It is not in its thoughts."
-        if await daemon.supervisor.end_thoughts(*running):
+        if await daemon.pairs.end_thoughts(*running):
             return json_response(ControlResult(True))
     return json_response(ControlResult(False, message))
 
@@ -307,7 +305,7 @@ def answer_notes(
     daemon = state_of(request)
     not_kept = (lambda: turn.store_error) if turn else str
     news, ignored = partial(daemon.take_notice, pair.name), partial(ignored_fields, request)
-    return AnswerNotes(daemon.supervisor.residents.note, news, not_kept, ignored, note)
+    return AnswerNotes(daemon.pairs.note, news, not_kept, ignored, note)
 
 
 async def expand_chat(
@@ -315,7 +313,7 @@ async def expand_chat(
 ) -> str:
     """Replace the files in the messages by what the pair reads of them, and return a note, or ""."""
     daemon = state_of(request)
-    loaded = await daemon.supervisor.ready(pair)
+    loaded = await daemon.pairs.ready(pair)
     expansion = expand_files(
         body.messages, daemon.converter, pair=pair.name, reads_pictures=loaded.reads_pictures
     )
@@ -330,7 +328,7 @@ async def call_format(daemon: DaemonState, pair: PairFiles) -> CallFormat:
     """
     if pair.upstream is not None:
         return HERMES
-    return (await daemon.supervisor.ready(pair)).dialect.calls
+    return (await daemon.pairs.ready(pair)).dialect.calls
 
 
 async def complete(request: Request) -> Response:
@@ -348,10 +346,10 @@ async def _text_run(request: Request, body: CompletionRequest) -> AnswerRun:
     shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:
         shape.echo = [
-            await _prompt_text(daemon.supervisor, pair, generate.prompt)
+            await _prompt_text(daemon.pairs, pair, generate.prompt)
             for generate in requests[:: body.n or 1]
         ]
-    return AnswerRun(daemon.supervisor, pair, requests, shape, **progress_options(body, shape))
+    return AnswerRun(daemon.pairs, pair, requests, shape, **progress_options(body, shape))
 
 
 def _text_answer(
@@ -363,7 +361,7 @@ def _text_answer(
     return PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end, notes=notes)
 
 
-async def _prompt_text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:
+async def _prompt_text(pairs: PairTable, pair: PairFiles, prompt: frames.Prompt) -> str:
     """Return the text of a prompt, with token ids decoded; of a prompt with a suffix the part before it."""
     text, parts = "", list[str | int]()
     match prompt:
@@ -379,6 +377,6 @@ async def _prompt_text(supervisor: Supervisor, pair: PairFiles, prompt: frames.P
         if is_text:
             text += "".join(map(str, run))
         else:
-            reply = await supervisor.ask(pair, frames.Detokenize(0, [*map(int, run)]))
+            reply = await pairs.ask(pair, frames.Detokenize(0, [*map(int, run)]))
             text += reply.value["content"]
     return text

@@ -17,9 +17,8 @@ import localspec
 from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import EventStream
 from localspec.daemon.state import DaemonState, state_of
-from localspec.daemon.worker import eviction
-from localspec.daemon.worker.eviction import MIB
 from localspec.daemon.worker.metrics import Histogram, Metrics
+from localspec.daemon.worker.plan import MIB, engine_settings, setting_notes
 from localspec.daemon.worker.queue import Job
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
@@ -57,21 +56,21 @@ async def show(request: Request) -> Response:
 
 async def _present_upstreams(daemon: DaemonState) -> list[UpstreamStatus]:
     """Return the status of the servers that were used and whose pairs are still in models.toml."""
-    statuses = daemon.supervisor.upstreams()
+    statuses = daemon.pairs.upstreams()
     names = await asyncio.to_thread(lambda: daemon.registry.upstreams) if statuses else []
     return [status for status in statuses if status.name in names]
 
 
 def _own_lines(daemon: DaemonState, upstreams: list[UpstreamStatus]) -> Iterator[str]:
-    metrics, residents = daemon.supervisor.metrics, daemon.supervisor.residents
+    table, metrics = daemon.pairs, daemon.pairs.metrics
     counts, totals = metrics.counts, metrics.totals
     yield from _samples(
         ("counter", "requests_total", "Generations requested.", counts.requests),
         ("counter", "requests_failed_total", "Generations that failed.", counts.failed),
         ("counter", "requests_cancelled_total", "Generations cancelled by the client.",
          counts.cancelled),
-        ("gauge", "requests_running", "Requests running.", residents.running()),
-        ("gauge", "requests_waiting", "Generations waiting in the queue.", residents.waiting()),
+        ("gauge", "requests_running", "Requests running.", table.running()),
+        ("gauge", "requests_waiting", "Generations waiting in the queue.", table.waiting()),
     )  # fmt: skip
     text = "Time from a request's arrival to its first text."
     yield from _histogram("time_to_first_text_seconds", text, metrics.time_to_first_token)
@@ -91,11 +90,11 @@ def _own_lines(daemon: DaemonState, upstreams: list[UpstreamStatus]) -> Iterator
         ("counter", "embedded_tokens_total", "Tokens of those.", counts.embedded_tokens),
         ("counter", "worker_starts_total", "Engine processes started.", counts.worker_starts),
         ("counter", "worker_deaths_total", "Engine processes that died.", counts.worker_deaths),
-        ("gauge", "pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded))),
+        ("gauge", "pair_loaded", "Whether a pair is loaded.", int(bool(table.loaded))),
     )  # fmt: skip
-    yield from _pair_lines(residents.statuses(), upstreams)
+    yield from _pair_lines(table.statuses(), upstreams)
     text = "Whether safe mode (slower kernels) is on."
-    yield from _samples(("gauge", "safe_mode", text, int(residents.safe_mode.on)))
+    yield from _samples(("gauge", "safe_mode", text, int(table.safe_mode.on)))
 
 
 def _pair_lines(present: list[PairStatus], upstreams: list[UpstreamStatus]) -> Iterator[str]:
@@ -137,7 +136,7 @@ def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
 
     They are about the engine of this machine: what other servers answered is left out.
     """
-    queue, metrics = daemon.supervisor.residents, daemon.supervisor.metrics
+    queue, metrics = daemon.pairs, daemon.pairs.metrics
     counts, totals, elsewhere = metrics.counts, metrics.totals, metrics.elsewhere
     cached = totals.cached_tokens - elsewhere.cached
     yield from _samples(
@@ -239,10 +238,10 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 async def status(request: Request) -> Response:
     """Handle GET /localspec/status."""
     daemon = state_of(request)
-    supervisor, residents = daemon.supervisor, daemon.supervisor.residents
-    recent = residents.most_recent()
+    table = daemon.pairs
+    recent = table.most_recent()
     configured = daemon.config.pair
-    if configured not in {pair.name for pair in residents.present}:  # it may be an alias
+    if configured not in {pair.name for pair in table.present}:  # it may be an alias
         configured = await asyncio.to_thread(daemon.registry.listed_name, configured)
     return json_response(
         Status(
@@ -251,14 +250,14 @@ async def status(request: Request) -> Response:
             pid=os.getpid(),
             uptime=time.monotonic() - daemon.started,
             pair=recent.status(),
-            running=residents.running(),
-            waiting=residents.waiting(),
+            running=table.running(),
+            waiting=table.waiting(),
             queue_limit=daemon.config.queue,
             worker_pid=recent.worker.pid if recent.worker else None,
-            safe_mode=residents.safe_mode.on,
+            safe_mode=table.safe_mode.on,
             draining=daemon.draining,
-            counts=supervisor.metrics.counts,
-            figures=supervisor.figures(),
+            counts=table.metrics.counts,
+            figures=table.figures(),
             ahead=recent.admission.ahead(Job()),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
@@ -267,7 +266,7 @@ async def status(request: Request) -> Response:
             problems=daemon.problems,
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
-            pairs=residents.statuses(),
+            pairs=table.statuses(),
             upstreams=await _present_upstreams(daemon),
             memory=daemon.config.memory * MIB or None,
             configured=configured,
@@ -285,7 +284,7 @@ async def shutdown(request: Request) -> Response:
 
 async def reset(request: Request) -> Response:
     """Handle POST /localspec/reset."""
-    state_of(request).supervisor.residents.reset()
+    state_of(request).pairs.reset()
     return json_response({"status": "ok"})
 
 
@@ -315,14 +314,14 @@ async def configure(request: Request) -> Response:
 
 async def _costs(daemon: DaemonState, request: Request) -> list[str]:
     """Return which settings this machine cannot give the pair; [] if that takes too long to find out."""
-    workers = daemon.supervisor.residents.pids
-    settings = eviction.engine_settings(daemon.config, daemon.paths)
+    workers = daemon.pairs.pids
+    settings = engine_settings(daemon.config, daemon.paths)
     try:
         async with asyncio.timeout(_COSTS_TIMEOUT_S):
             pair = await daemon.resolve_pair("", request.receive)
             if pair.upstream is not None:
                 return []
-            return await asyncio.to_thread(eviction.setting_notes, pair, settings, workers)
+            return await asyncio.to_thread(setting_notes, pair, settings, workers)
     except (TimeoutError, LocalspecError):  # The next request for an answer reports the error.
         return []
 
@@ -338,8 +337,8 @@ async def load(request: Request) -> Response:
     daemon = state_of(request)
     pair = await daemon.resolve_pair(body.model, request.receive)
     if pair.upstream is not None:
-        return EventStream(partial(_nothing_to_load, await daemon.supervisor.ready(pair)))
-    return EventStream(partial(daemon.supervisor.residents.get(pair.name).load, pair))
+        return EventStream(partial(_nothing_to_load, await daemon.pairs.ready(pair)))
+    return EventStream(partial(daemon.pairs.get(pair.name).load, pair))
 
 
 async def _nothing_to_load(
@@ -357,5 +356,5 @@ async def unload(request: Request) -> Response:
     name = None
     if body.model:
         name = (await daemon.resolve_named(body.model, request.receive)).name
-    pairs = await daemon.supervisor.unload_idle(name)
+    pairs = await daemon.pairs.unload_idle(name)
     return json_response({"unloaded": bool(pairs), "pairs": pairs})

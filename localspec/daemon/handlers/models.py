@@ -91,7 +91,7 @@ async def find_model(request: Request) -> Model:
 def _creation_times(daemon: DaemonState) -> dict[str, int]:
     """Return the names of all pairs, each with the Unix time since when it has been available."""
     started = int(time.time() - (time.monotonic() - daemon.started))
-    loaded = [pair.name for pair in daemon.supervisor.residents.loaded]
+    loaded = [pair.name for pair in daemon.pairs.loaded]
     pair_names = [daemon.config.pair, BUILTIN, *loaded]
     records = daemon.registry.store.listing().records
     pair_names += daemon.registry.upstreams
@@ -105,7 +105,7 @@ def _model(
     entry = Model(name, created, status=statuses.get(name, ModelStatus("unloaded")))
     with suppress(LocalspecError):  # `localspec list` reports what is wrong with the pair.
         view = views.pair_details(daemon.registry, name, 0, daemon.config)
-        info = daemon.supervisor.residents.info(view.name)
+        info = daemon.pairs.info(view.name)
         n_ctx = info.n_ctx if info else view.fit.context if view.fit else view.context
         entry.capabilities = view.capabilities
         if n_ctx:  # unknown of another server's model
@@ -117,7 +117,7 @@ def _model(
 def _model_statuses(daemon: DaemonState) -> dict[str, ModelStatus]:
     """Return the status of every pair that is loaded or being loaded."""
     statuses = {}
-    for pair in daemon.supervisor.residents.statuses():
+    for pair in daemon.pairs.statuses():
         since = UNSET if pair.since is None else int(pair.since)
         memory = UNSET if pair.memory is None else pair.memory
         value: Literal["loaded", "loading"] = "loaded" if pair.state == "ready" else "loading"
@@ -130,8 +130,8 @@ async def health(request: Request) -> Response:
     daemon = state_of(request)
     if daemon.draining:
         return json_response(_unavailable("Shutting down"), 503)
-    residents = daemon.supervisor.residents
-    if residents.present and not residents.loaded:
+    table = daemon.pairs
+    if table.present and not table.loaded:
         return json_response(_unavailable("Loading model"), 503)
     return json_response({"status": "ok"})
 
@@ -147,11 +147,11 @@ async def props(request: Request) -> Response:
     idle.
     """
     daemon = state_of(request)
-    residents = daemon.supervisor.residents
-    loaded = residents.most_recent().info
-    info = loaded or residents.last_loaded
+    table = daemon.pairs
+    loaded = table.most_recent().info
+    info = loaded or table.last_loaded
     if info is None or (not loaded and info.name != names.resolve_default("", daemon.config)):
-        info = await daemon.supervisor.ready(await daemon.resolve_pair("", request.receive))
+        info = await daemon.pairs.ready(await daemon.resolve_pair("", request.receive))
     return json_response(
         {
             "default_generation_settings": {
@@ -166,7 +166,7 @@ async def props(request: Request) -> Response:
             "eos_token": info.eos_token,
             "build_info": info.backend,
             "modalities": {"vision": info.reads_pictures, "audio": False},
-            "is_sleeping": residents.info(info.name) is None,
+            "is_sleeping": table.info(info.name) is None,
         }
     )
 
@@ -179,7 +179,7 @@ async def slots(request: Request) -> Response:
     one. No pair is loaded for this.
     """
     daemon = state_of(request)
-    recent = daemon.supervisor.residents.most_recent()
+    recent = daemon.pairs.most_recent()
     queue, info = recent.admission, recent.info
     if request.query_params.get("fail_on_no_slot") == "1" and queue.running >= queue.parallel:
         raise Unavailable("No slot is idle.")
@@ -312,7 +312,7 @@ async def list_pairs(request: Request) -> Response:
     listing = await asyncio.to_thread(views.list_pairs, daemon.registry, with_catalogue)
     listing.configured = await asyncio.to_thread(daemon.registry.listed_name, daemon.config.pair)
     listing.problems += [problem for problem in daemon.problems if problem not in listing.problems]
-    loaded = {status.name: status for status in daemon.supervisor.residents.statuses()}
+    loaded = {status.name: status for status in daemon.pairs.statuses()}
     for entry in listing.pairs:
         if status := loaded.get(entry.name):
             entry.takes, entry.since = status.memory, status.since
@@ -334,7 +334,7 @@ async def show_pair(request: Request) -> Response:
         if preset and preset.chat_template:
             template = preset.chat_template
         if template and not view.target.pooling:
-            info = daemon.supervisor.residents.info(view.name)
+            info = daemon.pairs.info(view.name)
             is_loaded = info is not None and info.chat_template == template
             calls = info.dialect.calls if info and is_loaded else _learn_calls(template)
             view.calls = describe_format(calls)
@@ -372,7 +372,7 @@ async def remove_pair(request: Request) -> Response:
     if upstreams := extras.load("upstream", "pairs"):
         removed = await asyncio.to_thread(upstreams.remove_upstream, daemon.registry, name)
         if removed:
-            daemon.supervisor.forget_upstream(removed.name)
+            daemon.pairs.forget_upstream(removed.name)
             return json_response(removed)
     name = await asyncio.to_thread(daemon.registry.check_removable, name)
     await daemon.unload_if_idle(name)
@@ -415,7 +415,7 @@ async def find_drafts(request: Request) -> Response:
     if pair.upstream is not None:
         message = f"'{pair.name}' is served by another server, which has drafts of its own."
         raise InvalidRequest(message, param="target")
-    trials = tasks.DraftTrials(daemon.supervisor) if body.measure else None
+    trials = tasks.DraftTrials(daemon.pairs) if body.measure else None
     rank = partial(views.rank_drafts_for, daemon.registry, pair, body.folders, trials)
     return EventStream(stream_reports(daemon.long_work, rank))
 

@@ -24,8 +24,8 @@ from localspec.daemon.pairs.names import (
     builtin_files,
     is_file_name,
 )
-from localspec.daemon.worker.eviction import free_memory
-from localspec.daemon.worker.residents import RetentionPolicy
+from localspec.daemon.worker.plan import free_memory
+from localspec.daemon.worker.table import RetentionPolicy
 from localspec.errors import (
     Conflict,
     InvalidRequest,

@@ -13,14 +13,8 @@ import msgspec
 
 from localspec.daemon.http.sse import rate_limited
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.worker.supervisor import Supervisor
-from localspec.errors import (
-    Conflict,
-    InvalidRequest,
-    LocalspecError,
-    NetworkSettings,
-    Unavailable,
-)
+from localspec.daemon.worker.table import PairTable
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, NetworkSettings, Unavailable
 from localspec.protocol import frames
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import (
@@ -224,15 +218,15 @@ class Interrupted(Exception):
 class DraftTrials:
     """A function that measures drafts. It is created in the event loop and called from a thread."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, pairs: PairTable) -> None:
         """Prepare to measure.
 
         Raises:
             Conflict: The engine is busy. Both would be slower, and the figures wrong.
         """
-        if supervisor.residents.busy:
+        if pairs.busy:
             raise Conflict("The engine is busy; measure when it is idle.")
-        self._supervisor = supervisor
+        self._pairs = pairs
         self._loop = asyncio.get_running_loop()
         self._measured = ""
 
@@ -267,7 +261,7 @@ class DraftTrials:
                 break
             done = await self._generate(files, prompt, kind)
             texts.append(count_verified(done))
-            info = self._supervisor.residents.info(files.name)
+            info = self._pairs.info(files.name)
             if info is None or not info.profile.get("draft_ms"):
                 reason = (info and info.speculation) or done.speculation.reason
                 raise LocalspecError(
@@ -284,7 +278,7 @@ class DraftTrials:
     async def _generate(
         self, files: frames.PairFiles, prompt: str, kind: DrafterKind
     ) -> frames.Done:
-        if self._supervisor.residents.busy:
+        if self._pairs.busy:
             raise Interrupted
         request = frames.Generate(
             0,
@@ -295,7 +289,7 @@ class DraftTrials:
             cache_prompt=False,
         )
         try:
-            return await self._supervisor.generate(files, request)
+            return await self._pairs.generate(files, request)
         except LocalspecError as error:
             # Some of its subclasses mean that this draft cannot be loaded. Unavailable itself does not.
             if type(error) is Unavailable:
@@ -303,7 +297,7 @@ class DraftTrials:
             raise
 
     async def _release(self) -> None:
-        pair = self._supervisor.residents.get(self._measured)
+        pair = self._pairs.get(self._measured)
         if self._measured and not pair.busy:
             await pair.unload()
 

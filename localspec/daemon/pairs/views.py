@@ -21,7 +21,7 @@ from localspec.daemon.pairs.names import (
 )
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.pairs.tasks import DraftTrials, Interrupted
-from localspec.daemon.worker import eviction
+from localspec.daemon.worker.plan import engine_settings, memory_load
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.paths import MODEL_FOLDER_VARIABLES
 from localspec.protocol.frames import PairFiles
@@ -278,8 +278,8 @@ def pair_details(
             record = local.recall_record(name, Path(files.target), draft)
     else:
         record = registry.installed(name)
-    settings = eviction.engine_settings(config, registry.paths)
-    load = eviction.memory_load(settings, machine.installed_backend())
+    settings = engine_settings(config, registry.paths)
+    load = memory_load(settings, machine.installed_backend())
     load = replace(load, context=context or config.context)
     view = describe_pair(registry.store, record, registry.free_memory(), load)
     if view.name == BUILTIN:

@@ -8,9 +8,10 @@ import importlib.util
 import logging
 import platform
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +28,9 @@ from localspec.errors import (
 from localspec.paths import read_file
 from localspec.protocol import frames
 
+log = logging.getLogger("localspec.safe_mode")
+
+SAFE_MODE_VERSION = 1
 MAX_CRASHES = 3  # crashes within CRASH_WINDOW_S after which a pair is set aside
 CRASH_WINDOW_S = 600.0
 
@@ -38,12 +42,10 @@ KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
 TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 # Signals by which llama.cpp's own code ends a process.
 CODE_SIGNALS = (*KERNEL_SIGNALS, signal.SIGABRT, signal.SIGFPE)
-MAX_TEXTS = 256  # hashes of texts that are remembered
 MAX_CAUSES = 64  # causes of crashes that are remembered
 
 Ending = Literal["crash", "watchdog", "unload"]
-# The size of a file in bytes and the time of its last change in ns. None if there is no such file.
-FileMark = tuple[int, int] | None
+Value = TypeVar("Value")
 # llama.cpp's last message if another machine that holds layers is gone.
 _REMOTE_LOST_MESSAGE = "Remote RPC server"
 _OUT_OF_MEMORY_MESSAGES = (
@@ -78,17 +80,10 @@ class Death:
         """Whether kernels that do not suit this CPU may have caused it."""
         return self.ending == "crash" and self.signal in KERNEL_SIGNALS
 
-    @property
-    def may_be_from_text(self) -> bool:
-        """Whether a text may have caused it, if one was being tokenized."""
-        other_cause = self.out_of_memory or self.lost_remote_machine
-        return self.ending == "crash" and self.signal in TEXT_SIGNALS and not other_cause
-
-    @property
-    def may_be_from_draft(self) -> bool:
-        """Whether a draft may have caused it, if one was in use."""
-        other_cause = self.out_of_memory or self.lost_remote_machine
-        return self.ending == "crash" and self.signal in CODE_SIGNALS and not other_cause
+    def may_be_from(self, signals: Collection[int]) -> bool:
+        """Return whether it is a crash by one of these signals without another known cause."""
+        known = self.out_of_memory or self.lost_remote_machine
+        return self.ending == "crash" and self.signal in signals and not known
 
     @property
     def out_of_memory(self) -> bool:
@@ -121,6 +116,7 @@ class Death:
 
     def error(self, watchdog_s: float) -> LocalspecError:
         """Return the error for the requests that were running."""
+        last_message = f" Its last message: {self.last_words}" if self.last_words else ""
         if self.ending == "watchdog":
             return WorkerTimeout(
                 f"The engine did not respond for {watchdog_s:g} s and was killed; the next request "
@@ -129,7 +125,7 @@ class Death:
         if self.out_of_memory:
             return WorkerOutOfMemory(
                 "The engine ran out of memory. Use a smaller pair or a smaller `context` in "
-                f"config.toml.{self._last_message()}"
+                f"config.toml.{last_message}"
             )
         if self.lost_remote_machine:
             return WorkerDied(
@@ -137,8 +133,7 @@ class Death:
                 "loads the pair without that machine if it fits, and otherwise reports which one is missing."
             )
         return WorkerDied(
-            f"The engine crashed ({self.description}); the next request starts a new one."
-            f"{self._last_message()}"
+            f"The engine crashed ({self.description}); the next request starts a new one.{last_message}"
         )
 
     def changed_file_error(self, file: Path) -> LocalspecError:
@@ -149,8 +144,14 @@ class Death:
             "If you did not change it, download it again."
         )
 
-    def _last_message(self) -> str:
-        return f" Its last message: {self.last_words}" if self.last_words else ""
+    def text_error(self) -> LocalspecError:
+        """Return the error for the sender of a text that crashed the engine."""
+        return InvalidRequest(
+            f"The text of this request crashed the engine ({self.description}) while it was being "
+            "tokenized, so it is not tried again. A long run of characters without spaces is "
+            "the likely cause; shorten or split it.",
+            param="prompt",
+        )
 
 
 def blame(
@@ -174,15 +175,15 @@ def blame(
     """
     if death.may_be_from_kernels and file_changed:
         return "file"
-    if death.may_be_from_text and preparing:
+    if death.may_be_from(TEXT_SIGNALS) and preparing:
         return "text"
     if death.may_be_from_kernels and not decoded and not safe_mode:
         return "kernels"
-    return "draft" if death.may_be_from_draft and drafting else "pair"
+    return "draft" if death.may_be_from(CODE_SIGNALS) and drafting else "pair"
 
 
 class CrashHistory:
-    """The crashes of each cause. A cause is a pair's files and settings, see `crash_cause`.
+    """The crashes of each cause. A cause is a pair's files and settings, see `MappedFiles.crash_cause`.
 
     After MAX_CRASHES crashes within CRASH_WINDOW_S a cause is refused until reset. A changed setting or file
     makes a new cause, so the pair can be used at once. If the change is undone, the cause is refused again.
@@ -196,13 +197,12 @@ class CrashHistory:
     def drop_draft(self, pair: frames.PairFiles, cause: bytes, reason: str) -> str:
         """Leave out what drafts when this cause is loaded again. Return a sentence about it."""
         name = Path(pair.draft).name if pair.draft else "What drafts for its target"
-        while len(self._draft_problems) >= MAX_CAUSES:
-            del self._draft_problems[next(iter(self._draft_problems))]
-        self._draft_problems[cause] = (
+        problem = (
             f"{name} is left out, because the engine crashed with it ({reason}). To try it again: "
             "localspec start --reset"
         )
-        return self._draft_problems[cause]
+        _remember(self._draft_problems, cause, problem)
+        return problem
 
     def draft_problem(self, cause: bytes) -> str:
         """Return why a cause is loaded without what drafts for its target, as a sentence, or ""."""
@@ -213,13 +213,9 @@ class CrashHistory:
         if _REMOTE_LOST_MESSAGE in reason:
             return
         recent = [at for at in self._crashes.pop(cause, []) if now - at < CRASH_WINDOW_S] + [now]
-        while len(self._crashes) >= MAX_CAUSES:
-            del self._crashes[next(iter(self._crashes))]
-        self._crashes[cause] = recent
+        _remember(self._crashes, cause, recent)
         if len(recent) >= MAX_CRASHES:
-            while len(self._aside) >= MAX_CAUSES:
-                del self._aside[next(iter(self._aside))]
-            self._aside[cause] = pair, reason
+            _remember(self._aside, cause, (pair, reason))
 
     def causes_set_aside(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
         """Return the causes for which `pair` was set aside, each with its files."""
@@ -247,54 +243,11 @@ class CrashHistory:
         self._draft_problems.clear()
 
 
-class DeadlyTexts:
-    """The texts that crashed an engine while it tokenized them, until reset.
-
-    They would crash the next engine too, and with it the answers of all clients.
-    """
-
-    def __init__(self) -> None:
-        self.hashes: dict[bytes, str] = {}  # how the engine ended, by the hash of the text
-
-    def add(self, cause: bytes, frame: frames.Frame, death: Death) -> None:
-        """Record the text of a request that crashed an engine. `cause`: see `crash_cause`."""
-        while len(self.hashes) >= MAX_TEXTS:
-            del self.hashes[next(iter(self.hashes))]
-        self.hashes[_text_hash(cause, frame)] = death.description
-
-    def check(self, cause: bytes, frame: frames.Frame) -> None:
-        """Refuse a request whose text has crashed an engine.
-
-        Raises:
-            InvalidRequest: The text crashed an engine of this pair with these settings and files.
-        """
-        if how := self.hashes.get(_text_hash(cause, frame)):
-            raise deadly_text_error(how)
-
-    def reset(self) -> None:
-        self.hashes.clear()
-
-
-def deadly_text_error(how: str) -> InvalidRequest:
-    """Return the error for the sender of a text that crashed the engine."""
-    return InvalidRequest(
-        f"The text of this request crashed the engine ({how}) while it was being "
-        "tokenized, so it is not tried again. A long run of characters without spaces is "
-        "the likely cause; shorten or split it.",
-        param="prompt",
-    )
-
-
-def _text_hash(cause: bytes, frame: frames.Frame) -> bytes:
-    """Return a hash of everything that is tokenized. Other fields may differ between two tries."""
-    texts: object = msgspec.structs.replace(frame, id=0)
-    if isinstance(frame, frames.Generate):
-        extras = frame.sampling.text_bias, frame.speculative.prediction, frame.constraint
-        texts = [frame.prompt, *extras, frame.tools, frame.shown]
-    return hashlib.sha256(msgspec.msgpack.encode([cause, texts])).digest()
-
-
-# --- the files that an engine reads
+def _remember(table: dict[bytes, Value], cause: bytes, value: Value) -> None:
+    """Remember a value of a cause, and forget the oldest ones if there are too many."""
+    while len(table) >= MAX_CAUSES:
+        del table[next(iter(table))]
+    table[cause] = value
 
 
 class MappedFiles:
@@ -312,41 +265,25 @@ class MappedFiles:
         for name in (pair.target, pair.draft, *pair.other_drafts):
             with contextlib.suppress(BadGguf):  # the load reports it
                 model_files += shard_paths(Path(name)) if name else []
-        self.marks = {file: _file_mark(file) for file in model_files}
+        self._marks = {file: _file_mark(file) for file in model_files}
 
     def changed_file(self) -> Path | None:
         """Return the first file that has changed, or None."""
-        return next((file for file, mark in self.marks.items() if _file_mark(file) != mark), None)
+        return next((file for file, mark in self._marks.items() if _file_mark(file) != mark), None)
+
+    def crash_cause(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> bytes:
+        """Return a hash of what an engine read and of its settings, to recognize repeated crashes."""
+        marks = [(str(file), mark) for file, mark in self._marks.items()]
+        return hashlib.sha256(msgspec.msgpack.encode([pair, marks, settings])).digest()
 
 
-def crash_cause(
-    pair: frames.PairFiles, mapped: MappedFiles, settings: frames.EngineSettings
-) -> bytes:
-    """Return a hash of the files that an engine read and of its settings, to recognize repeated crashes."""
-    marks = [(str(file), mark) for file, mark in mapped.marks.items()]
-    return hashlib.sha256(msgspec.msgpack.encode([pair, marks, settings])).digest()
-
-
-def _file_mark(file: Path) -> FileMark:
+def _file_mark(file: Path) -> tuple[int, int] | None:
+    """Return the size of a file and the time of its last change in ns, None if there is no such file."""
     try:
         info = file.stat()
     except OSError:
         return None
     return info.st_size, info.st_mtime_ns
-
-
-# ------------------------------------------------------------------------ safe mode
-# Remember on which machines llama.cpp's repacked kernels must be switched off.
-#
-# Some compilers build kernels that end the process at the first decode. A worker that dies like this is
-# tried once more without them. If that helps, it is remembered per CPU and build of llama.cpp, so that a
-# rebuilt one is trusted again. If a GPU's driver may have crashed instead, safe mode is only tried and not
-# remembered.
-
-
-log = logging.getLogger("localspec.safe_mode")
-
-SAFE_MODE_VERSION = 1
 
 
 class SafeModeRecord(msgspec.Struct):
@@ -357,9 +294,12 @@ class SafeModeRecord(msgspec.Struct):
 
 
 class SafeMode:
-    """Whether the fast kernels are off, and the file that remembers why they had to be.
+    """Whether llama.cpp's repacked kernels are off, and the file that remembers why they had to be.
 
-    A file of a newer release is neither read nor changed.
+    Some compilers build kernels that end the process at the first decode. A worker that dies like this is
+    tried once more without them. If that helps, it is remembered per CPU and build of llama.cpp, so that a
+    rebuilt one is trusted again. If a GPU's driver may have crashed instead, safe mode is only tried and not
+    remembered. A file of a newer release is neither read nor changed.
     """
 
     def __init__(self, file: Path, key: str | None = None, backend: str | None = None) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -23,6 +23,9 @@ from localspec.daemon.worker.death import Death, Ending
 from localspec.daemon.worker.queue import Job
 from localspec.ended import count_oom_kills
 from localspec.protocol import frames
+
+if TYPE_CHECKING:
+    from localspec.daemon.worker.loaded import LoadedPair
 
 log = logging.getLogger("localspec.worker")
 
@@ -72,7 +75,7 @@ class RunningRequest:
         """Return the next event or reply.
 
         Raises:
-            Again: The request should be sent to another worker.
+            RetryRequest: The request should be sent to another worker.
             LocalspecError: The worker refused the request, or ended.
         """
         item = await self.inbox.get()
@@ -87,22 +90,6 @@ class RunningRequest:
         return event
 
 
-class WorkerOwner(Protocol):
-    """The owner of a worker, which is notified of what happens to it."""
-
-    def on_notice(self, text: str) -> None:
-        """Log a message of the worker."""
-
-    def on_decoded(self, worker: Worker) -> None:
-        """Handle the first successful decode."""
-
-    def on_quiet(self) -> None:
-        """Handle the end of the last running request."""
-
-    def on_death(self, worker: Worker, death: Death) -> None:
-        """Handle the end of the worker. Its requests still wait for an outcome, see `Worker.fail`."""
-
-
 class _Link(asyncio.Protocol):
     """Our end of the socket.
 
@@ -110,7 +97,7 @@ class _Link(asyncio.Protocol):
     would need one more iteration for each token of each answer.
     """
 
-    _transport: asyncio.Transport  # set by connection_made
+    transport: asyncio.Transport  # set by connection_made
 
     def __init__(self) -> None:
         self._unread = bytearray()
@@ -124,19 +111,20 @@ class _Link(asyncio.Protocol):
             Exception: The exception of `take`, or of the socket.
         """
         self._take = take
-        self._deliver()
+        self.data_received(b"")
         await self._closed
 
     def send(self, data: bytes) -> None:
         """Queue data. Once the socket is closed, the data is dropped."""
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
-    def close(self) -> None:
-        """Close the socket after the queued data is sent."""
-        self._transport.close()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
 
-    def _deliver(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
         if self._take is None or self._closed.done():
             return
         try:
@@ -144,16 +132,6 @@ class _Link(asyncio.Protocol):
                 self._take(body)
         except Exception as error:  # the data after an invalid frame has no known beginning
             self._closed.set_exception(error)
-
-    # called by asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._unread += data
-        self._deliver()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._closed.done():
@@ -167,13 +145,7 @@ class _Link(asyncio.Protocol):
 class Worker:
     """A running engine: its load, then its requests, each with a number."""
 
-    def __init__(
-        self,
-        process: Process,
-        link: _Link,
-        owner: WorkerOwner,
-        watchdog: float,
-    ) -> None:
+    def __init__(self, process: Process, link: _Link, owner: LoadedPair, watchdog: float) -> None:
         """Follow the process. A busy worker is killed after `watchdog` seconds of silence."""
         self.pid = process.pid
         self.decoded = False
@@ -242,7 +214,12 @@ class Worker:
         number = request.id = next(self._numbers)
         running = self._running[number] = RunningRequest(request, job or Job())
         try:
-            self._send_request(request)
+            try:
+                self._send(request)
+            except OverflowError as error:  # from values that are passed to a template unchecked
+                raise errors.InvalidRequest(
+                    "The request contains a whole number of more than 64 bits."
+                ) from error
             yield running
         finally:
             # The request is still in the table if no Done, Failed or Reply has come.
@@ -251,14 +228,6 @@ class Worker:
                 self._owner.on_quiet()
             if unfinished and self.alive:
                 self._send(frames.Cancel(number))
-
-    def _send_request(self, request: Request) -> None:
-        try:
-            self._send(request)
-        except OverflowError as error:  # from values that are passed to a template unchecked
-            raise errors.InvalidRequest(
-                "The request contains a whole number of more than 64 bits."
-            ) from error
 
     async def forget(self, conversation: str | None) -> None:
         """Make the worker drop everything it keeps of a conversation, or of all with None.
@@ -305,9 +274,8 @@ class Worker:
             self._fail_load(outcome)
         doomed, self._running = self._running, {}
         for running in doomed.values():
-            running.inbox.put_nowait(
-                outcome if isinstance(outcome, Exception) else outcome(running)
-            )
+            own = outcome if isinstance(outcome, Exception) else outcome(running)
+            running.inbox.put_nowait(own)
 
     def abort(self, error: errors.LocalspecError) -> None:
         """Fail the requests of a live worker. They stay in the table, so that each is cancelled there."""
@@ -347,7 +315,7 @@ class Worker:
         except OSError as error:
             log.info("the engine's socket broke: %s", error)
         finally:
-            self._link.close()
+            self._link.transport.close()  # after the queued data is sent
         try:
             # Without its socket the worker ends by itself.
             returncode = await asyncio.wait_for(self._process.wait(), _SHUTDOWN_GRACE_S)
@@ -358,11 +326,12 @@ class Worker:
         await asyncio.wait({stderr_task}, timeout=0.5)  # a grandchild may hold the pipe open
         stderr_task.cancel()
         watchdog_task.cancel()
-        oom_count = count_oom_kills()
-        oom_kill = (
-            None if oom_count is None or self._oom_kills is None else oom_count > self._oom_kills
-        )
-        self._owner.on_death(self, Death(self._ending, returncode, self._last_words(), oom_kill))
+        now, before = count_oom_kills(), self._oom_kills
+        oom_kill = None if now is None or before is None else now > before
+        lines = self._stderr_tail.decode("utf-8", "replace").splitlines()
+        messages = [line.strip() for line in lines if line.strip()]
+        last_words = messages[-1][:300] if messages else ""
+        self._owner.on_death(self, Death(self._ending, returncode, last_words, oom_kill))
 
     async def _watch(self, limit: float) -> None:
         """Kill the worker if it is silent or makes no progress while it has work."""
@@ -382,11 +351,6 @@ class Worker:
             del self._stderr_tail[:-_STDERR_TAIL_BYTES]
             log.debug("engine: %s", data.decode("utf-8", "replace").rstrip())
 
-    def _last_words(self) -> str:
-        lines = self._stderr_tail.decode("utf-8", "replace").splitlines()
-        messages = [line.strip() for line in lines if line.strip()]
-        return messages[-1][:300] if messages else ""
-
     # ------------------------------------------------------------------ frames
 
     def _send(self, frame: frames.Frame) -> None:
@@ -394,27 +358,15 @@ class Worker:
         self._link.send(frames.encode_frame(frame))
 
     def _on_body(self, body: bytes) -> None:
-        self._heard_at, self._still_s = time.monotonic(), 0.0
-        self._take(frames.from_worker_decoder.decode(body))
-
-    def _take(self, frame: frames.FromWorker) -> None:
         """Pass a frame to the request or order that it belongs to, if that still exists."""
-        match frame:
-            case (
-                frames.Started()
-                | frames.Reading()
-                | frames.Delta()
-                | frames.Done()
-                | frames.Reply()
-            ):
+        self._heard_at, self._still_s = time.monotonic(), 0.0
+        match frame := frames.from_worker_decoder.decode(body):
+            case frames.Delta():  # first, because nearly all frames are
                 self._on_result(frame.id, frame)
             case frames.Failed():
+                lengths = {"n_prompt_tokens": frame.n_prompt_tokens, "n_ctx": frame.n_ctx}
                 refusal = errors.error_from_code(
-                    frame.code,
-                    frame.message,
-                    param=frame.param,
-                    n_prompt_tokens=frame.n_prompt_tokens,
-                    n_ctx=frame.n_ctx,
+                    frame.code, frame.message, param=frame.param, **lengths
                 )
                 self._on_result(frame.id, refusal)
             case frames.Preparing():
@@ -434,7 +386,9 @@ class Worker:
                 if done and not done.done():
                     done.set_result(frame)
             case frames.Notice():
-                self._owner.on_notice(frame.text)
+                log.warning("%s", frame.text)
+            case _:
+                self._on_result(frame.id, frame)
 
     def _fail_load(self, reason: Exception) -> None:
         if self._load_result and not self._load_result.done():
@@ -456,7 +410,7 @@ class Worker:
             running.inbox.put_nowait(item)
 
 
-async def spawn(command: Sequence[str], owner: WorkerOwner, watchdog: float) -> Worker:
+async def spawn(command: Sequence[str], owner: LoadedPair, watchdog: float) -> Worker:
     """Start an engine in a session of its own, so that a Ctrl-C in the daemon's terminal does not end it.
 
     Raises:
@@ -466,9 +420,7 @@ async def spawn(command: Sequence[str], owner: WorkerOwner, watchdog: float) -> 
     try:
         with worker_end:
             process = await asyncio.create_subprocess_exec(
-                *command,
-                "--fd",
-                str(worker_end.fileno()),
+                *(*command, "--fd", str(worker_end.fileno())),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
                 stderr=PIPE,

@@ -80,7 +80,7 @@ async def _run(request: Request, body: MessagesRequest) -> AnswerRun:
         state, choice = threads.encode_state(body), empty_answer.choices[0]
         choice.on_end = turn.store_answer_as(shape.id, lambda _: state)
         context = turn.under_way(choice, shape.id, lambda _: state)
-    return AnswerRun(daemon.supervisor, pair, requests, shape, context)
+    return AnswerRun(daemon.pairs, pair, requests, shape, context)
 
 
 async def count_tokens(request: Request) -> Response:

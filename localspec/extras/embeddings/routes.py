@@ -137,7 +137,7 @@ async def compute(
     """
     daemon = state_of(request)
     with _admission(daemon):
-        reply = await while_connected(request.receive, daemon.supervisor.ask(pair, frame))
+        reply = await while_connected(request.receive, daemon.pairs.ask(pair, frame))
     return reply.value
 
 

@@ -108,14 +108,14 @@ async def _run(request: Request, body: OllamaChatRequest | OllamaGenerateRequest
         answer = PendingAnswer(pair.name, requests, n=1, notes=answer_notes(request, pair))
 
     def list_ignored() -> list[str]:
-        info = daemon.supervisor.residents.info(pair.name)
+        info = daemon.pairs.info(pair.name)
         own = translation.ignored_fields(body, info.n_ctx if info else None)
         return [*ignored_fields(request), *own]
 
     answer.notes.news, answer.notes.ignored = None, list_ignored
     shape = OllamaShape(answer, body.model or shapes.tagged(pair.name), chat=is_chat)
     context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
-    return AnswerRun(daemon.supervisor, pair, requests, shape, context)
+    return AnswerRun(daemon.pairs, pair, requests, shape, context)
 
 
 @asynccontextmanager
@@ -132,7 +132,7 @@ async def _load_or_unload(request: Request, body: OllamaRequest, *, chat: bool) 
         reason = "unload"
         await daemon.unload_if_idle(pair.name)
     else:
-        await while_connected(request.receive, daemon.supervisor.ready(pair))
+        await while_connected(request.receive, daemon.pairs.ready(pair))
     return json_response(line(body.model, chat=chat, done=True, done_reason=reason))
 
 
@@ -190,7 +190,7 @@ async def _compute_embeddings(
     if not frame.inputs and unloads:
         await daemon.unload_if_idle(pair.name)
         return shapes.tagged(pair.name), 0, result
-    await while_connected(request.receive, daemon.supervisor.ready(pair))
+    await while_connected(request.receive, daemon.pairs.ready(pair))
     load_ns = time.monotonic_ns() - started_ns
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
         if frame.inputs:
@@ -223,7 +223,7 @@ async def show(request: Request) -> Response:
     body = await read_body(request, OllamaModelRequest)
     view = await _view(request, body.model or body.name)
     n_ctx, defaults = view.fit.context if view.fit else view.context, {}
-    if info := state_of(request).supervisor.residents.info(view.name):
+    if info := state_of(request).pairs.info(view.name):
         n_ctx, defaults = info.n_ctx, info.sampling_defaults
     model = shapes.describe_model(view, n_ctx, defaults)
     model.localspec = ignored_extension(request)
@@ -233,7 +233,7 @@ async def show(request: Request) -> Response:
 async def ps(request: Request) -> Response:
     """Handle GET /api/ps: list the loaded pairs, the one that was used last first."""
     running_models = []
-    for pair in state_of(request).supervisor.residents.loaded:
+    for pair in state_of(request).pairs.loaded:
         view = await _view(request, pair.name)
         running_models.append(shapes.running_entry(view, pair.status()))
     return json_response(OllamaModels(running_models))

@@ -178,7 +178,7 @@ class BackgroundRun(AnswerRun):
 
     def _start(self) -> Recording:
         """Begin to answer. Raises QueueFull or Unavailable if there is no room for another request."""
-        self.supervisor.check_room(self.pair, self.requests[0])
+        self.pairs.check_room(self.pair, self.requests[0])
         stream = EventStream(partial(AnswerRun.stream, self), done=False, failed=self.shape.failed)
         recording = self.recordings.start(recording_key(self.response.response.id), stream)
         recording.conversation = self.requests[0].conversation

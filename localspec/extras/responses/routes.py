@@ -103,7 +103,7 @@ async def _prepare(request: Request, daemon: DaemonState, body: ResponsesRequest
         empty_answer.choices[0].on_end = turn.store_answer_as(
             shape.response.id, shape.stored_body, always=bool(body.background)
         )
-    parts = (daemon.supervisor, pair, requests, shape, _under_way(daemon, shape, turn))
+    parts = (daemon.pairs, pair, requests, shape, _under_way(daemon, shape, turn))
     options = progress_options(body, shape)
     if not body.background:
         return AnswerRun(*parts, **options)

@@ -31,7 +31,7 @@ def start(state: DaemonState, stop: threading.Event) -> threading.Thread:
 def _watch(state: DaemonState, stop: threading.Event) -> None:
     last_night, last_count = -1, -1
     while not stop.wait(CHECK_INTERVAL_S):
-        now, count = time.localtime(), state.supervisor.metrics.counts.requests
+        now, count = time.localtime(), state.pairs.metrics.counts.requests
         is_quiet, last_count = count == last_count, count  # nobody has asked since the last look
         if (
             now.tm_hour in NIGHT_HOURS

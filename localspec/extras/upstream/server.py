@@ -15,7 +15,6 @@ from localspec.chat import tools
 from localspec.chat.reader import reader_of
 from localspec.daemon.worker.process import Event, Request, RunningRequest
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.supervisor import FailedUpstream
 from localspec.errors import (
     InvalidRequest,
     LocalspecError,
@@ -540,7 +539,9 @@ class Upstreams:
     # ------------------------------------------------------------------ fallbacks
 
     async def fallback_pair(
-        self, request: frames.Generate, failed: Sequence[FailedUpstream]
+        self,
+        request: frames.Generate,
+        failed: Sequence[tuple[frames.PairFiles, UpstreamUnreachable]],
     ) -> tuple[frames.PairFiles, frames.Generate, str]:
         """Return the pair that answers in place of the last of these servers, its request, and a note.
 

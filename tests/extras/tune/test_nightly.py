@@ -87,9 +87,7 @@ def test_a_night_has_one_run_when_nobody_asks(
     metrics = SimpleNamespace(counts=counts)
     config = SimpleNamespace(tune_by_night=False)
     paths = SimpleNamespace(tuned=tmp_path)
-    state: Any = SimpleNamespace(
-        config=config, paths=paths, supervisor=SimpleNamespace(metrics=metrics)
-    )
+    state: Any = SimpleNamespace(config=config, paths=paths, pairs=SimpleNamespace(metrics=metrics))
     stop, looks = threading.Event(), [0]
     runs: list[str] = []
     hour, day, on_battery = [12], [7], [True]

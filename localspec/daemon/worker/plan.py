@@ -1,0 +1,293 @@
+"""Plan the load of a pair so that it fits in memory: settings, context, draft, and layers on the GPU.
+
+The plan is computed from the files' headers and from the memory that the pair could have now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from localspec import errors
+from localspec.config import Config
+from localspec.daemon.worker.queue import EDITOR_PLACES
+from localspec.files import write_atomically
+from localspec.paths import Paths, read_file
+from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.protocol.pairs import FitView
+from localspec.protocol.settings import SHORT_CONTEXT_TOKENS
+
+if TYPE_CHECKING:
+    from localspec.machine import Host
+    from localspec.registry.header.fit import FreeMemory, LoadOptions
+    from localspec.registry.header.model import ModelInfo
+    from localspec.registry.header.rate import MemorySpeeds
+
+
+MIB = 1 << 20
+# The longest pass, by its measured cost, as a fraction of the watchdog's time.
+PASS_TIME_FRACTION = 0.25
+# The fraction of a Mac's memory that its GPU may use (about Metal's recommended working set).
+MAC_GPU_MEMORY_FRACTION = 0.7
+# What passes over weights in each memory cost here, as the loads of pairs have measured it.
+_SPEEDS_FILE = "memory_speeds.json"
+_MAX_MEASURED_ROWS = 8
+
+
+class LoadPlan(NamedTuple):
+    """The pair and the settings for the engine.
+
+    notes: sentences on what had to be reduced.
+    beyond: why the requested settings do not fit, or "".
+    plan: the expected use of memory, None if it is unknown.
+    read_gib: the GiB that a pass of the target reads on the GPU and in main memory, None if unknown.
+    """
+
+    pair: PairFiles
+    settings: EngineSettings
+    notes: tuple[str, ...] = ()
+    beyond: str = ""
+    plan: FitView | None = None
+    read_gib: tuple[float, float] | None = None
+
+    def without_draft(self, note: str) -> LoadPlan:
+        """Return the plan with nothing that drafts but the text itself, and a note about it."""
+        return self._replace(
+            pair=msgspec.structs.replace(self.pair, draft=None, other_drafts=()),
+            settings=msgspec.structs.replace(self.settings, own_heads=False),
+            notes=(*self.notes, note),
+        )
+
+
+def engine_settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
+    """Return the engine's settings from the configuration."""
+    return EngineSettings(
+        n_ctx=config.context,
+        parallel=config.parallel + EDITOR_PLACES,
+        n_threads=config.threads,
+        n_gpu_layers=config.gpu_layers,
+        split_mode=config.split_mode,
+        main_gpu=config.main_gpu,
+        flash_attention=config.flash_attention,
+        type_kv=config.kv_type,
+        type_v=config.kv_type_v,
+        extra_buffers=not safe_mode,
+        exact=config.exact,
+        loop_guard=config.loop_guard,
+        depth=None if config.depth < 0 else config.depth,
+        pass_s=config.watchdog * PASS_TIME_FRACTION,
+        gap_s=config.longest_gap / 1e3,
+        turns=str(paths.runtime / "turns"),
+        state_dir=str(paths.state),
+        prefix_bytes=config.prefix_memory * MIB,
+        states_dir=str(paths.model_states),
+        states_bytes=config.prefix_disk * MIB,
+    )
+
+
+def setting_notes(pair: PairFiles, settings: EngineSettings, workers: Collection[int]) -> list[str]:
+    """Return sentences on the settings that a pair would not get here.
+
+    The memory of the workers with these pids counts as free.
+    """
+    from localspec import machine
+
+    planner = LoadPlanner(pair, settings, machine.installed_backend())
+    planned = planner.plan(free_memory(machine.Host.current(), workers))
+    return [note for note in (planned.beyond, *planned.notes) if note]
+
+
+class LoadPlanner:
+    """A pair's plans for any amount of memory. Its headers are read once, at creation.
+
+    Files that cannot be read, and pairs that seem too large, are left to the engine. It reports what is wrong
+    with a file, and tries smaller plans if memory really runs out.
+    """
+
+    def __init__(self, pair: PairFiles, settings: EngineSettings, built: str | None) -> None:
+        """Read the headers. `built` is the backend that llama.cpp was built for."""
+        from localspec.registry.header.model import read_local_model
+
+        self.pair = pair
+        self.settings = settings
+        self._built = built
+        self._speeds = load_speeds(settings.state_dir)
+        self._models: tuple[ModelInfo, ModelInfo | None] | None = None
+        with contextlib.suppress(errors.LocalspecError):
+            draft = read_local_model(Path(pair.draft), as_draft=True) if pair.draft else None
+            target = replace(read_local_model(Path(pair.target)), pooling=pair.pooling)
+            self._models = target, draft
+
+    def with_half_context(self, failed: LoadPlan) -> tuple[LoadPlanner, str]:
+        """Return plans with half the context of a plan that ran out of memory, and a note about it."""
+        n_ctx = failed.settings.n_ctx // 2
+        note = (
+            f"The context has {n_ctx} tokens: with {2 * n_ctx}, memory ran out while the pair was loaded. "
+            "To load it with another one: localspec config set context N"
+        )
+        smaller = copy.copy(self)
+        smaller.settings = msgspec.structs.replace(self.settings, n_ctx=n_ctx)
+        return smaller, note
+
+    def plan(self, free: FreeMemory) -> LoadPlan:
+        """Return the plan for the given amount of memory."""
+        from localspec.registry.header import fit
+        from localspec.registry.header.rate import share_on_gpu
+        from localspec.registry.store.local import fit_view
+
+        pair, settings = self.pair, self.settings
+        if self._models is None:
+            return LoadPlan(pair, settings)
+        target, draft = self._models
+        # Only NVIDIA's driver reports the free memory. A Mac's GPU shares the machine's memory.
+        counted = self._built in ("cuda", "vulkan") and settings.n_gpu_layers < 0 and free.vram > 0
+        memory = free if counted else fit.FreeMemory(free.ram)
+        try:
+            chosen = fit.fit_pair(target, draft, memory, self._load(settings))
+        except errors.DoesNotFit as error:
+            if pair.rpc:  # only the engine finds out how much memory the other machines have
+                return LoadPlan(pair, msgspec.structs.replace(settings, rpc_needed=True))
+            return LoadPlan(pair, settings, beyond=error.message)
+        exact = 0
+        if not settings.exact:
+            load = msgspec.structs.replace(settings, n_ctx=chosen.context, exact=True)
+            exact = fit.need_of_target(target, self._load(load)).total - chosen.target.total
+        lacks = exact if chosen.needed + exact > chosen.free else 0
+        changed = msgspec.structs.replace(settings, exact_lacks=lacks)
+        if not chosen.draft and fit.has_drafts(target, draft):
+            changed = msgspec.structs.replace(changed, own_heads=False)
+        changes: dict[str, int] = {"n_ctx": chosen.context, "prefix_bytes": chosen.prefixes}
+        if counted:
+            changes["n_gpu_layers"] = chosen.gpu_layers
+            changes["draft_gpu_layers"] = chosen.draft_gpu_layers
+        changed = msgspec.structs.replace(changed, **changes)
+        if not chosen.draft:
+            pair = msgspec.structs.replace(pair, draft=None, other_drafts=())
+        read_gib = None
+        if counted or self._built == "cpu":  # Otherwise it is not known where the layers will be.
+            share = share_on_gpu(target, chosen.gpu_layers if counted else 0)
+            read_gib = share * self._pass_gib, (1 - share) * self._pass_gib
+        return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen), read_gib)
+
+    @cached_property
+    def _pass_gib(self) -> float:
+        """The GiB of the target's weights that a pass of one row reads."""
+        from localspec.registry.header.rate import PassBytes
+
+        return PassBytes(self._models[0]).count_gib() if self._models else 0.0
+
+    def _load(self, settings: EngineSettings) -> LoadOptions:
+        from localspec.registry.header.projector import projector_bytes
+
+        projector = 0
+        with contextlib.suppress(OSError):
+            if self.pair.projector:
+                projector = projector_bytes(Path(self.pair.projector).stat().st_size)
+        load = memory_load(settings, self._built)
+        return replace(load, speeds=self._speeds, projector=projector)
+
+    def min_bytes(self) -> int:
+        """Return the bytes that the smallest possible plan needs."""
+        from localspec.registry.header import fit
+
+        if self._models is None:
+            return sum(file_sizes(self.pair).values())
+        target, _ = self._models
+        n_ctx = self.settings.n_ctx or target.context
+        context = min(n_ctx, target.context, fit.SMALLEST_CONTEXT)
+        return fit.min_need(target, replace(self._load(self.settings), context=context))
+
+
+def file_sizes(pair: PairFiles) -> dict[str, int]:
+    """Return the sizes of the existing files in bytes, shards included."""
+    from localspec.registry.header.model import shard_paths
+
+    sizes: dict[str, int] = {}
+    for name in filter(None, (pair.target, pair.draft)):
+        with contextlib.suppress(errors.LocalspecError, OSError):
+            sizes |= {str(path): path.stat().st_size for path in shard_paths(Path(name))}
+    return sizes
+
+
+def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
+    """Return the settings that cost memory. `built` is the backend, as for `plan`."""
+    from localspec.registry.header.fit import LoadOptions
+
+    on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
+    # Which attention this CPU uses is only known once llama.cpp is loaded, so assume the larger one.
+    attention = (
+        settings.cpu_flash_attention(SHORT_CONTEXT_TOKENS + 1, wide=False)
+        if on_cpu
+        else settings.flash_attention
+    )
+    return LoadOptions(
+        context=settings.n_ctx,
+        kv_types=settings.kv_types,
+        parallel=settings.parallel,
+        attention=attention,
+        chosen=attention != settings.flash_attention,
+        exact=settings.exact,
+        prefixes=settings.prefix_bytes,
+        cuda=built == "cuda" and not on_cpu,
+    )
+
+
+def load_speeds(state_dir: str) -> MemorySpeeds:
+    """Return the speeds that earlier loads have measured, or those of a usual workstation."""
+    from localspec.registry.header.rate import MemorySpeeds
+
+    with contextlib.suppress(OSError, ValueError):
+        if state_dir:
+            return msgspec.json.decode(read_file(Path(state_dir) / _SPEEDS_FILE), type=MemorySpeeds)
+    return MemorySpeeds()
+
+
+def learn_speeds(planned: LoadPlan, profile: Mapping[str, Any]) -> None:
+    """Learn from the costs of passes that a load has measured, as in `Loaded.profile`."""
+    measured = {int(rows): float(ms) for rows, ms in (profile.get("target_ms") or {}).items()}
+    rows = max((rows for rows in measured if 1 < rows <= _MAX_MEASURED_ROWS), default=0)
+    state_dir = planned.settings.state_dir
+    if not planned.read_gib or not rows or 1 not in measured or not state_dir or planned.pair.rpc:
+        return
+    speeds = load_speeds(state_dir).learn(*planned.read_gib, measured[1], measured[rows], rows)
+    with contextlib.suppress(OSError):  # a full disk costs a good estimate, not the pair
+        write_atomically(Path(state_dir) / _SPEEDS_FILE, msgspec.json.encode(speeds), sync=False)
+
+
+def free_memory(host: Host, workers: Collection[int] = ()) -> FreeMemory:
+    """Return the free memory, as if the engine workers with these pids were unloaded."""
+    from localspec.machine import available_bytes, memory_bytes
+    from localspec.registry.header.fit import FreeMemory
+
+    if host.system == "Darwin":
+        return FreeMemory(int(memory_bytes() * MAC_GPU_MEMORY_FRACTION), 0)
+    ram = available_bytes(host) + sum(worker_bytes(host, pid) for pid in workers)
+    if not host.which("nvidia-smi"):
+        return FreeMemory(ram, 0)
+    free = sum(row[0] for row in _query_gpus(host, "--query-gpu=memory.free"))
+    used = _query_gpus(host, "--query-compute-apps=pid,used_memory") if workers else []
+    used_by_workers = sum(row[1] for row in used if len(row) == 2 and row[0] in workers)
+    return FreeMemory(ram, (free + used_by_workers) * MIB)
+
+
+def worker_bytes(host: Host, worker: int) -> int:
+    """Return the bytes of the worker's caches and buffers. Mapped weights count as available already."""
+    match = re.search(r"^RssAnon:\s*(\d+) kB", host.read(f"/proc/{worker}/status"), re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
+
+
+def _query_gpus(host: Host, query: str) -> list[list[int]]:
+    """Return rows of numbers from nvidia-smi. Rows with anything else ("[N/A]") are left out."""
+    result = host.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
+    if result.code != 0:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.out.splitlines()]
+    return [[int(cell) for cell in row] for row in rows if all(cell.isdecimal() for cell in row)]
