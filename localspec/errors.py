@@ -1,67 +1,6 @@
 """Every error a person can meet, in one tree.
 
-Each class has its own error code, HTTP status and exit code, in the order exit code, status, code:
-
-LocalspecError                      1  500  internal_error
-├── UsageError                      2  400  usage
-├── InvalidRequest                  1  400  invalid_request
-│   ├── ContextExceeded             1  400  context_length_exceeded
-│   ├── TemplateFailed              1  400  chat_template_error
-│   ├── GrammarRejected             1  400  invalid_grammar
-│   ├── RequestTooLarge             1  413  request_too_large
-│   ├── UnsupportedEncoding         1  415  unsupported_encoding
-│   ├── RequestTimeout              1  408  request_timeout
-│   ├── ThreadUnsupported           1  400  thread_unsupported_request
-│   └── ThreadMismatch              1  400  thread_fingerprint_mismatch
-├── Unauthorized                    1  401  invalid_api_key
-├── Forbidden                       1  403  forbidden
-├── Cancelled                       130 499  cancelled
-├── NotFound                        1  404  not_found
-│   ├── ModelNotFound               1  404  model_not_found
-│   └── ThreadNotFound              1  404  thread_not_found
-├── Conflict                        1  409  conflict
-├── Unavailable                     1  503  unavailable
-│   ├── QueueFull                   1  503  queue_full
-│   ├── PairSetAside                1  503  pair_set_aside
-│   └── LoadFailed                  1  503  load_failed
-├── WorkerDied                      1  500  worker_died
-│   └── WorkerOutOfMemory           1  500  out_of_memory
-├── WorkerTimeout                   1  504  worker_timeout
-├── RegistryError                   1  400  registry_error
-│   ├── CatalogueError              1  400  catalogue_error     names file, line, key and what is allowed
-│   ├── BadGguf                     1  400  bad_gguf            not GGUF, truncated or inconsistent
-│   │   └── UnsafeModel             1  400  unsafe_model        llama.cpp would crash on it or misread it
-│   ├── NotMatched                  1  400  not_a_matched_pair  tokenizers differ; names the first difference
-│   ├── CannotRollBack              1  400  cannot_roll_back    the architecture cannot undo tokens
-│   ├── DoesNotFit                  1  400  does_not_fit        too little memory, even without a draft
-│   ├── PullCancelled               1  409  pull_cancelled
-│   ├── StoreError                  1  500  store_error
-│   │   ├── DiskFull                1  507  disk_full           names the bytes needed and free
-│   │   ├── StoreReadOnly           1  403  store_read_only
-│   │   ├── RecordTooNew            1  409  record_too_new      written by a newer localspec; left untouched
-│   │   └── Damaged                 1  500  file_damaged        a file is truncated or has a wrong hash
-│   └── HubError                    1  502  hub_error
-│       ├── Offline                 1  503  offline
-│       ├── Gated                   1  403  gated
-│       │   └── BadToken            1  401  bad_token           the hub does not accept the token
-│       ├── NetworkSettings         1  400  network_settings    a proxy or certificate setting is unusable
-│       ├── ProxyRefused            1  502  proxy_refused       the proxy needs a password or denies access
-│       ├── Untrusted               1  502  untrusted           the certificate is not trusted
-│       ├── NotOnHub                1  404  not_on_hub
-│       ├── WebPage                 1  502  web_page            a captive portal answered, not the hub
-│       ├── FileChanged             1  502  file_changed        the file changed during the download
-│       ├── HashMismatch            1  502  hash_mismatch       the data does not have the hub's hash
-│       └── Unreachable             1  502  hub_unreachable     gave up after retries
-├── UpstreamError                   1  502  upstream_error      a pair's server sent an error
-│   ├── UpstreamUnreachable         1  502  upstream_unreachable    the server sent no response
-│   └── UpstreamTimeout             1  504  upstream_timeout
-├── NotOffered                      1  501  not_offered         of a protocol, but unsupported here
-├── NoDaemon                        3  503  no_daemon
-│   └── NoAnswer                    3  503  no_answer           a daemon runs but is too slow
-├── AlreadyRunning                  1  409  already_running
-├── BadResponse                     1  502  bad_response
-├── VersionMismatch                 1  409  version_mismatch
-└── UnsafePath                      1  500  unsafe_path
+Each class names its error code, and the HTTP status and the exit code where they differ from its base's.
 """
 
 from __future__ import annotations
@@ -104,6 +43,11 @@ class LocalspecError(Exception):
     exit_code = 1
     permanent = False  # whether the same request fails until a person changes something
 
+    def __init_subclass__(cls, **values: str | int) -> None:
+        """Set the attributes above that a subclass names in its header."""
+        for name, value in values.items():
+            setattr(cls, name, value)
+
     def __init__(
         self,
         message: str,
@@ -121,15 +65,10 @@ class LocalspecError(Exception):
         self.n_ctx = n_ctx
 
 
-class UsageError(LocalspecError):
-    code = "usage"
-    status = 400
-    exit_code = 2
+class UsageError(LocalspecError, code="usage", status=400, exit_code=2): ...
 
 
-class InvalidRequest(LocalspecError):
-    code = "invalid_request"
-    status = 400
+class InvalidRequest(LocalspecError, code="invalid_request", status=400): ...
 
     @classmethod
     def at(cls, path: str, problem: str) -> InvalidRequest:
@@ -142,8 +81,7 @@ class InvalidRequest(LocalspecError):
 EXCEEDS_CONTEXT = "exceeds the available context size"
 
 
-class ContextExceeded(InvalidRequest):
-    code = "context_length_exceeded"
+class ContextExceeded(InvalidRequest, code="context_length_exceeded"): ...
 
 
 def recognizable_message(error: LocalspecError) -> str:
@@ -168,274 +106,201 @@ def stream_message(error: LocalspecError) -> str:
     return message if error.status < 500 or error.permanent else f"{RETRYABLE}{message}"
 
 
-class TemplateFailed(InvalidRequest):
-    code = "chat_template_error"
+class TemplateFailed(InvalidRequest, code="chat_template_error"): ...
 
 
 class TemplateRaised(Exception):
     """Raised when a chat template itself raises, as many do for roles that they do not support."""
 
 
-class GrammarRejected(InvalidRequest):
-    code = "invalid_grammar"
+class GrammarRejected(InvalidRequest, code="invalid_grammar"): ...
 
 
-class RequestTooLarge(InvalidRequest):
-    code = "request_too_large"
-    status = 413
+class RequestTooLarge(InvalidRequest, code="request_too_large", status=413): ...
 
 
-class UnsupportedEncoding(InvalidRequest):
-    code = "unsupported_encoding"
-    status = 415
+class UnsupportedEncoding(InvalidRequest, code="unsupported_encoding", status=415): ...
 
 
-class RequestTimeout(InvalidRequest):
-    code = "request_timeout"
-    status = 408
+class RequestTimeout(InvalidRequest, code="request_timeout", status=408): ...
 
 
-class ThreadUnsupported(InvalidRequest):
+class ThreadUnsupported(InvalidRequest, code="thread_unsupported_request"):
     """Threads are turned off, so Anthropic's clients send the whole conversation themselves."""
 
-    code = "thread_unsupported_request"
 
-
-class ThreadMismatch(InvalidRequest):
+class ThreadMismatch(InvalidRequest, code="thread_fingerprint_mismatch"):
     """A request that continues a thread changes what the thread was created with."""
 
-    code = "thread_fingerprint_mismatch"
+
+class Unauthorized(LocalspecError, code="invalid_api_key", status=401): ...
 
 
-class Unauthorized(LocalspecError):
-    code = "invalid_api_key"
-    status = 401
+class Forbidden(LocalspecError, code="forbidden", status=403): ...
 
 
-class Forbidden(LocalspecError):
-    code = "forbidden"
-    status = 403
+class Cancelled(LocalspecError, code="cancelled", status=499, exit_code=130): ...
 
 
-class Cancelled(LocalspecError):
-    code = "cancelled"
-    status = 499
-    exit_code = 130
+class NotFound(LocalspecError, code="not_found", status=404): ...
 
 
-class NotFound(LocalspecError):
-    code = "not_found"
-    status = 404
+class ModelNotFound(NotFound, code="model_not_found"): ...
 
 
-class ModelNotFound(NotFound):
-    code = "model_not_found"
-
-
-class ThreadNotFound(NotFound):
+class ThreadNotFound(NotFound, code="thread_not_found"):
     """No stored message has the id that a thread is to continue from."""
 
-    code = "thread_not_found"
 
+class Conflict(LocalspecError, code="conflict", status=409): ...
 
-class Conflict(LocalspecError):
-    code = "conflict"
-    status = 409
 
+class Unavailable(LocalspecError, code="unavailable", status=503): ...
 
-class Unavailable(LocalspecError):
-    code = "unavailable"
-    status = 503
 
+class QueueFull(Unavailable, code="queue_full"): ...
 
-class QueueFull(Unavailable):
-    code = "queue_full"
 
+class PairSetAside(Unavailable, code="pair_set_aside", permanent=True): ...
 
-class PairSetAside(Unavailable):
-    code = "pair_set_aside"
-    permanent = True
 
+class LoadFailed(Unavailable, code="load_failed", permanent=True): ...
 
-class LoadFailed(Unavailable):
-    code = "load_failed"
-    permanent = True
 
+class WorkerDied(LocalspecError, code="worker_died"): ...
 
-class WorkerDied(LocalspecError):
-    code = "worker_died"
 
+class WorkerOutOfMemory(WorkerDied, code="out_of_memory"): ...
 
-class WorkerOutOfMemory(WorkerDied):
-    code = "out_of_memory"
 
+class WorkerTimeout(LocalspecError, code="worker_timeout", status=504): ...
 
-class WorkerTimeout(LocalspecError):
-    code = "worker_timeout"
-    status = 504
 
+class RegistryError(LocalspecError, code="registry_error", status=400): ...
 
-class RegistryError(LocalspecError):
-    code = "registry_error"
-    status = 400
 
+class CatalogueError(RegistryError, code="catalogue_error"):
+    """Names file, line, key and what is allowed."""
 
-class CatalogueError(RegistryError):
-    code = "catalogue_error"
 
+class BadGguf(RegistryError, code="bad_gguf"):
+    """Not GGUF, truncated or inconsistent."""
 
-class BadGguf(RegistryError):
-    code = "bad_gguf"
 
+class UnsafeModel(BadGguf, code="unsafe_model"):
+    """Its use would crash llama.cpp, or it would be misread."""
 
-class UnsafeModel(BadGguf):
-    code = "unsafe_model"
 
+class NotMatched(RegistryError, code="not_a_matched_pair"):
+    """Tokenizers differ; names the first difference."""
 
-class NotMatched(RegistryError):
-    code = "not_a_matched_pair"
 
+class CannotRollBack(RegistryError, code="cannot_roll_back"):
+    """The architecture cannot undo tokens."""
 
-class CannotRollBack(RegistryError):
-    code = "cannot_roll_back"
 
+class DoesNotFit(RegistryError, code="does_not_fit"):
+    """Too little memory, even without a draft."""
 
-class DoesNotFit(RegistryError):
-    code = "does_not_fit"
 
+class PullCancelled(RegistryError, code="pull_cancelled", status=409): ...
 
-class PullCancelled(RegistryError):
-    code = "pull_cancelled"
-    status = 409
 
+class StoreError(RegistryError, code="store_error", status=500): ...
 
-class StoreError(RegistryError):
-    code = "store_error"
-    status = 500
 
+class DiskFull(StoreError, code="disk_full", status=507):
+    """Names the bytes needed and free."""
 
-class DiskFull(StoreError):
-    code = "disk_full"
-    status = 507
 
+class StoreReadOnly(StoreError, code="store_read_only", status=403): ...
 
-class StoreReadOnly(StoreError):
-    code = "store_read_only"
-    status = 403
 
+class RecordTooNew(StoreError, code="record_too_new", status=409):
+    """Written by a newer localspec; left untouched."""
 
-class RecordTooNew(StoreError):
-    code = "record_too_new"
-    status = 409
 
+class Damaged(StoreError, code="file_damaged"):
+    """A file is truncated or has a wrong hash."""
 
-class Damaged(StoreError):
-    code = "file_damaged"
 
+class HubError(RegistryError, code="hub_error", status=502): ...
 
-class HubError(RegistryError):
-    code = "hub_error"
-    status = 502
 
+class Offline(HubError, code="offline", status=503): ...
 
-class Offline(HubError):
-    code = "offline"
-    status = 503
 
+class Gated(HubError, code="gated", status=403): ...
 
-class Gated(HubError):
-    code = "gated"
-    status = 403
 
+class BadToken(Gated, code="bad_token", status=401):
+    """The hub does not accept the token."""
 
-class BadToken(Gated):
-    code = "bad_token"
-    status = 401
 
+class NetworkSettings(HubError, code="network_settings", status=400):
+    """A proxy or certificate setting is unusable."""
 
-class NetworkSettings(HubError):
-    code = "network_settings"
-    status = 400
 
+class ProxyRefused(HubError, code="proxy_refused"):
+    """The proxy needs a password or denies access."""
 
-class ProxyRefused(HubError):
-    code = "proxy_refused"
 
+class Untrusted(HubError, code="untrusted"):
+    """The certificate is not trusted."""
 
-class Untrusted(HubError):
-    code = "untrusted"
 
+class NotOnHub(HubError, code="not_on_hub", status=404): ...
 
-class NotOnHub(HubError):
-    code = "not_on_hub"
-    status = 404
 
+class WebPage(HubError, code="web_page"):
+    """A captive portal answered, not the hub."""
 
-class WebPage(HubError):
-    code = "web_page"
 
+class FileChanged(HubError, code="file_changed"):
+    """The file changed during the download."""
 
-class FileChanged(HubError):
-    code = "file_changed"
 
+class HashMismatch(HubError, code="hash_mismatch"):
+    """The data does not have the hub's hash."""
 
-class HashMismatch(HubError):
-    code = "hash_mismatch"
 
+class Unreachable(HubError, code="hub_unreachable"):
+    """Gave up after retries."""
 
-class Unreachable(HubError):
-    code = "hub_unreachable"
 
+class UpstreamError(LocalspecError, code="upstream_error", status=502):
+    """A pair's server sent an error."""
 
-class UpstreamError(LocalspecError):
-    code = "upstream_error"
-    status = 502
 
+class UpstreamUnreachable(UpstreamError, code="upstream_unreachable"):
+    """The server sent no response."""
 
-class UpstreamUnreachable(UpstreamError):
-    code = "upstream_unreachable"
 
+class UpstreamTimeout(UpstreamError, code="upstream_timeout", status=504): ...
 
-class UpstreamTimeout(UpstreamError):
-    code = "upstream_timeout"
-    status = 504
 
+class NotOffered(LocalspecError, code="not_offered", status=501, permanent=True):
+    """A part of a protocol that is not supported here."""
 
-class NotOffered(LocalspecError):
-    code = "not_offered"
-    status = 501
-    permanent = True
 
+class NoDaemon(LocalspecError, code="no_daemon", status=503, exit_code=3): ...
 
-class NoDaemon(LocalspecError):
-    code = "no_daemon"
-    status = 503
-    exit_code = 3
 
+class NoAnswer(NoDaemon, code="no_answer"):
+    """A daemon runs but is too slow."""
 
-class NoAnswer(NoDaemon):
-    code = "no_answer"
 
+class AlreadyRunning(LocalspecError, code="already_running", status=409): ...
 
-class AlreadyRunning(LocalspecError):
-    code = "already_running"
-    status = 409
 
-
-class BadResponse(LocalspecError):
+class BadResponse(LocalspecError, code="bad_response", status=502):
     """The program on the daemon's socket is not a daemon or does not speak HTTP."""
 
-    code = "bad_response"
-    status = 502
+
+class VersionMismatch(LocalspecError, code="version_mismatch", status=409): ...
 
 
-class VersionMismatch(LocalspecError):
-    code = "version_mismatch"
-    status = 409
-
-
-class UnsafePath(LocalspecError):
-    code = "unsafe_path"
+class UnsafePath(LocalspecError, code="unsafe_path"): ...
 
 
 def _subclasses(cls: type[LocalspecError]) -> Iterator[type[LocalspecError]]:
