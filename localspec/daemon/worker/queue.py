@@ -1,4 +1,4 @@
-"""Admit up to `parallel` requests at once. The others wait in order, up to a limit.
+"""Admit up to `parallel` requests at once, and estimate how long the others wait.
 
 Editors' requests go ahead of all that wait, and have a place beyond `parallel` that no chat can take, so a
 person who types does not wait for the end of an answer.
@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, QueueFull, Unavailable
 from localspec.protocol import frames
@@ -23,14 +23,11 @@ from localspec.protocol.answers import Ahead
 # maximum if there is a forecast.
 DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 2, 600
 EDITOR_PLACES = 1  # sequences that the engine decodes beyond `parallel`
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    job: Job
-    called: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+_LAST_WEIGHT = 0.3  # weight of the last request in the moving averages
+_MAX_ANSWERS = 32  # answers whose lengths are remembered
+# An answer longer than all remembered ones is expected to grow by this fraction of its length.
+_MIN_GROWTH = 0.5
+_LOAD_WEIGHT_TOKENS = 64  # weight of the speed measured at the load, in tokens
 
 
 class Admission:
@@ -52,8 +49,9 @@ class Admission:
         self._forecast = forecast or Forecast()
         self._count_elsewhere = elsewhere
         self._running: list[Job] = []
-        self._chats: deque[Waiter] = deque()
-        self._editors: deque[Waiter] = deque()
+        # Those that wait, each with a future that is done once it has a place.
+        self._chats: dict[Job, asyncio.Future[None]] = {}
+        self._editors: dict[Job, asyncio.Future[None]] = {}
         self._closed = False
 
     @property
@@ -66,8 +64,7 @@ class Admission:
 
     def ahead(self, job: Job) -> Ahead:
         """Return what is ahead of a request that waits, or that would wait if it came now."""
-        queued = [waiter.job for waiter in self._editors]
-        queued += [] if job.editor else [waiter.job for waiter in self._chats]
+        queued = [*self._editors] if job.editor else [*self._editors, *self._chats]
         if job in queued:
             queued = queued[: queued.index(job)]
         running = [other for other in self._running if job.editor or not other.editor]
@@ -87,7 +84,10 @@ class Admission:
             Unavailable: The daemon is ending.
         """
         job = job or Job()
-        await self._enter(job)
+        if self.check_room(job):
+            self._start(job)
+        else:
+            await self._wait(job)
         try:
             yield
         finally:
@@ -112,22 +112,16 @@ class Admission:
             )
         return False
 
-    async def _enter(self, job: Job) -> None:
-        if self.check_room(job):
-            self._start(job)
-            return
+    async def _wait(self, job: Job) -> None:
         queue = self._editors if job.editor else self._chats
-        waiter = Waiter(job)
-        queue.append(waiter)
+        called = queue[job] = asyncio.get_running_loop().create_future()
         try:
-            await waiter.called  # by then `_admit_waiting` has counted this request as running
+            await called  # by then `_leave` of another one has counted this request as running
         except BaseException:
-            called = waiter.called
             if called.done() and not called.cancelled() and called.exception() is None:
                 self._leave(job)  # cancelled just after it got the place
             else:
-                with contextlib.suppress(ValueError):
-                    queue.remove(waiter)
+                queue.pop(job, None)
             raise
 
     def _has_room(self, job: Job) -> bool:
@@ -140,17 +134,14 @@ class Admission:
         self._running.append(job)
 
     def _leave(self, job: Job) -> None:
+        """Give up a place, and admit those that wait as long as there is room."""
         self._running.remove(job)
         for queue in (self._editors, self._chats):
-            self._admit_waiting(queue)
-
-    def _admit_waiting(self, queue: deque[Waiter]) -> None:
-        """Admit requests that wait in `queue` as long as there is room."""
-        while queue and self._has_room(queue[0].job):
-            waiter = queue.popleft()
-            if not waiter.called.done():
-                self._start(waiter.job)
-                waiter.called.set_result(None)
+            while queue and self._has_room(next(iter(queue))):
+                admitted, called = _pop_first(queue)
+                if not called.done():
+                    self._start(admitted)
+                    called.set_result(None)
 
     def close(self) -> None:
         """Admit no new requests. Those that wait are still admitted."""
@@ -160,28 +151,20 @@ class Admission:
         """Fail every request that waits."""
         for queue in (self._editors, self._chats):
             while queue:
-                called = queue.popleft().called
+                _, called = _pop_first(queue)
                 if not called.done():
                     called.set_exception(error)
 
 
+def _pop_first(queue: dict[Job, asyncio.Future[None]]) -> tuple[Job, asyncio.Future[None]]:
+    job = next(iter(queue))
+    return job, queue.pop(job)
+
+
 def _retry_after(seconds: float | None) -> int:
-    return (
-        DEFAULT_RETRY_AFTER_S
-        if seconds is None
-        else min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_S)
-    )
-
-
-# ------------------------------------------------------------------------ forecast
-# Estimate how long requests will take, from how long earlier ones took.
-
-
-_LAST_WEIGHT = 0.3  # weight of the last request in the moving averages
-_MAX_ANSWERS = 32  # answers whose lengths are remembered
-# An answer longer than all remembered ones is expected to grow by this fraction of its length.
-_MIN_GROWTH = 0.5
-_LOAD_WEIGHT_TOKENS = 64  # weight of the speed measured at the load, in tokens
+    if seconds is None:
+        return DEFAULT_RETRY_AFTER_S
+    return min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_S)
 
 
 @dataclass(slots=True, eq=False)
@@ -206,7 +189,18 @@ class Job:
     @classmethod
     def of(cls, request: frames.Generate) -> Job:
         most, editor = request.max_tokens, request.priority == "editor"
-        return cls(_count_characters(request.prompt), most, editor)
+        match request.prompt:  # its length in characters is estimated: a token counts as four
+            case frames.ChatPrompt(messages=messages):
+                characters = sum(len(message.content or "") for message in messages)
+            case frames.TextPrompt(text=text):
+                characters = len(text)
+            case frames.InfillPrompt(prefix=prefix, suffix=suffix):
+                characters = len(prefix) + len(suffix)
+            case frames.TokenPrompt(tokens=tokens):
+                characters = 4 * len(tokens)
+            case frames.MixedPrompt(parts=parts):
+                characters = sum(len(part) if isinstance(part, str) else 4 for part in parts)
+        return cls(characters, most, editor)
 
     def update(self, event: object) -> None:
         """Update the progress from an event of the engine."""
@@ -217,21 +211,6 @@ class Job:
                 self.read = event.processed
             case frames.Delta():
                 self.read, self.written = self.prompt, event.tokens
-
-
-def _count_characters(prompt: frames.Prompt) -> int:
-    """Estimate the length of a prompt in characters. A token counts as four."""
-    match prompt:
-        case frames.ChatPrompt():
-            return sum(len(message.content or "") for message in prompt.messages)
-        case frames.TextPrompt():
-            return len(prompt.text)
-        case frames.InfillPrompt():
-            return len(prompt.prefix) + len(prompt.suffix)
-        case frames.TokenPrompt():
-            return 4 * len(prompt.tokens)
-        case frames.MixedPrompt():
-            return sum(len(part) if isinstance(part, str) else 4 for part in prompt.parts)
 
 
 class _Lengths:
