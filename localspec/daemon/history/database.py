@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# ------------------------------------------------------------------------ matches
-# Find the line of a stored conversation that contains a text, ignoring case.
-
-
+VERSION = 4
+# The file has this application_id ("LSPC") while none of its pages holds remains of deleted rows.
+_CLEAN_APPLICATION_ID = 0x4C535043
 # A condition on rows of `conversations`: the case-folded text ?1 occurs in the title or in a message.
 CONTAINS_TEXT = (
     "instr(folded(title), ?1) OR EXISTS"
@@ -48,10 +47,8 @@ def first_match(db: sqlite3.Connection, entry: ConversationEntry, needle: str) -
         offset = max(0, start - _CONTEXT_CHARS)
         prefix = "…" if offset else ""
         suffix = "…" if offset + _MAX_LINE_CHARS < len(line) else ""
-        line, shift = (
-            prefix + line[offset : offset + _MAX_LINE_CHARS] + suffix,
-            len(prefix) - offset,
-        )
+        line = prefix + line[offset : offset + _MAX_LINE_CHARS] + suffix
+        shift = len(prefix) - offset
         start, end = start + shift, min(end + shift, len(line))
     return Match(role, line, start, end)
 
@@ -78,34 +75,25 @@ def locate_match(text: str, needle: str) -> tuple[str, int, int]:
     return line, start, end
 
 
-# ------------------------------------------------------------------------ typed
-# Remove lines from chat_history, in which `localspec chat` keeps what people typed for the next chat.
-#
-# prompt_toolkit defines the format: each entry is a comment with its time, then its lines, each after
-# a "+". Text that is removed from the stored conversations must not remain in this file, so the daemon
-# removes it there as well.
+def remove_typed_lines(file: Path, contents: Sequence[str] | None) -> None:
+    """Remove from chat_history every entry that is part of one of `contents`, or all entries with None.
 
-
-def remove_all_lines(file: Path) -> None:
-    """Delete the file.
-
-    Raises:
-        OSError: the file cannot be deleted.
-    """
-    _resolve_links(file).unlink(missing_ok=True)
-
-
-def remove_lines(file: Path, contents: Sequence[str]) -> None:
-    """Remove every entry that is part of one of `contents`, the messages of a conversation.
+    `localspec chat` keeps there what people typed for the next chat. Text that is removed from the stored
+    conversations must not remain in it. prompt_toolkit defines the format: each entry is a comment with its
+    time, then its lines, each after a "+".
 
     An entry may be only part of a message, because a chat can put files before the typed text. A short line
     that was also typed elsewhere is lost with it, which matters to the arrow keys alone.
 
     Raises:
-        OSError: the file cannot be read or written.
+        OSError: the file cannot be read, written or deleted.
         StoreError: the file cannot be replaced.
     """
-    file = _resolve_links(file)
+    # People may keep it elsewhere behind a link. `Path.resolve` raises where links lead in a circle.
+    file = Path(os.path.realpath(file))
+    if contents is None:
+        file.unlink(missing_ok=True)
+        return
     try:
         data = read_file(file)
     except FileNotFoundError:
@@ -113,22 +101,14 @@ def remove_lines(file: Path, contents: Sequence[str]) -> None:
     remaining: list[bytes] = []
     for is_entry, lines in groupby(data.splitlines(keepends=True), lambda line: line[:1] == b"+"):
         block = list(lines)
-        if is_entry and any(_is_within(candidate, contents) for candidate in _candidates(block)):
+        typed = filter(None, _candidates(block)) if is_entry else ()
+        if any(text in content for text in typed for content in contents):
             while remaining and remaining[-1][:1] in (b"#", b"\n"):  # its comment with the time
                 remaining.pop()
         else:
             remaining += block
     if len(content := b"".join(remaining)) < len(data):
         write_atomically(file, content)
-
-
-def _resolve_links(file: Path) -> Path:
-    """Return where the file really is, since people may keep it elsewhere behind a symbolic link."""
-    return Path(os.path.realpath(file))  # resolve() raises where links lead in a circle
-
-
-def _is_within(text: str, contents: Sequence[str]) -> bool:
-    return bool(text) and any(text in content for content in contents)
 
 
 def _candidates(lines: Sequence[bytes]) -> Iterator[str]:
@@ -139,12 +119,6 @@ def _candidates(lines: Sequence[bytes]) -> Iterator[str]:
         yield candidate.removeprefix('"""').removesuffix('"""').strip()
 
 
-# ------------------------------------------------------------------------ database
-
-
-VERSION = 4
-# The file has this application_id ("LSPC") while none of its pages holds remains of deleted rows.
-_CLEAN_APPLICATION_ID = 0x4C535043
 _TABLES = f"""
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
@@ -180,9 +154,8 @@ def open_database(file: Path) -> sqlite3.Connection:
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise Conflict(f"{file} was written by a newer localspec; upgrade, or move it away.")
-        db.execute("PRAGMA foreign_keys = ON")
-        db.execute("PRAGMA secure_delete = ON")
-        db.execute("PRAGMA journal_mode = WAL")
+        for setting in ("foreign_keys = ON", "secure_delete = ON", "journal_mode = WAL"):
+            db.execute(f"PRAGMA {setting}")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA temp_store = MEMORY")  # VACUUM then writes no copy to a temporary file
         db.create_function("folded", 1, str.casefold, deterministic=True)
@@ -238,8 +211,9 @@ def empty_log(db: sqlite3.Connection, file: Path) -> None:
 
 def size_bytes(db: sqlite3.Connection) -> int:
     """Return the size of the file."""
-    (pages,) = db.execute("PRAGMA page_count").fetchone()
-    (page_bytes,) = db.execute("PRAGMA page_size").fetchone()
+    (pages,), (page_bytes,) = (
+        db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
+    )
     return int(pages * page_bytes)
 
 

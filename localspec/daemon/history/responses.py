@@ -57,16 +57,6 @@ class StoredResponse:
     is_last: bool
 
 
-def insert(
-    db: sqlite3.Connection, conversation: str, first: int, position: int, response: NewResponse
-) -> None:
-    """Store `response`, whose turn begins at `first` and whose answer is stored at `position`."""
-    db.execute(
-        "INSERT INTO responses VALUES (?, ?, ?, ?, ?)",
-        (response.id, conversation, first, position, response.body),
-    )
-
-
 def find_location(db: sqlite3.Connection, response_id: str) -> tuple[str, str, int, int] | None:
     """Return the response's body, its conversation, and two positions: its first message and its answer."""
     row: tuple[str, str, int, int] | None = db.execute(

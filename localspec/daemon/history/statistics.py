@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localspec.protocol.conversations import Group, Statistics
@@ -51,25 +51,19 @@ def statistics(db: sqlite3.Connection | None, days: int, pair: str) -> Statistic
     # A cell may count unfinished answers only, which have no figures.
     answered = [row for row in rows if row[_ANSWERS]]
     by_day = {group.name: group for group in _groups(answered, _DAY)}
+    day = datetime.date.fromisoformat(min(by_day)) if by_day else today + _ONE_DAY
+    days_since = [day + n * _ONE_DAY for n in range((today - day).days + 1)]
     return Statistics(
         days,
         first.isoformat(),
         today.isoformat(),
         pair,
         _group("", answered),
-        [by_day.get(day) or Group(day) for day in _days_between(min(by_day, default=""), today)],
+        [by_day.get(day.isoformat()) or Group(day.isoformat()) for day in days_since],
         _groups(answered, _PAIR),
         _groups(answered, _KIND),
         sum(row[_UNFINISHED] for row in rows),
     )
-
-
-def _days_between(first: str, last: datetime.date) -> Iterable[str]:
-    """Yield every day from `first` to `last` in ISO form; nothing if `first` is empty."""
-    day = datetime.date.fromisoformat(first) if first else last + _ONE_DAY
-    while day <= last:
-        yield day.isoformat()
-        day += _ONE_DAY
 
 
 def _groups(rows: Sequence[Sequence[object]], column: int) -> list[Group]:
@@ -81,20 +75,10 @@ def _groups(rows: Sequence[Sequence[object]], column: int) -> list[Group]:
 
 def _group(name: str, rows: Sequence[Sequence[object]]) -> Group:
     columns = zip(*(row[_ANSWERS:] for row in rows), strict=True)
-    sums = [sum(column) for column in columns] or [0] * 8
-    answers, tokens, seconds, drafted, accepted, timed_tokens, compared_seconds, plain_seconds = (
-        sums
-    )
+    answers, tokens, seconds, drafted, accepted, *others = map(sum, columns) if rows else [0] * 8
+    timed_tokens, compared, plain = others  # seconds of the same answers with and without drafts
     return Group(
-        name,
-        answers,
-        tokens,
-        seconds,
-        timed_tokens / seconds if seconds else None,
-        drafted,
-        accepted,
-        accepted / drafted if drafted else None,
-        compared_seconds,
-        plain_seconds / compared_seconds if compared_seconds else None,
-        plain_seconds - compared_seconds if compared_seconds else None,
+        *(name, answers, tokens, seconds, timed_tokens / seconds if seconds else None),
+        *(drafted, accepted, accepted / drafted if drafted else None),
+        *(compared, plain / compared if compared else None, plain - compared if compared else None),
     )

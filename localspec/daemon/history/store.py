@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -54,12 +54,12 @@ _ENTRY = (
     " (SELECT count(*) FROM messages WHERE conversation = id AND role != 'system')"
     " FROM conversations "
 )
+# The columns have the order of the fields.
 _MESSAGE = (
-    "SELECT role, content, created, finish, model, tokens, tokens_per_second, drafted, accepted,"
-    " speed_up, reasoning_content, tool_calls, tool_call_id, name, kind,"
-    " seconds FROM messages WHERE conversation = ? ORDER BY position"
+    f"SELECT {', '.join(StoredMessage.__struct_fields__)} FROM messages"
+    " WHERE conversation = ? ORDER BY position"
 )
-
+_END_TURN = "DELETE FROM unfinished_turns WHERE key = ?"
 _DELETE_LAST_ANSWER = (
     "DELETE FROM messages WHERE conversation = ?1 AND content = ?2 AND role = 'assistant'"
     " AND position = (SELECT max(position) FROM messages WHERE conversation = ?1)"
@@ -71,20 +71,19 @@ class ConversationStore:
 
     Methods that are not asynchronous block, so call them through `run`. Each of them may raise Conflict:
     the file was written by a newer localspec, cannot be used, or (after a removal) is open in another
-    program.
+    program. A `name` is the id of a conversation, or a beginning of it. NotFound is raised if there is none,
+    and InvalidRequest if several ids begin like that. After a removal, the caller has to drop what the engine
+    holds in memory.
     """
 
     def __init__(
         self, file: Path, states: Path, typed_lines: Path, lost: Path, tuned: Path
     ) -> None:
-        """Create the store without opening its file.
+        """Create the store without opening its SQLite file.
 
-        Args:
-            file: the SQLite file.
-            states: the folder in which the engine saves prompt states, one folder per conversation id.
-            typed_lines: the file of lines that people typed in chats, see `database.remove_lines`.
-            lost: a file that holds the reason why the newest answer was not stored.
-            tuned: the folder of the drafts that learned from conversations.
+        states: the folder in which the engine saves prompt states, one folder per conversation id.
+        typed_lines: see `database.remove_typed_lines`. lost: a file that holds the reason why the newest
+        answer was not stored. tuned: the folder of the drafts that learned from conversations.
         """
         self._file = file
         self._states = states
@@ -93,12 +92,10 @@ class ConversationStore:
         # Called in the store's thread for a turn of a conversation that was removed meanwhile, since the
         # engine may hold states of it that were made after the removal.
         self.on_removed_meanwhile: Callable[[str], object] = lambda _: None
-        self._under_way: dict[
-            asyncio.Event, str
-        ] = {}  # conversation or response of each unstored turn
-        self._kept: set[str] = (
-            set()
-        )  # the keys of the unfinished turns of this daemon that are kept
+        # Conversation or response of each unstored turn.
+        self._under_way: dict[asyncio.Event, str] = {}
+        # The keys of the unfinished turns of this daemon that are kept.
+        self._kept: set[str] = set()
         self._clean_by: float | None = None  # when the file is to be cleaned at the latest
         self._lost_file = lost
         self._lost = ""  # why the newest turn was not stored, "" if it was
@@ -116,50 +113,21 @@ class ConversationStore:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
 
-    def submit(self, work: Callable[[ConversationStore], object]) -> None:
-        """Run `work(self)` in the thread without waiting for it; a failure is logged."""
+    def submit(
+        self, work: Callable[[ConversationStore], object], *, newest: bool = False
+    ) -> Future[str]:
+        """Run `work(self)` in the thread. Return a future of the reason why it failed, "" if it did not.
 
-        def run_and_log() -> None:
-            try:
-                self._safely(work)
-            except LocalspecError as error:
-                log.error("a conversation was not stored: %s", error.message)
-
-        with contextlib.suppress(RuntimeError):  # the daemon has ended
-            self._thread.submit(run_and_log)
-
-    def submit_question(self, key: str, turn: Callable[[], unfinished.Turn]) -> Future[str]:
-        """Keep a turn until its answer ends, in case the daemon is killed before that.
-
-        `turn` is called in the thread. Returns a future of the reason why it is not kept, "" if it is.
+        newest: it is about the newest turn, so the next question for the last one is told of a failure.
         """
-        return self._submit_and_log(lambda store: store.begin_turn(key, turn()))
-
-    def submit_turn(self, key: str, turn: Callable[[], unfinished.Turn]) -> Future[str]:
-        """Submit `add` and return a future of the reason why it failed, "" if it did not.
-
-        `turn` is called in the thread.
-        """
-
-        def add(store: ConversationStore) -> None:
-            try:
-                store.add(turn(), key)
-            except NotFound as error:  # its owner removed the conversation meanwhile
-                log.info("an answer was not stored: %s", error.message)
-                store.drop_turn(key)
-            store._remember_lost("")
-
-        return self._submit_and_log(add)
-
-    def _submit_and_log(self, work: Callable[[ConversationStore], None]) -> Future[str]:
-        """Run work for the newest turn, and return a future of the reason why it failed, or ""."""
 
         def run_and_log() -> str:
             try:
                 self._safely(work)
             except LocalspecError as error:
                 log.error("a conversation was not stored: %s", error.message)
-                self._remember_lost(error.message)
+                if newest:
+                    self._remember_lost(error.message)
                 return error.message
             return ""
 
@@ -196,11 +164,7 @@ class ConversationStore:
         A client learns the id with the first word of an answer. It may disconnect and ask again before the
         daemon has noticed that, and stored the part of the answer that was sent.
         """
-        while turns := [
-            finished
-            for finished, full_name in self._under_way.items()
-            if full_name.startswith(name)
-        ]:
+        while turns := [turn for turn, full in self._under_way.items() if full.startswith(name)]:
             await turns[0].wait()
 
     def _safely(self, work: Callable[[ConversationStore], Result]) -> Result:
@@ -224,7 +188,7 @@ class ConversationStore:
         if self._connection is not None:
             if self._clean_by is not None:
                 with contextlib.suppress(LocalspecError):  # the next daemon tries it again
-                    self._safely(lambda store: store._clean())
+                    self._safely(ConversationStore._clean)
             self._connection.close()
 
     # ------------------------------------------------------------------ reading
@@ -248,22 +212,24 @@ class ConversationStore:
         return entries
 
     def get(self, name: str) -> Conversation:
-        """Return a conversation by its id, a unique beginning of the id, or "last".
+        """Return the conversation `name`, which may be "last".
 
         Raises:
-            NotFound: no conversation has that name.
-            InvalidRequest: several ids begin like that.
             Conflict: the newest answer was not stored, so "last" would mean another conversation.
         """
         entry = self._find(name)
-        messages = [_from_row(row) for row in self._db.execute(_MESSAGE, (entry.id,))]
+        messages = [StoredMessage(*row) for row in self._db.execute(_MESSAGE, (entry.id,))]
+        for message in messages:
+            if isinstance(message.tool_calls, str):
+                message.tool_calls = json.loads(message.tool_calls)
         return Conversation(
             entry.id, entry.title, entry.model, entry.created, entry.updated, messages
         )
 
     def _find(self, name: str) -> ConversationEntry:
+        none_yet = "There are no conversations yet; `localspec ask` starts one."
         if not self._file.exists():
-            raise NotFound("There are no conversations yet; `localspec ask` starts one.")
+            raise NotFound(none_yet)
         if name == LAST:
             if self._lost:
                 raise Conflict(
@@ -275,7 +241,7 @@ class ConversationStore:
             query = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"
             rows = self._db.execute(query, (name, name)).fetchall()
         if not rows and name == LAST:
-            raise NotFound("There are no conversations yet; `localspec ask` starts one.")
+            raise NotFound(none_yet)
         if not rows or not name:
             raise NotFound(f"There is no conversation '{name}'. See: localspec history")
         if len(rows) > 1:
@@ -283,20 +249,12 @@ class ConversationStore:
         return ConversationEntry(*rows[0])
 
     async def get_response(self, name: str) -> responses.StoredResponse:
-        """Return a stored response by its id, and wait for its answer if that is only now ending.
-
-        Raises:
-            NotFound: no response has this id.
-        """
+        """Return a stored response as `response` does, and wait for its answer if that is only now ending."""
         await self.wait_until_settled(name)
         return await self.run(lambda store: store.response(name))
 
     def response(self, name: str) -> responses.StoredResponse:
-        """Return a stored response by its id.
-
-        Raises:
-            NotFound: no response has this id.
-        """
+        """Return a stored response by its id. Raises NotFound."""
         _, conversation, *_ = location = self._place(name)
         stored = self.get(conversation)
         return responses.load_response(self._db, name, location, stored.model, stored.messages)
@@ -317,30 +275,34 @@ class ConversationStore:
         """Store the figures of an answer that belongs to no conversation."""
         with self._db as db:
             db.execute(
-                "INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(answer.created, answer.model, answer.kind, answer.tokens, answer.seconds),
-                    *(answer.drafted, answer.accepted, answer.speed_up),
-                ),
+                "INSERT INTO figures VALUES"
+                " (:created, :model, :kind, :tokens, :seconds, :drafted, :accepted, :speed_up)",
+                msgspec.structs.asdict(answer),
             )
 
     def begin_turn(self, key: str, turn: unfinished.Turn) -> None:
         """Keep a turn until `add` or `drop_turn` is called with its key."""
+        row = (key, turn.addition.id, msgspec.msgpack.encode(turn))
         with self._db as db:
-            unfinished.begin(db, key, turn)
+            db.execute("INSERT INTO unfinished_turns VALUES (?, ?, ?)", row)
         self._kept.add(key)
 
     def update_turn(self, key: str, answer: StoredMessage) -> None:
         """Keep the answer of a turn as far as it is written."""
         if key in self._kept:
             with self._db as db:
-                unfinished.update(db, key, answer, time.time())
+                db.execute(
+                    "INSERT INTO unfinished_answers SELECT ?1, ?2, ?3"
+                    " WHERE EXISTS (SELECT 1 FROM unfinished_turns WHERE key = ?1)"
+                    " ON CONFLICT (key) DO UPDATE SET updated = excluded.updated, answer = excluded.answer",
+                    (key, time.time(), msgspec.msgpack.encode(answer)),
+                )
 
     def drop_turn(self, key: str) -> None:
         """Delete a turn that is not to be stored."""
         if key in self._kept:
             with self._db as db:
-                unfinished.end(db, key)
+                db.execute(_END_TURN, (key,))
                 db.execute("PRAGMA application_id = 0")
             self._clean_later()
             self._kept.discard(key)
@@ -351,12 +313,16 @@ class ConversationStore:
             (newest,) = self._db.execute("SELECT max(updated) FROM conversations").fetchone()
             turn.addition.updated = max(turn.addition.updated, (newest or 0.0) + 0.001)
             self._kept.add(key)
-            try:
-                self.add(turn, key)
-            except NotFound as error:
-                log.info("an answer was not stored: %s", error.message)
-                self.drop_turn(key)
-            self._remember_lost("")
+            self.end_turn(key, turn)
+
+    def end_turn(self, key: str, turn: unfinished.Turn) -> None:
+        """Add a turn, or drop it if its owner has removed the conversation meanwhile."""
+        try:
+            self.add(turn, key)
+        except NotFound as error:
+            log.info("an answer was not stored: %s", error.message)
+            self.drop_turn(key)
+        self._remember_lost("")
 
     def add(self, turn: unfinished.Turn, key: str = "") -> None:
         """Append the messages of a turn to its conversation, and set the conversation's pair to its pair.
@@ -370,19 +336,21 @@ class ConversationStore:
         """
         addition, cut, response, new = turn.addition, turn.cut, turn.response, turn.new
         with self._db as db:
-            if key in self._kept and not unfinished.end(db, key):
+            if key in self._kept and not db.execute(_END_TURN, (key,)).rowcount:
                 self._forget_traces(addition.id)
                 raise NotFound(f"Conversation {addition.id} was removed in the meantime.")
             continues = response and response.continues
             continued = responses.find_location(db, continues) if continues else None
-            exists = continued if continues else _is_known(db, addition.id)
+            known = db.execute(
+                "SELECT 1 FROM conversations WHERE id = ?", (addition.id,)
+            ).fetchone()
+            exists = continued if continues else known
             if not (new or exists):
                 self._forget_traces(addition.id)
                 raise NotFound(f"Conversation {addition.id} was removed in the meantime.")
             if continued:
-                addition = msgspec.structs.replace(
-                    addition, id=self._branch(db, addition.id, continued)
-                )
+                name = self._branch(db, addition.id, continued)
+                addition = msgspec.structs.replace(addition, id=name)
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
@@ -401,9 +369,20 @@ class ConversationStore:
                     f"the answer to be continued in {addition.id} was removed meanwhile."
                 )
             last = _last_position(db, addition.id)
-            _insert_messages(db, addition, last)
+            for position, message in enumerate(addition.messages, last + 1):
+                values = msgspec.structs.asdict(message)
+                calls = values["tool_calls"]
+                values["tool_calls"] = json.dumps(calls, ensure_ascii=False) if calls else None
+                # The system message is stored first, whichever turn it came with.
+                row = (addition.id, 0 if message.role == "system" else position, *values.values())
+                db.execute(f"INSERT INTO messages VALUES ({', '.join('?' * len(row))})", row)
             if response is not None:
-                responses.insert(db, addition.id, last + 1, last + len(addition.messages), response)
+                # Its turn begins after the last message, and its answer ends the turn.
+                turn_range = last + 1, last + len(addition.messages)
+                db.execute(
+                    "INSERT INTO responses VALUES (?, ?, ?, ?, ?)",
+                    (response.id, addition.id, *turn_range, response.body),
+                )
         self._kept.discard(key)
 
     def _branch(
@@ -430,29 +409,24 @@ class ConversationStore:
         self.on_removed_meanwhile(name)
 
     def remove(self, name: str) -> str:
-        """Remove a conversation with its states, log entries and typed lines, and return its id.
-
-        The caller has to drop what the engine holds in memory.
-
-        Raises:
-            NotFound: no conversation has that name.
-            InvalidRequest: several ids begin like that.
-        """
+        """Remove a conversation with its states, log entries and typed lines, and return its id."""
         begun = unfinished.find_conversations(self._db, name) if self._file.exists() else []
         found = begun[0] if len(begun) == 1 and name else self._find(name).id
-        with self._forgetting(found, self._read_prompts(found)) as db:
+        rows = self._db.execute(
+            "SELECT content FROM messages WHERE conversation = ? AND role != 'assistant'", (found,)
+        )
+        prompts = [content for (content,) in rows]
+        for _, turn in unfinished.load(self._db, found):
+            prompts += [message.content for message in turn.addition.messages[:-1]]
+        with self._forgetting(found, prompts) as db:
             db.execute("DELETE FROM conversations WHERE id = ?", (found,))
-            unfinished.end_conversation(db, found)
+            db.execute("DELETE FROM unfinished_turns WHERE conversation = ?", (found,))
         return found
 
     def remove_response(self, name: str) -> str:
         """Remove a stored response with its question, and return the id of its conversation.
 
-        A conversation that holds nothing else is removed as well. The caller has to drop what the engine
-        holds in memory.
-
-        Raises:
-            NotFound: no response has this id.
+        A conversation that holds nothing else is removed as well. Raises NotFound.
         """
         _, conversation, first, last = self._place(name)
         turn = (conversation, first, last)
@@ -470,21 +444,18 @@ class ConversationStore:
         return conversation
 
     def remove_all(self) -> int:
-        """Remove every conversation and return their number.
-
-        The caller has to drop what the engine holds in memory.
-        """
+        """Remove every conversation and return their number."""
         count = 0
         remove_tuned_drafts(self._tuned, None)
         with contextlib.ExitStack() as cleanups:
             cleanups.callback(self.remove_states, None)
             cleanups.callback(logs.forget_prompts, None)
-            cleanups.callback(database.remove_all_lines, self._typed_lines)
+            cleanups.callback(database.remove_typed_lines, self._typed_lines, None)
             if self._file.exists():
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
                     db.execute("DELETE FROM figures")
-                    unfinished.end_conversation(db, None)
+                    db.execute("DELETE FROM unfinished_turns")
         return count
 
     def remove_states(self, name: str | None) -> None:
@@ -506,12 +477,7 @@ class ConversationStore:
         return orphans
 
     def undo(self, name: str) -> Undone:
-        """Remove the last question and everything after it, and the conversation if that was its only one.
-
-        Raises:
-            NotFound: no conversation has that name, or it has no question left.
-            InvalidRequest: several ids begin like that.
-        """
+        """Remove the last question and everything after it, and the conversation if that was its only one."""
         entry = self._find(name)
         with self._db as db:
             question = db.execute(
@@ -526,24 +492,16 @@ class ConversationStore:
                 " WHERE conversation = ? AND role = 'user' AND position < ?",
                 (entry.id, question[0]),
             ).fetchone()
+        position, text = question
         if questions_left:
-            with self._forgetting(entry.id, [question[1]]) as db:
+            with self._forgetting(entry.id, [text]) as db:
                 db.execute(
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",
-                    (entry.id, question[0]),
+                    (entry.id, position),
                 )
         else:
             self.remove(entry.id)
-        return Undone(entry.id, question[1], questions_left)
-
-    def _read_prompts(self, name: str) -> list[str]:
-        """Return the contents of all messages of a conversation that are not answers."""
-        rows = self._db.execute(
-            "SELECT content FROM messages WHERE conversation = ? AND role != 'assistant'", (name,)
-        )
-        turns = unfinished.load(self._db, name)
-        begun = [message for _, turn in turns for message in turn.addition.messages[:-1]]
-        return [row[0] for row in rows] + [message.content for message in begun]
+        return Undone(entry.id, text, questions_left)
 
     @contextlib.contextmanager
     def _forgetting(self, name: str, prompts: Sequence[str]) -> Iterator[sqlite3.Connection]:
@@ -557,7 +515,7 @@ class ConversationStore:
         with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
             cleanups.callback(self.remove_states, name)
             cleanups.callback(logs.forget_prompts, name)
-            cleanups.callback(database.remove_lines, self._typed_lines, prompts)
+            cleanups.callback(database.remove_typed_lines, self._typed_lines, prompts)
             with self._deleting() as db:
                 yield db
 
@@ -601,28 +559,11 @@ class ConversationStore:
         if self._connection is None:
             self._connection = database.open_database(self._file)
             try:
-                self._safely(lambda store: store._store_left_turns())
+                self._safely(ConversationStore._store_left_turns)
             except LocalspecError as error:  # they are kept for the next daemon
                 log.error("a conversation was not stored: %s", error.message)
                 self._remember_lost(error.message)
         return self._connection
-
-
-def _is_known(db: sqlite3.Connection, name: str) -> bool:
-    return bool(db.execute("SELECT 1 FROM conversations WHERE id = ?", (name,)).fetchone())
-
-
-def _insert_messages(db: sqlite3.Connection, addition: Conversation, last: int) -> None:
-    """Store the messages of `addition` after the position `last` of its conversation."""
-    for position, message in enumerate(addition.messages, last + 1):
-        # The system message is stored first, whichever turn it came with.
-        row_position = 0 if message.role == "system" else position
-        values = _to_row(message)
-        placeholders = ", ".join("?" * (len(values) + 2))
-        db.execute(
-            f"INSERT INTO messages VALUES ({placeholders})",
-            (addition.id, row_position, *values),
-        )
 
 
 def _last_position(db: sqlite3.Connection, name: str) -> int:
@@ -631,18 +572,3 @@ def _last_position(db: sqlite3.Connection, name: str) -> int:
         "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (name,)
     ).fetchone()
     return int(position)
-
-
-def _to_row(message: StoredMessage) -> list[Any]:
-    calls = message.tool_calls
-    message = msgspec.structs.replace(message, tool_calls=None)
-    values = msgspec.structs.asdict(message)
-    values["tool_calls"] = json.dumps(calls, ensure_ascii=False) if calls else None
-    return list(values.values())
-
-
-def _from_row(row: Sequence[Any]) -> StoredMessage:
-    message = StoredMessage(*row)
-    if isinstance(message.tool_calls, str):
-        message.tool_calls = json.loads(message.tool_calls)
-    return message

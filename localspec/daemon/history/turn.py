@@ -11,8 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from operator import add
 from typing import Any
 
 import msgspec
@@ -76,15 +74,11 @@ class ConversationTurn:
     @property
     def messages(self) -> list[ChatMessage]:
         """The messages that the model reads; a new system message replaces the stored one."""
-        replaced = any(message.role == "system" for message in self.new_messages)
-        earlier = [
-            message
-            for message in self.stored_messages
-            if not (replaced and message.role == "system")
-        ]
-        messages = [*earlier, *self.new_messages]
-        system = [message for message in messages if message.role == "system"]
-        return system + [message for message in messages if message.role != "system"]
+        new_system = [message for message in self.new_messages if message.role == "system"]
+        stored_system = [message for message in self.stored_messages if message.role == "system"]
+        messages = [*self.stored_messages, *self.new_messages]
+        others = [message for message in messages if message.role != "system"]
+        return [*(new_system or stored_system), *others]
 
     @contextlib.asynccontextmanager
     async def under_way(
@@ -100,14 +94,14 @@ class ConversationTurn:
         """
         opening = _stored_answer(choice, self.model, self.kind)
 
-        def question() -> Turn:
+        def keep_question(store: ConversationStore) -> None:
             new = NewResponse(response, body(choice), self.continued) if response and body else None
-            return self._with_answer(opening, new)
+            store.begin_turn(self.key, self._with_answer(opening, new))
 
         async with contextlib.AsyncExitStack() as stack:
             for name in filter(None, (response, self.id)):
                 await stack.enter_async_context(self.store.answering(name))
-            begun = asyncio.wrap_future(self.store.submit_question(self.key, question))
+            begun = asyncio.wrap_future(self.store.submit(keep_question, newest=True))
             saving = asyncio.create_task(self._save(choice))
             try:
                 await asyncio.wait({begun}, timeout=_BEGIN_TIMEOUT_S)
@@ -131,11 +125,12 @@ class ConversationTurn:
                 continue
             first = min(first, time.monotonic())
             answer, saved = _stored_answer(choice, self.model, self.kind), length
-            with contextlib.suppress(LocalspecError):  # the end of the answer reports it
-                await self.store.run(partial(self._update, answer=answer))
 
-    def _update(self, store: ConversationStore, answer: StoredMessage) -> None:
-        store.update_turn(self.key, self._with_beginning(answer))
+            def update(store: ConversationStore, answer: StoredMessage = answer) -> None:
+                store.update_turn(self.key, self._with_beginning(answer))
+
+            with contextlib.suppress(LocalspecError):  # the end of the answer reports it
+                await self.store.run(update)
 
     @property
     def store_error(self) -> str:
@@ -155,14 +150,26 @@ class ConversationTurn:
         if not (choice.has_output or always or died):
             return
         answer = _stored_answer(choice, self.model, self.kind)
-        self.stored.append(
-            self.store.submit_turn(self.key, lambda: self._with_answer(answer, response))
-        )
+
+        def store_turn(store: ConversationStore) -> None:
+            store.end_turn(self.key, self._with_answer(answer, response))
+
+        self.stored.append(self.store.submit(store_turn, newest=True))
 
     def _with_answer(self, answer: StoredMessage, response: NewResponse | None = None) -> Turn:
         """Return the turn as it is stored with this answer. Long questions take time, so a thread does it."""
-        asked = self.new_messages[:-1] if self.begun else self.new_messages
-        messages = [_stored_message(message, self.created) for message in asked]
+        messages = [
+            StoredMessage(
+                message.role,
+                stored_text(message),
+                self.created,
+                reasoning_content=message.reasoning_content,
+                tool_calls=message.tool_calls,
+                tool_call_id=message.tool_call_id,
+                name=message.name,
+            )
+            for message in (self.new_messages[:-1] if self.begun else self.new_messages)
+        ]
         messages.append(self._with_beginning(answer))
         addition = Conversation(
             self.id, self.title, self.model, self.created, answer.created, messages
@@ -219,13 +226,12 @@ def _stored_answer(choice: Choice, model: str, kind: AnswerKind) -> StoredMessag
 def _join_answers(first: StoredMessage, second: StoredMessage) -> StoredMessage:
     """Return an answer that was cut off and its continuation as one answer."""
 
-    def sum_of(name: str) -> Any:
-        values = [getattr(message, name) for message in (first, second)]
-        known = [value for value in values if value is not None]
-        return reduce(add, known) if known else None
-
-    names = ("content", "reasoning_content", "tokens", "seconds", "drafted", "accepted")
-    answer = msgspec.structs.replace(second, **{name: sum_of(name) for name in names})
+    sums: dict[str, Any] = {}
+    for name in ("content", "reasoning_content", "tokens", "seconds", "drafted", "accepted"):
+        before, after = getattr(first, name), getattr(second, name)
+        both = None not in (before, after)
+        sums[name] = before + after if both else after if before is None else before
+    answer = msgspec.structs.replace(second, **sums)
     if answer.tokens and answer.seconds:
         answer.tokens_per_second = answer.tokens / answer.seconds
     return answer
@@ -265,15 +271,16 @@ async def begin_turn(
     `model` is the configured pair's name. For a conversation that is continued, `request.model` is filled
     in from it and `request.messages` is preceded by its messages.
 
-    Raises:
-        NotFound: the conversation does not exist.
-        Conflict: the file cannot be read.
-        InvalidRequest: the request continues an answer that cannot be continued.
+    Raises InvalidRequest if the request continues an answer that cannot be continued, and as `store.get`.
     """
     name = request.localspec and request.localspec.conversation
     if not name:
         return None
-    messages = [_normalize_role(message) for message in request.messages]
+    # "developer" is OpenAI's newer name of the role "system".
+    messages = [
+        msgspec.structs.replace(message, role="system") if message.role == "developer" else message
+        for message in request.messages
+    ]
     continues_stored = not messages and name != NEW and bool(request.continue_final_message)
     begun = not continues_stored and bool(continued_part(request))
     kind = kind_of(request)
@@ -290,7 +297,13 @@ async def begin_turn(
         store, stored.id, request.model, kind, messages, earlier, continues=True, begun=begun
     )
     if continues_stored:
-        cut = _find_cut_answer(stored)
+        cut = stored.messages[-1] if stored.messages else None
+        if cut is None or cut.role != "assistant" or cut.finish not in _CONTINUABLE:
+            raise InvalidRequest(
+                f"The last answer of conversation {stored.id} is complete: there is nothing to continue. "
+                "Ask a question instead.",
+                param="messages",
+            )
         turn = dataclasses.replace(turn, cut_answer=cut)
         if not (cut.content or cut.reasoning_content or cut.tool_calls):
             # The answer had not begun, so there is nothing that a model could continue.
@@ -326,22 +339,6 @@ def continue_turn(
 def replay_messages(before: StoredResponse | None) -> list[ChatMessage]:
     """Return the messages up to a stored response, as a client would send them."""
     return [replay_message(message) for message in before.messages] if before else []
-
-
-def _find_cut_answer(conversation: Conversation) -> StoredMessage:
-    """Return the conversation's last answer, which was cut off.
-
-    Raises:
-        InvalidRequest: the last message is not an answer, or the answer is complete.
-    """
-    last = conversation.messages[-1] if conversation.messages else None
-    if last is None or last.role != "assistant" or last.finish not in _CONTINUABLE:
-        raise InvalidRequest(
-            f"The last answer of conversation {conversation.id} is complete: there is nothing to continue. "
-            "Ask a question instead.",
-            param="messages",
-        )
-    return last
 
 
 def make_title(messages: Sequence[ChatMessage], requested: str | None = None) -> str:
@@ -387,24 +384,6 @@ def _first_words(text: str) -> str:
     return _first_line("\n".join(prose)) or _first_line(text)
 
 
-def _normalize_role(message: ChatMessage) -> ChatMessage:
-    """Return the message with the role "system" instead of "developer", OpenAI's newer name of that role."""
-    is_normal = message.role != "developer"
-    return message if is_normal else msgspec.structs.replace(message, role="system")
-
-
-def _stored_message(message: ChatMessage, created: float) -> StoredMessage:
-    return StoredMessage(
-        message.role,
-        stored_text(message),
-        created,
-        reasoning_content=message.reasoning_content,
-        tool_calls=message.tool_calls,
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-    )
-
-
 def replay_message(message: StoredMessage) -> ChatMessage:
     """Return a stored message as the client would send it; a call that was cut off is left out."""
     calls = [call for call in message.tool_calls or [] if _is_complete(call)]
@@ -432,16 +411,16 @@ def _is_complete(call: dict[str, object]) -> bool:
 
 def name_files(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return messages with the name of each file in its place."""
+
+    def name_file(part: ContentPart) -> ContentPart:
+        return ContentPart("text", f"[{_file_name(part)}]") if part.type == "file" else part
+
     return [
-        msgspec.structs.replace(message, content=[*map(_name_file, message.content)])
+        msgspec.structs.replace(message, content=[*map(name_file, message.content)])
         if isinstance(message.content, list)
         else message
         for message in messages
     ]
-
-
-def _name_file(part: ContentPart) -> ContentPart:
-    return ContentPart("text", f"[{_file_name(part)}]") if part.type == "file" else part
 
 
 def _file_name(part: ContentPart) -> str:

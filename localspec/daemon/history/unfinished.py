@@ -41,32 +41,6 @@ class Turn(msgspec.Struct):
     response: NewResponse | None = None
 
 
-def begin(db: sqlite3.Connection, key: str, turn: Turn) -> None:
-    """Keep a turn under the name `key`."""
-    row = (key, turn.addition.id, msgspec.msgpack.encode(turn))
-    db.execute("INSERT INTO unfinished_turns VALUES (?, ?, ?)", row)
-
-
-def update(db: sqlite3.Connection, key: str, answer: StoredMessage, now: float) -> None:
-    """Keep the answer of a turn as far as it is written, unless the turn is no longer kept."""
-    db.execute(
-        "INSERT INTO unfinished_answers SELECT ?1, ?2, ?3"
-        " WHERE EXISTS (SELECT 1 FROM unfinished_turns WHERE key = ?1)"
-        " ON CONFLICT (key) DO UPDATE SET updated = excluded.updated, answer = excluded.answer",
-        (key, now, msgspec.msgpack.encode(answer)),
-    )
-
-
-def end(db: sqlite3.Connection, key: str) -> bool:
-    """Keep a turn no longer. Return whether it was kept."""
-    return db.execute("DELETE FROM unfinished_turns WHERE key = ?", (key,)).rowcount > 0
-
-
-def end_conversation(db: sqlite3.Connection, name: str | None) -> None:
-    """Keep the turns of a conversation no longer, or those of all if `name` is None."""
-    db.execute("DELETE FROM unfinished_turns WHERE ?1 IS NULL OR conversation = ?1", (name,))
-
-
 def find_conversations(db: sqlite3.Connection, name: str) -> list[str]:
     """Return the conversations whose id begins with `name` and whose first turn is unfinished."""
     rows = db.execute(
