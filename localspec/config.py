@@ -43,9 +43,10 @@ from localspec.protocol.settings import (
 _MAX_SHOWN_CHARACTERS = 60  # of a wrong value, in a sentence about it
 _IGNORED = "it is ignored"
 _MAX_NAME_CHARACTERS = 4096  # of a pair's name, which may consist of two paths
+_Name = Annotated[str, Meta(max_length=_MAX_NAME_CHARACTERS)]
 
 
-class SettingMeaning(NamedTuple):
+class Setting(NamedTuple):
     """The meaning of a setting.
 
     text: a description. special: a value with a meaning of its own, which a person may also type as `word`.
@@ -62,18 +63,13 @@ class SettingMeaning(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A setting that is ignored.
+    """A setting that is ignored."""
 
-    where: a file with its line, or a variable. reason: what is wrong, as a clause. instead: what is used in
-    its place, as a clause. cure: a command that corrects it. conflict: the value itself is valid, but another
-    setting excludes it.
-    """
-
-    where: str
-    reason: str
-    instead: str
-    cure: str
-    conflict: bool = False
+    where: str  # a file with its line, or a variable
+    reason: str  # what is wrong, as a clause
+    instead: str  # what is used in its place, as a clause
+    cure: str  # a command that corrects it
+    conflict: bool = False  # the value itself is valid, but another setting excludes it
 
     @property
     def sentence(self) -> str:
@@ -87,124 +83,96 @@ class Config:
     """The settings of the daemon. Times are in seconds and sizes in MiB where the name says so."""
 
     pair: Annotated[
-        str,
-        Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS),
-        SettingMeaning("the pair that answers"),
+        str, Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS), Setting("the pair that answers")
     ] = "builtin"
     pair_fim: Annotated[
-        str,
-        Meta(max_length=_MAX_NAME_CHARACTERS),
-        SettingMeaning("the pair that completes code in editors; empty: as `pair`", at_once=True),
+        _Name, Setting("the pair that completes code in editors; empty: as `pair`", at_once=True)
     ] = ""
     pair_embed: Annotated[
-        str,
-        Meta(max_length=_MAX_NAME_CHARACTERS),
-        SettingMeaning("the model for embeddings; empty: the one installed", at_once=True),
+        _Name, Setting("the model for embeddings; empty: the one installed", at_once=True)
     ] = ""
     pair_rerank: Annotated[
-        str,
-        Meta(max_length=_MAX_NAME_CHARACTERS),
-        SettingMeaning("the model that ranks documents; empty: the one installed", at_once=True),
+        _Name, Setting("the model that ranks documents; empty: the one installed", at_once=True)
     ] = ""
     context: Annotated[
         Context,
-        SettingMeaning(
+        Setting(
             "tokens of context shared by all running requests", 0, "auto", least=MIN_CONTEXT_TOKENS
         ),
     ] = 0
-    parallel: Annotated[Parallel, SettingMeaning("sequences decoded together")] = 4
-    threads: Annotated[Threads, SettingMeaning("CPU threads", 0, "auto")] = 0
-    gpu_layers: Annotated[Layers, SettingMeaning("layers of the target on the GPU", -1, "all")] = -1
-    split_mode: Annotated[SplitMode, SettingMeaning("how several GPUs share the target")] = "layer"
-    main_gpu: Annotated[Gpu, SettingMeaning("GPU for the draft and for what is not split")] = 0
+    parallel: Annotated[Parallel, Setting("sequences decoded together")] = 4
+    threads: Annotated[Threads, Setting("CPU threads", 0, "auto")] = 0
+    gpu_layers: Annotated[Layers, Setting("layers of the target on the GPU", -1, "all")] = -1
+    split_mode: Annotated[SplitMode, Setting("how several GPUs share the target")] = "layer"
+    main_gpu: Annotated[Gpu, Setting("GPU for the draft and for what is not split")] = 0
     kv_type: Annotated[
-        KvType, SettingMeaning("data type of the KV cache; smaller ones hold more tokens")
+        KvType, Setting("data type of the KV cache; smaller ones hold more tokens")
     ] = "f16"
-    kv_type_v: Annotated[
-        KvTypeV, SettingMeaning("data type of its values, where keys have another")
-    ] = "same"
-    flash_attention: Annotated[FlashAttention, SettingMeaning("flash attention")] = "auto"
-    exact: Annotated[
-        bool, SettingMeaning("make every answer byte-identical with and without a draft")
-    ] = False
+    kv_type_v: Annotated[KvTypeV, Setting("data type of its values, where keys have another")] = (
+        "same"
+    )
+    flash_attention: Annotated[FlashAttention, Setting("flash attention")] = "auto"
+    exact: Annotated[bool, Setting("make every answer byte-identical with and without a draft")] = (
+        False
+    )
     loop_guard: Annotated[
-        LoopGuardScope,
-        SettingMeaning("where answers that repeat themselves without progress are ended"),
+        LoopGuardScope, Setting("where answers that repeat themselves without progress are ended")
     ] = "thoughts"
     depth: Annotated[
-        int,
-        Meta(ge=-1, le=MAX_DRAFT_TOKENS),
-        SettingMeaning("tokens to draft per pass", -1, "auto"),
+        int, Meta(ge=-1, le=MAX_DRAFT_TOKENS), Setting("tokens to draft per pass", -1, "auto")
     ] = -1
     queue: Annotated[
-        int,
-        Meta(ge=0, le=100_000),
-        SettingMeaning("maximum number of waiting requests", at_once=True),
+        int, Meta(ge=0, le=100_000), Setting("maximum number of waiting requests", at_once=True)
     ] = 64
-    prefix_memory: Annotated[
-        Mebibytes, SettingMeaning("MiB of memory for cached prompts", 0, "none")
-    ] = 1024
-    prefix_disk: Annotated[
-        Mebibytes, SettingMeaning("MiB of disk for cached prompts", 0, "none")
-    ] = 2048
+    prefix_memory: Annotated[Mebibytes, Setting("MiB of memory for cached prompts", 0, "none")] = (
+        1024
+    )
+    prefix_disk: Annotated[Mebibytes, Setting("MiB of disk for cached prompts", 0, "none")] = 2048
     keep_responses: Annotated[
         bool,
-        SettingMeaning(
+        Setting(
             "keep answers of /v1/responses that do not say `store`, and threads of /v1/messages",
             at_once=True,
         ),
     ] = True
     memory: Annotated[
-        Mebibytes,
-        SettingMeaning("MiB of memory for all loaded pairs together", 0, "auto", at_once=True),
+        Mebibytes, Setting("MiB of memory for all loaded pairs together", 0, "auto", at_once=True)
     ] = 0
     idle_unload: Annotated[
         float,
         Meta(ge=0, le=10_000_000),
-        SettingMeaning(
-            "seconds without a request before a pair is unloaded", 0, "never", at_once=True
-        ),
+        Setting("seconds without a request before a pair is unloaded", 0, "never", at_once=True),
     ] = 900.0
     watchdog: Annotated[
         float,
         Meta(ge=1, le=86_400),
-        SettingMeaning("seconds before an engine that does not respond is killed"),
+        Setting("seconds before an engine that does not respond is killed"),
     ] = 60.0
     longest_gap: Annotated[
         float,
         Meta(ge=10, le=60_000),
-        SettingMeaning("milliseconds an answer pauses at most while another prompt is read"),
+        Setting("milliseconds an answer pauses at most while another prompt is read"),
     ] = 250.0
-    log_prompts: Annotated[
-        bool, SettingMeaning("write prompts to the daemon's log", at_once=True)
-    ] = False
-    listen: Annotated[str, SettingMeaning("ADDRESS:PORT to also serve TCP", at_once=True)] = ""
+    log_prompts: Annotated[bool, Setting("write prompts to the daemon's log", at_once=True)] = False
+    listen: Annotated[str, Setting("ADDRESS:PORT to also serve TCP", at_once=True)] = ""
     listen_anywhere: Annotated[
-        bool, SettingMeaning("allow a `listen` address that other machines can reach", at_once=True)
+        bool, Setting("allow a `listen` address that other machines can reach", at_once=True)
     ] = False
     allow_hosts: Annotated[
-        str,
-        Meta(max_length=_MAX_NAME_CHARACTERS),
-        SettingMeaning(
+        _Name,
+        Setting(
             "other names of this machine that TCP clients may use, for containers", at_once=True
         ),
     ] = ""
     allow_origins: Annotated[
-        str,
-        Meta(max_length=_MAX_NAME_CHARACTERS),
-        SettingMeaning(
-            "web pages and browser extensions that may ask over TCP (CORS)", at_once=True
-        ),
+        _Name,
+        Setting("web pages and browser extensions that may ask over TCP (CORS)", at_once=True),
     ] = ""
     any_model: Annotated[
-        bool,
-        SettingMeaning(
-            "answer requests for an unknown model with the configured pair", at_once=True
-        ),
+        bool, Setting("answer requests for an unknown model with the configured pair", at_once=True)
     ] = False
     tune_by_night: Annotated[
-        bool,
-        SettingMeaning("tune the configured pair's draft by night", at_once=True),
+        bool, Setting("tune the configured pair's draft by night", at_once=True)
     ] = False
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
     problems: tuple[Problem, ...] = field(default=(), compare=False)
@@ -233,9 +201,9 @@ def _type_hints() -> dict[str, Any]:
     return get_type_hints(Config, include_extras=True)
 
 
-def describe_setting(key: str) -> SettingMeaning:
+def describe_setting(key: str) -> Setting:
     """Return the meaning of the setting `key`."""
-    meaning: SettingMeaning = _type_hints()[key].__metadata__[-1]
+    meaning: Setting = _type_hints()[key].__metadata__[-1]
     return meaning
 
 
@@ -246,16 +214,11 @@ def list_values(key: str) -> tuple[str, ...]:
     """
     if isinstance(getattr(_DEFAULTS, key), bool):
         return ("true", "false")
-    return _limits_of(key).choices or (
-        (describe_setting(key).word,) if describe_setting(key).word else ()
-    )
+    return _limits_of(key).choices or tuple(filter(None, [describe_setting(key).word]))
 
 
 def _limits_of(key: str) -> Limits:
     return limits_of(_type_hints()[key])
-
-
-# ---------------------------------------------------------------------------- one value
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
@@ -296,7 +259,8 @@ def check_value(key: str, value: Any) -> Any:
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         raise ValueError(f"'{key}' must be {kind[type(default)]}, not {shorten(repr(value))}")
     if isinstance(value, str):
-        return _check_text(key, value)
+        _check_text(key, value)
+        return value
     bounds = _limits_of(key)
     low = meaning.least if meaning.least is not None and value != meaning.special else bounds.low
     # Also true for NaN.
@@ -308,12 +272,8 @@ def check_value(key: str, value: Any) -> Any:
     return value
 
 
-def _check_text(key: str, value: str) -> str:
-    """Return the text `value` after checking it against the rules of `key`.
-
-    Raises:
-        ValueError: as `check_value`.
-    """
+def _check_text(key: str, value: str) -> None:
+    """Check a text against the rules of `key`. Raises ValueError as `check_value`."""
     choices = _limits_of(key).choices
     if choices and value not in choices:
         raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {shorten(repr(value))}")
@@ -342,7 +302,6 @@ def _check_text(key: str, value: str) -> str:
                 "'listen' must be an address and a port, such as 127.0.0.1:8080 or [::1]:8080, "
                 f"not {shorten(repr(value))}"
             ) from None
-    return value
 
 
 def split_list(value: str) -> list[str]:
@@ -372,20 +331,13 @@ def parse_value(key: str, text: str) -> Any:
     Text that does not have that type is returned unchanged; `check_value` then rejects it.
     """
     default = getattr(_DEFAULTS, key) if key in KEYS else ""
-    value: Any = text
+    if isinstance(default, bool):
+        words = dict.fromkeys(TRUE_WORDS, True) | dict.fromkeys(FALSE_WORDS, False)
+        return words.get(text.lower(), text)
     try:
-        if isinstance(default, bool):
-            value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[
-                text.lower()
-            ]
-        else:
-            value = type(default)(text)
-    except (KeyError, ValueError):
-        pass
-    return value
-
-
-# ---------------------------------------------------------------------------- all of them
+        return type(default)(text)
+    except ValueError:
+        return text
 
 
 def load_config(
@@ -467,11 +419,8 @@ def _drop_conflicts(config: Config) -> Config:
         source = config.origin.get(key, "default")
         if source == "flag":
             raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
-        cure = (
-            f"unset {source}"
-            if source.startswith("LOCALSPEC_")
-            else f"localspec config unset {key}"
-        )
+        is_variable = source.startswith("LOCALSPEC_")
+        cure = f"unset {source}" if is_variable else f"localspec config unset {key}"
         default = getattr(_DEFAULTS, key)
         problem = Problem(source, reason, _replacement_clause(key, _DEFAULTS), cure, conflict=True)
         config = replace(config, **{key: default}, problems=(*config.problems, problem))
@@ -494,9 +443,6 @@ def find_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     values_key = "kv_type" if config.kv_type_v == "same" else "kv_type_v"
     if (value_type := getattr(config, values_key)) != "f16" and config.flash_attention == "off":
         yield values_key, f"'{values_key}' {value_type} needs 'flash_attention' auto or on"
-
-
-# ---------------------------------------------------------------------------- the file
 
 
 def _read_table(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
