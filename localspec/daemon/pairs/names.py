@@ -70,7 +70,13 @@ def resolve_pair(
         return upstream_pair
     name = registry.resolve_alias(name)
     if is_file_name(name):
-        return _resolve_files(name, registry)
+        files = files_of(name, registry)
+        files.pooling = registry.check_files(
+            *(Path(path) for path in (files.target, files.draft) if path)
+        )
+        found, hint = registry.find_projector(Path(files.target), split_model_names(name)[0])
+        files.projector, files.projector_hint = (str(found), "") if found else (None, hint)
+        return files
     from localspec.registry.store import integrity
 
     store = registry.store
@@ -88,20 +94,6 @@ def resolve_pair(
     if draft:  # a pair that was added with --no-draft gets none
         _add_other_drafts(files, registry.find_own_drafts(target))
     return with_tuned_draft(files, registry.paths.tuned)
-
-
-def _resolve_files(name: str, registry: Registry) -> PairFiles:
-    """Return checked files that are named by path or as in Ollama, with what drafts and the projector."""
-    files = files_of(name, registry)
-    files.pooling = registry.check_files(
-        *(Path(path) for path in (files.target, files.draft) if path)
-    )
-    projector, sentence = registry.find_projector(Path(files.target), split_model_names(name)[0])
-    if projector:
-        files.projector = str(projector)
-    else:
-        files.projector_hint = sentence
-    return files
 
 
 def _projector_hint(record: Record) -> str:
@@ -270,11 +262,11 @@ def find_file(name: str) -> Path:
     """
     path = expand_user(name)
     if path.is_absolute():
-        if not _is_file(path):
-            raise ModelNotFound(
-                f"There is no file {str(path)[:_MAX_SHOWN_CHARACTERS]}.", param="model"
-            )
-        return path
+        with contextlib.suppress(OSError):  # the path is too long, or a folder may not be read
+            if path.is_file():
+                return path
+        shown = str(path)[:_MAX_SHOWN_CHARACTERS]
+        raise ModelNotFound(f"There is no file {shown}.", param="model")
     if ":" in name:
         from localspec.registry.disk import discovery
 
@@ -296,10 +288,3 @@ def find_file(name: str) -> Path:
         "separated by a comma.",
         param="model",
     )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # the path is too long, or a folder may not be read
-        return False

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -52,12 +52,15 @@ if TYPE_CHECKING:
     from localspec.registry.store.store import Record, Store
 
 
-# ------------------------------------------------------------------------ local
-# Make a pair of the person's own files. Blocks, so call it in a thread.
+log = logging.getLogger("localspec.daemon")
+
+FileState = tuple[str, int, int, int]  # path, inode, bytes and time of change
+_MAX_CHECKED_PAIRS = 32  # results that are kept for pairs of files named by path
+Result = TypeVar("Result")
 
 
 def add_local_pair(registry: Registry, request: AddRequest) -> Record:
-    """Make the pair.
+    """Make a pair of the person's own files.
 
     Raises:
         InvalidRequest: The name of the pair or of a file is not allowed.
@@ -65,6 +68,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
         ModelNotFound: A file does not exist.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
     """
+    from localspec.registry.disk.discovery import find_model
     from localspec.registry.disk.drafts import find_sidecar
     from localspec.registry.store import local
 
@@ -80,6 +84,10 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
             )
     if request.draft and request.no_draft:
         raise InvalidRequest("Give either `draft` or `no_draft`.", param="no_draft")
+    if request.projector and request.no_projector:
+        raise InvalidRequest("Give either `projector` or `no_projector`.", param="no_projector")
+    if request.projector and not request.projector.startswith("/"):
+        raise InvalidRequest(f"{request.projector} must be an absolute path.", param="projector")
     target, *drafts = (
         Path(file) if file.startswith("/") else names.find_file(file) for file in file_names
     )
@@ -87,10 +95,18 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     notes: tuple[str, ...] = ()
     if not drafts and not request.no_draft and target.is_file() and (draft := find_sidecar(target)):
         notes = (f"{draft.name}, which lies beside the target, drafts for it.",)
-    projector, projector_note = _choose_projector(registry, request, target)
-    notes += (*filter(None, [projector_note]), *_list_unused_layers(file_names))
+    projector = Path(request.projector) if request.projector else None
+    if not (request.projector or request.no_projector):
+        projector, sentence = registry.find_projector(target, request.target)
+        notes += (sentence,) if sentence else ()
     # Ollama names its files by their hashes, so the summary says which models they are.
-    from_ollama = any(not file.startswith("/") for file in file_names)
+    from_ollama = [file for file in file_names if not file.startswith("/")]
+    notes += tuple(
+        f"Not used of {model.name} in Ollama: {', '.join(model.unused)}. The chat template in its file is "
+        "used; models.toml may set another one, and sampling parameters."
+        for model in map(find_model, from_ollama)
+        if model and model.unused
+    )
     return local.add_own_pair(
         registry.store,
         name,
@@ -105,45 +121,6 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
         draft_found=draft is not None and not drafts,
         projector=projector,
     )
-
-
-def _list_unused_layers(file_names: Collection[str]) -> tuple[str, ...]:
-    """Return a sentence about what of the models in Ollama is not used, for each of which that is true."""
-    from localspec.registry.disk.discovery import find_model
-
-    models = [find_model(file) for file in file_names if not file.startswith("/")]
-    return tuple(
-        f"Not used of {model.name} in Ollama: {', '.join(model.unused)}. The chat template in its file is "
-        "used; models.toml may set another one, and sampling parameters."
-        for model in models
-        if model and model.unused
-    )
-
-
-def _choose_projector(
-    registry: Registry, request: AddRequest, target: Path
-) -> tuple[Path | None, str]:
-    """Return the projector that the request names, or else the target's own, and a sentence about that one.
-
-    Raises:
-        InvalidRequest: The request names one and wants none, or its path is not absolute.
-    """
-    if request.projector and request.no_projector:
-        raise InvalidRequest("Give either `projector` or `no_projector`.", param="no_projector")
-    if request.projector and not request.projector.startswith("/"):
-        raise InvalidRequest(f"{request.projector} must be an absolute path.", param="projector")
-    if request.projector:
-        return Path(request.projector), ""
-    return (None, "") if request.no_projector else registry.find_projector(target, request.target)
-
-
-# ------------------------------------------------------------------------ registry
-
-
-log = logging.getLogger("localspec.daemon")
-
-FileState = tuple[str, int, int, int]  # path, inode, bytes and time of change
-_MAX_CHECKED_PAIRS = 32  # results that are kept for pairs of files named by path
 
 
 class Registry:
@@ -396,11 +373,8 @@ class Registry:
         from localspec.registry.ollama_names import find_same_model
 
         installed = [record.name for record in self.store.listing().records]
-        return list(
-            dict.fromkeys(
-                [*find_same_model(name, installed), *self.catalogue.find_same_model(name)]
-            )
-        )
+        same = [*find_same_model(name, installed), *self.catalogue.find_same_model(name)]
+        return list(dict.fromkeys(same))
 
     def not_in_ollama_error(self, name: str) -> NoSuchPair:
         """Return the error that Ollama has no model of that name, and which pairs have the same model."""
@@ -416,10 +390,8 @@ class Registry:
             advice = f" Several pairs have it: {', '.join(pairs)}. Name one of them."
         else:
             listed = find_same_family(name, self.catalogue.names)
-            family = [
-                *find_same_family(name, installed),
-                *(self.catalogue.find(key)[0] for key in listed),
-            ]
+            family = find_same_family(name, installed)
+            family += [self.catalogue.find(key)[0] for key in listed]
             hint = ask_which(list(dict.fromkeys(family)))
             advice = f"{hint} To list its models: localspec import"
         return NoSuchPair(message + advice, param="model")
@@ -500,15 +472,31 @@ class Registry:
         if not self._checks:
             return None
         try:
-            state = tuple(_file_state(path) for path in (target, draft) if path)
-            with self._checking:
-                if state not in self._checked:
-                    pooling = local.make_record("named", target, draft).target.pooling
-                    recent = list(self._checked.items())[-_MAX_CHECKED_PAIRS:]
-                    self._checked = dict([*recent, (state, pooling)])
-                return self._checked[state]
+            return self._once(
+                self._checked,
+                [path for path in (target, draft) if path],
+                lambda: local.make_record("named", target, draft).target.pooling,
+            )
         except OSError as error:
             raise store_error(error, target) from error
+
+    def _once(
+        self,
+        results: dict[tuple[FileState, ...], Result],
+        files: Collection[Path],
+        work: Callable[[], Result],
+    ) -> Result:
+        """Return the result of `work`, which is done once for each state of the files."""
+        infos = [(path, path.stat()) for path in files]
+        state = tuple(
+            (str(path), info.st_ino, info.st_size, info.st_mtime_ns) for path, info in infos
+        )
+        with self._checking:
+            if state not in results:
+                results[state] = work()
+                while len(results) > _MAX_CHECKED_PAIRS:
+                    del results[next(iter(results))]
+            return results[state]
 
     def find_own_drafts(self, target: Path) -> tuple[str, ...]:
         """Return the paths of what drafts for a target without being named, the best first.
@@ -519,13 +507,11 @@ class Registry:
         from localspec.registry.disk.drafts import find_own_drafts, list_files_beside
 
         try:
-            state = tuple(_file_state(path) for path in (target, *list_files_beside(target)))
-            with self._checking:
-                if state not in self._own_drafts:
-                    drafts = tuple(str(path) for path in find_own_drafts(target))
-                    recent = list(self._own_drafts.items())[-_MAX_CHECKED_PAIRS:]
-                    self._own_drafts = dict([*recent, (state, drafts)])
-                return self._own_drafts[state]
+            return self._once(
+                self._own_drafts,
+                (target, *list_files_beside(target)),
+                lambda: tuple(map(str, find_own_drafts(target))),
+            )
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
             return ()
 
@@ -602,9 +588,3 @@ class Registry:
         reason = explain_reserved_name(name)
         if reason and not name.endswith(".gguf"):  # a file name is resolved elsewhere
             raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {reason}.")
-
-
-def _file_state(path: Path) -> FileState:
-    """Return a value that changes whenever the file does."""
-    info = path.stat()
-    return str(path), info.st_ino, info.st_size, info.st_mtime_ns

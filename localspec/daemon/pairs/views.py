@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +35,6 @@ from localspec.protocol.pairs import (
     PairList,
     PairView,
 )
-from localspec.protocol.tuned import TunedDraft
 from localspec.registry.tuned import find_tuned_draft
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from localspec.registry.store.store import Record
 
 
-# ------------------------------------------------------------------------ disk
-# The models on this disk, and the pairs that can be made of them, as the API shows them. Blocks.
+BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard library"
 
 
 def search_disk(
@@ -70,12 +69,8 @@ def search_disk(
         limited_report(Disk(looking=str(place)))
 
     places = {name: environment[name] for name in MODEL_FOLDER_VARIABLES if name in environment}
-    search = DiskSearch(
-        registry.store,
-        [Path(folder) for folder in folders],
-        {**os.environ, **places},
-        report_progress,
-    )
+    environment = {**os.environ, **places}
+    search = DiskSearch(registry.store, [*map(Path, folders)], environment, report_progress)
     models = drafts.judge_all(search.models, report_progress)
     paired = {str(model.path) for model in search.models if model.pair}
     pairs = drafts.propose_pairs(models, paired, taken_names(registry), model_namer())
@@ -83,11 +78,7 @@ def search_disk(
 
 
 def _check_folders(folders: list[str]) -> None:
-    """Refuse folders that do not exist. A file of a model may take the place of a folder.
-
-    Raises:
-        InvalidRequest: One of them does not exist.
-    """
+    """Refuse folders that do not exist. A file of a model may take the place of a folder."""
     for folder in folders:
         if not Path(folder).exists():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
@@ -115,12 +106,6 @@ def model_namer() -> Callable[[str, Path], str]:
     return lambda name, path: name if files.get(name) == path else str(path)
 
 
-# ------------------------------------------------------------------------ views
-
-
-BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard library"
-
-
 def list_pairs(registry: Registry, everything: bool) -> PairList:
     """Return the installed pairs, and with `everything` those of the catalogue too."""
     from localspec.registry.header import fit
@@ -129,7 +114,23 @@ def list_pairs(registry: Registry, everything: bool) -> PairList:
     store = registry.store
     stored = store.listing()
     free = registry.free_memory()
-    entries = _builtin_entries(registry)
+    entries = []
+    with contextlib.suppress(ModelNotFound):  # it may be missing in the package
+        files = builtin_files()
+        paths = [Path(path) for path in (files.target, files.draft) if path]
+        entries.append(
+            PairEntry(
+                BUILTIN,
+                "builtin",
+                here=True,
+                loaded=registry.in_use(BUILTIN),
+                summary=BUILTIN_SUMMARY,
+                size=sum(path.stat().st_size for path in paths),
+                target=paths[0].name,
+                draft=paths[1].name if files.draft else None,
+                fits="yes",
+            )
+        )
     for record in stored.records:
         shown = pair_entry(record, registry.in_use)
         shown.problem = integrity.find_quick_problem(store, record)
@@ -172,27 +173,6 @@ def pair_entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
         kind=record.kind,
         notes=record.notes,
     )
-
-
-def _builtin_entries(registry: Registry) -> list[PairEntry]:
-    """Return the entry of the pair inside the package, or nothing if the package does not contain it."""
-    try:
-        files = builtin_files()
-    except ModelNotFound:
-        return []
-    size = sum(Path(path).stat().st_size for path in (files.target, files.draft) if path)
-    builtin_entry = PairEntry(
-        BUILTIN,
-        "builtin",
-        here=True,
-        loaded=registry.in_use(BUILTIN),
-        summary=BUILTIN_SUMMARY,
-        size=size,
-        target=Path(files.target).name,
-        draft=Path(files.draft).name if files.draft else None,
-        fits="yes",
-    )
-    return [builtin_entry]
 
 
 def _catalogue_entry(name: str, pair: CataloguePair) -> PairEntry:
@@ -255,7 +235,6 @@ def pair_details(
     """
     from localspec import machine
     from localspec.registry.store import integrity, local
-    from localspec.registry.store.local import describe_pair
 
     if not name:  # a request for an answer may leave `model` empty, but this one must name a pair
         raise registry.unknown_pair_error(name)
@@ -267,13 +246,9 @@ def pair_details(
         server = upstream_pair.upstream
         view: PairView = upstreams.upstream_view(upstream_pair.name, server, by_tcp=by_tcp)
         return view
-    if name == BUILTIN:
-        files = builtin_files()
-        draft = Path(files.draft) if files.draft else None
-        record = local.recall_record(name, Path(files.target), draft)
-    elif is_file_name(name):
-        with hidden_file_errors():
-            files = files_of(name, registry)
+    if name == BUILTIN or is_file_name(name):
+        with hidden_file_errors() if name != BUILTIN else contextlib.nullcontext():
+            files = builtin_files() if name == BUILTIN else files_of(name, registry)
             draft = Path(files.draft) if files.draft else None
             record = local.recall_record(name, Path(files.target), draft)
     else:
@@ -281,40 +256,27 @@ def pair_details(
     settings = engine_settings(config, registry.paths)
     load = memory_load(settings, machine.installed_backend())
     load = replace(load, context=context or config.context)
-    view = describe_pair(registry.store, record, registry.free_memory(), load)
+    view = local.describe_pair(registry.store, record, registry.free_memory(), load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
-    view.tuned = _find_tuned(registry, view)
+    if not is_file_name(view.name):  # a name of files means exactly these
+        own = view.draft.path if view.draft else ""
+        tuned = find_tuned_draft(registry.paths.tuned, view.target.path, own)
+        view.tuned = tuned[1] if tuned else None
     view.loaded = registry.in_use(record.name)
     view.problem = integrity.find_quick_problem(registry.store, record)
     if _has_own_template(registry, record.name):
         view.roles = record.roles
     if preset := registry.catalogue.presets.get(record.name):
-        _add_preset(view, preset)
+        view.notes += tuple(_preset_notes(preset))
+        view.rpc = preset.rpc
     return view
-
-
-def _find_tuned(registry: Registry, view: PairView) -> TunedDraft | None:
-    """Return the record of the tuned draft that is used in place of a pair's own, if there is one.
-
-    A name of files means exactly these.
-    """
-    if is_file_name(view.name):
-        return None
-    own = view.draft.path if view.draft else ""
-    tuned = find_tuned_draft(registry.paths.tuned, view.target.path, own)
-    return tuned[1] if tuned else None
 
 
 def _has_own_template(registry: Registry, name: str) -> bool:
     """Return whether models.toml names a chat template for the pair, which replaces its file's."""
     preset = registry.catalogue.presets.get(name)
     return preset is not None and bool(preset.chat_template)
-
-
-def _add_preset(view: PairView, preset: Preset) -> None:
-    view.notes += tuple(_preset_notes(preset))
-    view.rpc = preset.rpc
 
 
 def _preset_notes(preset: Preset) -> Iterator[str]:
@@ -355,11 +317,8 @@ def rank_drafts_for(
     models = find_models(registry.store, map(Path, folders))
     found = {model.path.resolve() for model in models}
     own = [Path(draft) for draft in (pair.draft, *pair.other_drafts) if draft]
-    models += [
-        FoundModel(draft, draft.name, f"pair {pair.name}")
-        for draft in own
-        if draft.resolve() not in found
-    ]
+    others = [draft for draft in own if draft.resolve() not in found]
+    models += [FoundModel(draft, draft.name, f"pair {pair.name}") for draft in others]
     target_path = Path(target).resolve()
     model = next((model for model in models if model.path.resolve() == target_path), None)
     model = model or FoundModel(Path(target), target_path.name, "")
