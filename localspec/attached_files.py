@@ -67,11 +67,8 @@ def jpeg_segments(picture: bytes) -> Iterator[tuple[int, int, int]]:
 def read_orientation(picture: bytes) -> int:
     """Return how a JPEG or PNG file is to be turned, from 1 (as it is) to 8, as Exif counts."""
     if picture.startswith(JPEG_SIGNATURE):
-        parts = (
-            picture[start:end]
-            for kind, start, end in jpeg_segments(picture)
-            if kind == _EXIF_MARKER
-        )
+        segments = jpeg_segments(picture)
+        parts = (picture[start:end] for kind, start, end in segments if kind == _EXIF_MARKER)
         exif = next((part for part in parts if part.startswith(_EXIF)), b"")
     else:
         chunks = png_chunks(picture) if picture.startswith(PNG_SIGNATURE) else ()
@@ -91,8 +88,7 @@ def _find_orientation(exif: bytes) -> int:
     for entry in range(directory + 2, directory + 2 + 12 * n_entries, 12):
         tag, kind = struct.unpack_from(f"{order}HH", exif, entry)
         if tag == _ORIENTATION_TAG:
-            (value,) = struct.unpack_from(
-                f"{order}{'H' if kind == _SHORT else 'I'}", exif, entry + 8
-            )
+            form = f"{order}{'H' if kind == _SHORT else 'I'}"
+            (value,) = struct.unpack_from(form, exif, entry + 8)
             return value if 1 <= value <= 8 else 1
     return 1

@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,15 +92,13 @@ def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
 @dataclass(slots=True)
 class Deadline:
-    """How long a parent waits for a child, and what else it watches meanwhile.
+    """How long a parent waits for a child, and what else it watches meanwhile."""
 
-    limit_s: seconds until TimeoutError. is_cancelled: returns whether the wait is to end with Cancelled.
-    long_s: seconds after which `on_long` is called once, so that long work gives way.
-    """
-
-    limit_s: float
-    is_cancelled: Callable[[], bool] = bool
-    long_s: float = math.inf
+    limit_s: float  # seconds until TimeoutError
+    is_cancelled: Callable[[], bool] = bool  # whether the wait is to end with Cancelled
+    long_s: float = (
+        math.inf
+    )  # seconds after which `on_long` is called once, so that long work gives way
     on_long: Callable[[], None] = lambda: None
     _start: float = field(default_factory=time.monotonic)
 
@@ -223,28 +221,24 @@ class Child:
 
     def send(self, data: bytes, deadline: Deadline) -> None:
         """Send a message. Raises EOFError, TimeoutError or Cancelled after it has ended the process."""
-        with self._ended_on_failure():
-            send_message(self.connection, data, deadline)
+        self._end_on_failure(send_message, data, deadline)
 
     def receive(self, deadline: Deadline) -> bytes:
         """Return the next message. Raises EOFError, TimeoutError or Cancelled, as `send`."""
-        with self._ended_on_failure():
-            return receive_message(self.connection, deadline)
+        return self._end_on_failure(receive_message, deadline)
 
     def ask(self, data: bytes, deadline: Deadline) -> bytes:
         """Return the reply to a message. Raises EOFError, TimeoutError or Cancelled, as `send`."""
         self.send(data, deadline)
         return self.receive(deadline)
 
-    @contextlib.contextmanager
-    def _ended_on_failure(self) -> Iterator[None]:
+    def _end_on_failure(self, transfer: Callable[..., _Result], *arguments: object) -> _Result:
         try:
-            yield
-        except ConnectionError:
+            return transfer(self.connection, *arguments)
+        except BaseException as error:
             self.close()
-            raise EOFError from None
-        except BaseException:
-            self.close()
+            if isinstance(error, ConnectionError):
+                raise EOFError from None
             raise
 
     def kill(self) -> None:
@@ -262,11 +256,8 @@ class Child:
         self._connection = self._process = None
 
 
-# ------------------------------------------------------------------------ in the child
-
-
 def become_helper() -> socket.socket:
-    """Give way to answers, and return the connection to the parent."""
+    """Give way to answers, in the child, and return the connection to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the client.
     with contextlib.suppress(OSError):
         os.nice(NICENESS)

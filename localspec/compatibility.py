@@ -39,36 +39,28 @@ class TokenTexts(Sized, Iterable[bytes], Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The properties of a tokenizer that the rule compares.
+    """The properties of a tokenizer that the rule compares."""
 
-    kind: llama.cpp's kind of vocabulary ("bpe", "spm", …). texts: each token as the vocabulary has it.
-    bos, eos: ids; None or a negative number if there is none. add_bos, add_eos: whether they are added to a
-    text.
-    """
-
-    kind: str
-    texts: TokenTexts
-    bos: int | None
+    kind: str  # llama.cpp's kind of vocabulary ("bpe", "spm", …)
+    texts: TokenTexts  # each token as the vocabulary has it
+    bos: int | None  # the id; None or a negative number if there is none
     eos: int | None
-    add_bos: bool
+    add_bos: bool  # whether it is added to a text
     add_eos: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """The verdict on a target and a draft.
+    """The verdict on a target and a draft."""
 
-    reason: why the draft cannot draft for the target, as a clause that names the first difference; empty if
-    it can. common: how many ids, from 0, both sides have. differing: the common ids whose texts differ.
-    coverage: estimated share (0 to 1) of the target's used tokens that both models know. note: what is not
-    shared, as a clause; empty if everything is.
-    """
-
+    # Why the draft cannot draft for the target, as a clause that names the first difference, or "".
     reason: str
-    common: int = 0
-    differing: tuple[int, ...] = ()
-    coverage: float = 1.0
-    note: str = ""
+    common: int = 0  # how many ids, from 0, both sides have
+    differing: tuple[int, ...] = ()  # the common ids whose texts differ
+    coverage: float = (
+        1.0  # estimated share (0 to 1) of the target's used tokens that both models know
+    )
+    note: str = ""  # what is not shared, as a clause, or ""
 
     @property
     def usable(self) -> bool:
@@ -79,10 +71,10 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> Compatibility:
     """Compare two tokenizers, cheapest checks first, and return whether `draft` can draft for `target`."""
     for property_name, target_value, draft_value in (
         ("the kind of tokenizer", f"'{target.kind}'", f"'{draft.kind}'"),
-        ("add_bos_token", _format_flag(target.add_bos), _format_flag(draft.add_bos)),
-        ("add_eos_token", _format_flag(target.add_eos), _format_flag(draft.add_eos)),
-        ("the begin token", *_format_added_ids(target.add_bos, target.bos, draft.bos)),
-        ("the end token", *_format_added_ids(target.add_eos, target.eos, draft.eos)),
+        ("add_bos_token", str(target.add_bos).lower(), str(draft.add_bos).lower()),
+        ("add_eos_token", str(target.add_eos).lower(), str(draft.add_eos).lower()),
+        ("the begin token", target.add_bos and target.bos, target.add_bos and draft.bos),
+        ("the end token", target.add_eos and target.eos, target.add_eos and draft.eos),
     ):
         if target_value != draft_value:
             return Compatibility(
@@ -93,9 +85,7 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> Compatibility:
     differing: tuple[int, ...] = ()
     if target.texts != draft.texts:  # usually they are equal, which one bytes comparison shows
         pairs = enumerate(zip(target.texts, draft.texts, strict=False))
-        differing = tuple(
-            index for index, (target_text, draft_text) in pairs if target_text != draft_text
-        )
+        differing = tuple(index for index, (text, draft_text) in pairs if text != draft_text)
     coverage = _estimate_coverage(sizes[0], common, differing)
     difference = _first_difference(target, draft, differing)
     is_llama_compatible = abs(sizes[0] - sizes[1]) <= MAX_SIZE_DIFFERENCE and (
@@ -114,41 +104,26 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> Compatibility:
     )
 
 
-def _format_flag(value: bool) -> str:
-    return str(value).lower()
-
-
-def _format_added_ids(
-    is_added: bool, target_id: int | None, draft_id: int | None
-) -> tuple[str, str]:
-    """Return both ids as texts, or two empty texts if the tokenizers add no such token."""
-    return (str(target_id), str(draft_id)) if is_added else ("", "")
-
-
 def _estimate_coverage(size: int, common: int, differing: tuple[int, ...]) -> float:
     """Return the share of token use that falls on shared ids.
 
     The use of a range of ids is a sum of 1 / (rank + offset), which is approximated by a logarithm.
     """
+
+    def usage_between(first: int, end: int) -> float:
+        return log((end + _RANK_OFFSET) / (first + _RANK_OFFSET))
+
     if not size:
         return 0.0
-    shared = _usage_between(0, common) - sum(
-        _usage_between(index, index + 1) for index in differing
-    )
-    return max(0.0, shared) / _usage_between(0, size)
-
-
-def _usage_between(first: int, end: int) -> float:
-    return log((end + _RANK_OFFSET) / (first + _RANK_OFFSET))
+    lost = sum(usage_between(index, index + 1) for index in differing)
+    return max(0.0, usage_between(0, common) - lost) / usage_between(0, size)
 
 
 def _first_difference(target: Tokenizer, draft: Tokenizer, differing: tuple[int, ...]) -> str:
     """Return the first difference as a clause, or an empty text if there is none."""
     if differing:
         token_id = differing[0]
-        target_text, draft_text = (
-            _quote_token(tokenizer.texts, token_id) for tokenizer in (target, draft)
-        )
+        target_text, draft_text = (_quote_token(model.texts, token_id) for model in (target, draft))
         return f"token {token_id} is {target_text} in the target and {draft_text} in the draft"
     if len(target.texts) != len(draft.texts):
         return f"the target has {len(target.texts)} tokens and the draft {len(draft.texts)}"

@@ -42,10 +42,7 @@ def record_start(file: Path) -> None:
 
 
 def record_end(file: Path, why: str = "") -> None:
-    """Record that the daemon ends.
-
-    why: the reason, as a sentence; empty if it was told to stop.
-    """
+    """Record that the daemon ends, and why, as a sentence, unless it was told to stop."""
     with contextlib.suppress(OSError, ValueError):
         run = json.loads(read_file(file))
         if run.get("pid") == os.getpid():
@@ -62,12 +59,9 @@ def describe_last_end(file: Path) -> str:
         started, ended = (_format_time(run.get(key)) for key in ("started", "ended"))
         subject = f"The previous daemon (pid {int(run['pid'])}, started {started})"
         if run.get("ended"):
-            why = str(run.get("why") or "")
-            return (
-                f"{subject} ended at {ended}: {why}"
-                if why
-                else f"{subject} was stopped at {ended}."
-            )
+            if why := str(run.get("why") or ""):
+                return f"{subject} ended at {ended}: {why}"
+            return f"{subject} was stopped at {ended}."
         return f"{subject} {_explain_kill(file, run)} The end of its log: localspec logs"
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return ""  # the file is not a record of a run
@@ -106,10 +100,7 @@ def _format_time(timestamp: object) -> str:
 
 
 def _read_boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
+    return "".join(_read_lines(_BOOT_ID)).strip()
 
 
 def count_oom_kills() -> int | None:

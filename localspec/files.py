@@ -130,15 +130,7 @@ def _has_live_writer(unfinished: Path) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------ links
-# Socket options by which a connection notices that the link to the other machine is cut.
-#
-# A cut link sends no message, and a busy server may be silent for minutes, so silence alone proves nothing.
-# Keep-alive probes are answered by the other operating system and not by its server, and sent data has to be
-# acknowledged. If neither happens for half a minute, the connection ends.
-
-
-# Each operating system has some of these options.
+# Options of a TCP socket, of which each operating system has some, see `keepalive_options`.
 _OPTIONS = {
     "TCP_KEEPIDLE": 10,  # seconds
     "TCP_KEEPALIVE": 10,  # seconds; the name of TCP_KEEPIDLE on macOS
@@ -149,11 +141,14 @@ _OPTIONS = {
 
 
 def keepalive_options() -> list[tuple[int, int, int]]:
-    """Return the options for a TCP socket, as arguments of `setsockopt`."""
-    numbers = {name: getattr(socket, name, None) for name in _OPTIONS}
-    supported = [
-        (socket.IPPROTO_TCP, number, _OPTIONS[name]) for name, number in numbers.items() if number
-    ]
+    """Return options by which a TCP socket notices a cut link, as arguments of `setsockopt`.
+
+    A cut link sends no message, and a busy server may be silent for minutes, so silence alone proves nothing.
+    Keep-alive probes are answered by the other operating system and not by its server, and sent data has to
+    be acknowledged. If neither happens for half a minute, the connection ends.
+    """
+    options = [(getattr(socket, name, None), value) for name, value in _OPTIONS.items()]
+    supported = [(socket.IPPROTO_TCP, number, value) for number, value in options if number]
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *supported]
 
 

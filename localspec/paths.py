@@ -150,13 +150,9 @@ def default_paths() -> Paths:
             runtime = platformdirs.user_runtime_dir("localspec", appauthor=False)
     except PermissionError as error:
         raise UnsafePath(f"There is no safe folder for the socket: {error}.") from error
-    return Paths(
-        Path(runtime),
-        Path(platformdirs.user_config_dir("localspec", appauthor=False)),
-        Path(platformdirs.user_data_dir("localspec", appauthor=False)),
-        Path(platformdirs.user_state_dir("localspec", appauthor=False)),
-        Path(platformdirs.user_cache_dir("localspec", appauthor=False)),
-    )
+    kinds = ("config", "data", "state", "cache")
+    folders = (getattr(platformdirs, f"user_{kind}_dir") for kind in kinds)
+    return Paths(Path(runtime), *(Path(find("localspec", appauthor=False)) for find in folders))
 
 
 def hf_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -227,24 +223,13 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def read_file(path: Path, flags: int = 0) -> bytes:
-    """Read a whole small file.
-
-    flags: additional flags for open(2), such as O_NOFOLLOW.
-
-    Raises:
-        OSError: it cannot be read or is not a regular file.
-    """
+    """Read a whole small file. `flags` are further ones for open(2). Raises OSError as `open_file`."""
     with os.fdopen(open_file(path, os.O_RDONLY | flags), "rb") as file:
         return file.read()
 
 
 def read_private_file(path: Path) -> bytes:
-    """Read a whole small file that only its owner may read.
-
-    Raises:
-        PermissionError: others may read or write it.
-        OSError: it cannot be read or is not a regular file.
-    """
+    """Read a whole small file. Raises PermissionError if others may read or write it, and as `read_file`."""
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             raise PermissionError(errno.EACCES, "it is open to other users", str(path))
@@ -265,8 +250,7 @@ def remove_tree(path: Path) -> None:
 def check_socket_path(path: Path) -> Path:
     """Return `path` if the operating system accepts a socket path of that length.
 
-    Raises:
-        UnsafePath: it is longer than MAX_SOCKET_PATH_BYTES.
+    Raises UnsafePath if it is longer than MAX_SOCKET_PATH_BYTES.
     """
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:

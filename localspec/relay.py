@@ -49,10 +49,8 @@ class SocketTables:
         A socket that its program has closed is listed as root's, so only sockets that are still open count.
         """
         try:
-            peer, local = (
-                _format_address(connection.getpeername()),
-                _format_address(connection.getsockname()),
-            )
+            names = connection.getpeername(), connection.getsockname()
+            searched = tuple(map(_format_address, names))
         except (OSError, ValueError):
             return None
         for descriptor in self._descriptors:
@@ -62,7 +60,7 @@ class SocketTables:
                     continue
                 # An IPv6 socket may hold an IPv4 address.
                 addresses = fields[1][-13:], fields[2][-13:]
-                if addresses == (peer, local) and fields[9] != "0":  # the inode; 0 after close
+                if addresses == searched and fields[9] != "0":  # the inode; 0 after close
                     return int(fields[7])
         return None
 
