@@ -207,7 +207,7 @@ def make_private_directory(path: Path) -> Path:
     return path
 
 
-def open_file(path: Path, flags: int) -> int:
+def open_file(path: str | Path, flags: int) -> int:
     """Open a regular file and return its descriptor. A file that is created is readable by its owner only.
 
     A pipe in the file's place is refused without waiting for its other end.

@@ -1,4 +1,4 @@
-"""The life of the daemon: socket, server, signals and drain."""
+"""The life of the daemon: socket, server, signals, changes of its files, and drain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,7 @@ from localspec.daemon.worker.process import DEFAULT_COMMAND
 from localspec.daemon.worker.table import PairTable
 from localspec.paths import Paths
 
-# ------------------------------------------------------------------------ watch
-# Read models.toml and config.toml again when they change. A file with an error changes nothing.
-
-
+log = logging.getLogger("localspec.daemon")
 _watch_log = logging.getLogger("localspec.watch")
 
 _START_DELAY_S = 0.5  # the request that started the daemon comes first
@@ -44,19 +41,23 @@ _MAX_LINKS = 40  # as many as Linux follows (MAXSYMLINKS)
 _LINK_CHECK_MS = 1000
 _EVENT_POLL_MS = 200  # interval of the checks for events of the file system
 
+# Long enough for most running answers, short enough for a person who waits for `stop`.
+DRAIN_TIMEOUT_S = 10.0
+_ABORT_MARGIN_S = 5  # for answers that were ended then
+# Connections that wait in the kernel, and how many are accepted in one iteration of the event loop. asyncio
+# uses one number for both. With a large one, many clients at once would take every descriptor.
+BACKLOG = 2048
+_MAX_ACCEPTS_AT_ONCE = 4
+_POLL_INTERVAL_S = 0.01  # of the wait for the last responses at the end
+_PROGRAM_CHECK_S = 2.0  # interval of the checks whether the program is still installed
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-def start(state: DaemonState, configure: Callable[[], None]) -> threading.Event:
-    """Watch the files in a thread until the returned event is set. Callers need not wait for its end.
 
-    `configure` is called in that thread to read config.toml again.
+def _watch(state: DaemonState, stop: threading.Event, configure: Callable[[], object]) -> None:
+    """Read models.toml and config.toml again when they change, until `stop` is set.
+
+    A file with an error changes nothing. `configure` reads config.toml.
     """
-    stop = threading.Event()
-    arguments = (state, stop, configure)
-    threading.Thread(target=_watch, args=arguments, name="watch", daemon=True).start()
-    return stop
-
-
-def _watch(state: DaemonState, stop: threading.Event, configure: Callable[[], None]) -> None:
     if stop.wait(_START_DELAY_S):
         return
     import watchfiles
@@ -69,17 +70,13 @@ def _watch(state: DaemonState, stop: threading.Event, configure: Callable[[], No
         config.parent.mkdir(parents=True, exist_ok=True)
     try:
         while not stop.is_set():
-            paths_by_file = {
-                file: watched_paths(file) for file in (config, catalogue, shipped_catalogue_path())
-            }
-            files_by_path = {
-                str(path): file for file, paths in paths_by_file.items() for path in paths
-            }
-            folders = {Path(path).parent for path in files_by_path}
+            watched = (config, catalogue, shipped_catalogue_path())
+            paths_by_file = {file: watched_paths(file) for file in watched}
+            names = {str(path): file.name for file in watched for path in paths_by_file[file]}
             is_watching = False
             for changes in watchfiles.watch(
-                *(folder for folder in folders if folder.is_dir()),
-                watch_filter=partial(_is_watched, files_by_path),
+                *(folder for folder in {Path(path).parent for path in names} if folder.is_dir()),
+                watch_filter=partial(lambda names, _, path: path in names, names),
                 recursive=False,
                 debounce=_EVENT_POLL_MS,
                 step=_EVENT_POLL_MS,
@@ -92,13 +89,13 @@ def _watch(state: DaemonState, stop: threading.Event, configure: Callable[[], No
                     is_watching = True
                     _read_again(state, {config.name, catalogue.name}, configure)
                 elif changes:
-                    names = {files_by_path[path].name for _, path in changes}
-                    _watch_log.info("changed: %s", ", ".join(sorted(names)))
-                    _read_again(state, names, configure)
+                    changed = {names[path] for _, path in changes}
+                    _watch_log.info("changed: %s", ", ".join(sorted(changed)))
+                    _read_again(state, changed, configure)
                 if any(watched_paths(file) != paths for file, paths in paths_by_file.items()):
                     break  # a link has a new target
     except (OSError, RuntimeError) as error:  # no watches are left, or a folder is gone
-        _watch_log.warning("edits of %s are not seen: %s", ", ".join(sorted(files_by_path)), error)
+        _watch_log.warning("edits of %s are not seen: %s", ", ".join(sorted(names)), error)
 
 
 def watched_paths(file: Path) -> list[Path]:
@@ -129,34 +126,13 @@ def watched_paths(file: Path) -> list[Path]:
     return [*links, folder]
 
 
-def _read_again(state: DaemonState, changed: set[str], configure: Callable[[], None]) -> None:
+def _read_again(state: DaemonState, changed: set[str], configure: Callable[[], object]) -> None:
     if state.paths.user_catalogue.name in changed:
         state.registry.reload()
         if state.registry.problem:
             _watch_log.warning("%s", state.registry.problem)
     if state.paths.config_file.name in changed:
         configure()
-
-
-def _is_watched(paths: Container[str], _change: object, path: str) -> bool:
-    return path in paths
-
-
-# ------------------------------------------------------------------------ lifecycle
-
-
-log = logging.getLogger("localspec.daemon")
-
-# Long enough for most running answers, short enough for a person who waits for `stop`.
-DRAIN_TIMEOUT_S = 10.0
-_ABORT_MARGIN_S = 5  # for answers that were ended then
-# Connections that wait in the kernel, and how many are accepted in one iteration of the event loop. asyncio
-# uses one number for both. With a large one, many clients at once would take every descriptor.
-BACKLOG = 2048
-_MAX_ACCEPTS_AT_ONCE = 4
-_POLL_INTERVAL_S = 0.01  # of the wait for the last responses at the end
-_PROGRAM_CHECK_S = 2.0  # interval of the checks whether the program is still installed
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _ListeningSocket(socket.socket):
@@ -230,13 +206,12 @@ class _Server(uvicorn.Server):
     async def listen(self, listener: socket.socket) -> None:
         """Accept clients on another socket too."""
 
-        def create_connection() -> asyncio.Protocol:
-            return ClientConnection(
-                config=self.config,
-                server_state=self.server_state,
-                app_state=self.lifespan.state,
-            )
-
+        create_connection = partial(
+            ClientConnection,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
         loop = asyncio.get_running_loop()
         self._tcp = await loop.create_server(
             create_connection, sock=listener, backlog=_MAX_ACCEPTS_AT_ONCE
@@ -319,10 +294,14 @@ class Daemon:
         files.delete_unfinished(state.paths.state)
         sockets, owns_socket = _open_sockets(path)
 
-        def reconfigure() -> None:
-            asyncio.run_coroutine_threadsafe(self.configure(), loop)
-
-        stop_watching = start(state, reconfigure)
+        stop_watching = threading.Event()
+        watch = partial(
+            _watch,
+            *(state, stop_watching),
+            lambda: asyncio.run_coroutine_threadsafe(self.configure(), loop),
+        )
+        # Nothing waits for its end.
+        threading.Thread(target=watch, name="watch", daemon=True).start()
         uninstalled = asyncio.create_task(self._drain_once_uninstalled())
         nightly = extras.load("tune", "nightly")
         tuner = nightly.start(state, stop_watching) if nightly else None
@@ -431,18 +410,12 @@ class Daemon:
 def _open_sockets(path: Path) -> tuple[list[socket.socket], bool]:
     """Return the sockets to listen on, and whether that at `path` is ours and not systemd's."""
     listeners = take_inherited_sockets()
-    owns_socket = not any(_is_at(listener, path) for listener in listeners)
+    # Bytes are an abstract name, which is not a file.
+    names = [name for listener in listeners if isinstance(name := listener.getsockname(), str)]
+    owns_socket = not any(name and Path(name).resolve() == path.resolve() for name in names)
     if owns_socket:
         listeners = [*listeners, bind(path)]
-    sockets: list[socket.socket] = [
-        _ListeningSocket(fileno=listener.detach()) for listener in listeners
-    ]
+    sockets = [_ListeningSocket(fileno=listener.detach()) for listener in listeners]
     for listener in sockets:
         log.info("daemon %d listens on %s", os.getpid(), listener.getsockname())
-    return sockets, owns_socket
-
-
-def _is_at(inherited: socket.socket, path: Path) -> bool:
-    """Return whether an inherited socket is the one where clients look for the daemon."""
-    name = inherited.getsockname()  # bytes for an abstract name, which is not a file
-    return isinstance(name, str) and bool(name) and Path(name).resolve() == path.resolve()
+    return [*sockets], owns_socket

@@ -1,4 +1,4 @@
-"""The daemon's log: one rotated file. It contains prompts only if `log_prompts` is set."""
+"""The daemon's log, one rotated file with prompts only if `log_prompts` is set, and its threads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from localspec.paths import open_file, read_file
 from localspec.registry.store.files import write_atomically
 
 log = logging.getLogger("localspec.prompts")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 MAX_LOG_BYTES = 1 << 20
 BACKUP_COUNT = 3
@@ -30,7 +32,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
     """A rotated log file that only its owner can read."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, opener=_open_private)
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=open_file)
 
     def rewrite(self, keep: Callable[[bytes], bool]) -> None:
         """Remove all lines for which `keep` returns False, also from rotated files."""
@@ -45,10 +47,6 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
                     write_atomically(file, b"".join(kept_lines))
         finally:
             self.release()
-
-
-def _open_private(path: str, flags: int) -> int:
-    return open_file(Path(path), flags)
 
 
 def start(file: Path, *, verbose: bool = False) -> None:
@@ -95,18 +93,11 @@ def forget_prompts(conversation: str | None) -> None:
             handler.rewrite(keep)
 
 
-# ------------------------------------------------------------------------ threads
-# Blocking work in threads. Each kind of work has its own pool, so that none delays another.
-#
-# The event loop's own pool is for short disk operations. Hashing a model takes minutes.
-
-
-Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
-
-
 class ThreadPool:
-    """A pool for one kind of work, with a limited number of threads."""
+    """A pool for one kind of blocking work, so that none delays another.
+
+    The event loop's own pool is for short disk operations. Hashing a model takes minutes.
+    """
 
     def __init__(self, name: str, max_threads: int) -> None:
         self._pool = ThreadPoolExecutor(max_threads, thread_name_prefix=name)

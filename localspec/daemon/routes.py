@@ -89,24 +89,21 @@ PATH_ALIASES = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def import_handler(qualified_name: str) -> Handler:
-    """Return the function in handlers/ that a row of ROUTES names."""
+# A method, a path, its handler, and a header that a request must have, or "".
+Endpoint = tuple[str, str, Handler, str]
+
+
+def _import_handler(qualified_name: str) -> Handler:
     module, _, name = qualified_name.rpartition(".")
     function = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), name)
     return cast(Handler, function)
 
 
-Endpoint = tuple[str, str, Handler, str]
-
-
 def _endpoints() -> Iterator[tuple[Sequence[Endpoint], Mapping[str, str]]]:
-    """Yield the endpoints of each extra and of the core, with further paths for the same endpoints.
-
-    An endpoint is a method, a path, its handler, and a header that a request must have, or "".
-    """
+    """Yield the endpoints of each extra and of the core, with further paths for the same endpoints."""
     for module in extras.route_modules():
         yield [(*row, *[""] * (4 - len(row))) for row in module.ROUTES], module.PATH_ALIASES
-    yield [(method, path, import_handler(name), "") for method, path, name in ROUTES], PATH_ALIASES
+    yield [(method, path, _import_handler(name), "") for method, path, name in ROUTES], PATH_ALIASES
 
 
 class _HeaderRoute(Route):
