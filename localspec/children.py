@@ -115,10 +115,7 @@ class Deadline:
 
 
 def send_message(connection: socket.socket, data: bytes, deadline: Deadline | None = None) -> None:
-    """Send one message. Raises OSError if the other side has closed the connection.
-
-    deadline: for a parent, whose connection has a timeout.
-    """
+    """Send one message. A parent, whose connection has a timeout, has a deadline. Raises OSError."""
     message, n_sent = memoryview(_LENGTH.pack(len(data)) + data), 0
     while n_sent < len(message):
         n_sent += _retry(partial(connection.send, message[n_sent:]), deadline)

@@ -224,10 +224,8 @@ def _limits_of(key: str) -> Limits:
 def host_and_port(listen: str) -> tuple[str, int]:
     """Split `listen` into an IP address and a port.
 
-    An IPv6 address is written in brackets. Port 0 means any free port.
-
-    Raises:
-        ValueError: `listen` is not an address and a port.
+    An IPv6 address is written in brackets. Port 0 means any free port. Raises ValueError if `listen` is not
+    an address and a port.
     """
     import ipaddress
 
@@ -243,8 +241,7 @@ def host_and_port(listen: str) -> tuple[str, int]:
 def check_value(key: str, value: Any) -> Any:
     """Return `value` converted to the type of `key`.
 
-    Raises:
-        ValueError: the value is not allowed; the message is a clause that names the key and what is allowed.
+    Raises ValueError with a clause that names the key and what is allowed.
     """
     if key not in KEYS:
         raise ValueError(f"there is no setting '{shorten(key)}'{suggest_key(key)}")
@@ -350,9 +347,7 @@ def load_config(
     """Read the configuration.
 
     A wrong value is replaced by that of `last`. If `data` is given, it is used as the content of the file.
-
-    Raises:
-        UsageError: a flag is wrong; the message names the flag and what is allowed.
+    Raises UsageError if a flag is wrong; the message names the flag and what is allowed.
     """
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -410,11 +405,7 @@ def _replacement_clause(key: str, last: Config) -> str:
 
 
 def _drop_conflicts(config: Config) -> Config:
-    """Return the configuration with conflicting values replaced by their defaults.
-
-    Raises:
-        UsageError: a flag is one of them.
-    """
+    """Return the configuration with defaults for values in conflict. Raises UsageError if one is a flag."""
     for key, reason in find_conflicts(config):
         source = config.origin.get(key, "default")
         if source == "flag":
@@ -494,8 +485,5 @@ def _read_table(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Pr
 
 
 def decode_file(data: bytes) -> str:
-    """Decode the bytes of a configuration file.
-
-    Bytes that are not UTF-8 become surrogates, which no setting accepts.
-    """
+    """Decode a configuration file. Bytes that are not UTF-8 become surrogates, which no setting accepts."""
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")

@@ -104,10 +104,7 @@ def _read_boot_id() -> str:
 
 
 def count_oom_kills() -> int | None:
-    """Return how many processes the kernel has killed for lack of memory, or None if nothing counts them.
-
-    The count covers the system and this process's control group.
-    """
+    """Return how many processes the system and our control group have killed for want of memory, if known."""
     if sys.platform != "linux":
         return None
     counts = [

@@ -317,10 +317,7 @@ def error_from_code(
     n_prompt_tokens: int | None = None,
     n_ctx: int | None = None,
 ) -> LocalspecError:
-    """Return the error that another process reported by its code.
-
-    An unknown code becomes the base class.
-    """
+    """Return the error that another process reported by its code, the base class for an unknown one."""
     error_class = next(
         (subclass for subclass in _subclasses(LocalspecError) if subclass.code == code),
         LocalspecError,

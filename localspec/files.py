@@ -22,9 +22,7 @@ def replace_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
     If the block or the disk fails, `path` stays as it was. With `sync` that holds through a power cut too.
     Without it a power cut may leave an empty file, so the reader must detect that or not need the file.
-
-    Raises:
-        OSError: the file cannot be written, or something else is in the new file's place.
+    Raises OSError if the file cannot be written, or something else is in the new file's place.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,11 +46,7 @@ def replace_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Replace the content of `path` with `data`, as `replace_atomically` does.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Replace the content of `path` with `data`, as `replace_atomically` does. Raises OSError."""
     with replace_atomically(path, sync=sync) as file:
         file.write(data)
 
@@ -61,10 +55,7 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
 def hold_folder(path: Path) -> Iterator[bool]:
     """Hold a lock of a folder during the block; yield False if another process holds it.
 
-    The kernel releases it when its holder dies.
-
-    Raises:
-        OSError: the folder cannot be opened.
+    The kernel releases it when its holder dies. Raises OSError if the folder cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -79,11 +70,7 @@ def hold_folder(path: Path) -> Iterator[bool]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete a folder with its content, unless another process holds it.
-
-    Raises:
-        OSError: a file cannot be deleted.
-    """
+    """Delete a folder with its content, unless another process holds it. Raises OSError."""
     import shutil  # imported late, because most commands do not need it
 
     with contextlib.suppress(FileNotFoundError), hold_folder(folder) as is_free:
@@ -94,8 +81,7 @@ def remove_abandoned(folder: Path) -> None:
 def sync_folder(path: Path) -> None:
     """Make renames in this folder survive a power cut, if the file system supports it and we may read it.
 
-    Raises:
-        OSError: the disk fails or is full.
+    Raises OSError if the disk fails or is full.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

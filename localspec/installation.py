@@ -25,10 +25,7 @@ def install_extra_command(extra: str) -> str:
 
 
 def install_packages_command(*packages: str, dependencies: bool = True) -> str:
-    """Return the shell command that installs packages.
-
-    dependencies: whether the packages that they depend on are installed too.
-    """
+    """Return the shell command that installs packages, and with `dependencies` what they depend on."""
     flags = [] if dependencies else ["--no-deps"]
     prefix = Path(sys.prefix)
     if (prefix / "pipx_metadata.json").is_file():

@@ -47,10 +47,8 @@ def vim(text: str) -> str:
 def toml(value: object) -> str:
     """Return a string, number, boolean or list as TOML.
 
-    TOML writes these values as JSON does, except for characters beyond the 16 bits of JSON's escapes.
-
-    Raises:
-        ValueError: a text contains a lone surrogate, which TOML cannot represent.
+    TOML writes these values as JSON does, except for characters beyond the 16 bits of JSON's escapes. Raises
+    ValueError if a text contains a lone surrogate, which TOML cannot represent.
     """
     text = json.dumps(value, ensure_ascii=False)
     if re.search("[\ud800-\udfff]", text):

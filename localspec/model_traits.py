@@ -205,10 +205,7 @@ def reads_target_cache(architecture: str) -> bool:
 
 
 def explain_wrong_sidecar(architecture: str, target: str) -> str:
-    """Return why MTP heads in a file of their own cannot draft for a target, as a clause, or "" if they can.
-
-    Each parameter is a `general.architecture`.
-    """
+    """Return why a file of MTP heads cannot draft for a target, by the architectures of both, or ""."""
     required = _CACHE_READERS.get(architecture, architecture)
     if target == required:
         return ""

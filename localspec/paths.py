@@ -95,10 +95,7 @@ class Paths(NamedTuple):
 
     @property
     def unsaved_notice(self) -> Path:
-        """The reason why the newest answer is not in the history.
-
-        It is kept apart from the history, whose disk may be full.
-        """
+        """The reason why the newest answer is not in the history, whose disk may be full."""
         return self.runtime / "not-saved"
 
     @property
@@ -130,11 +127,7 @@ class Paths(NamedTuple):
 
 
 def default_paths() -> Paths:
-    """Return the folders for this user and environment.
-
-    Raises:
-        UnsafePath: there is no safe folder for the socket.
-    """
+    """Return the folders for this user and environment. Raises UnsafePath if none is safe for the socket."""
     home = os.environ.get("LOCALSPEC_HOME")
     if home:
         root = Path(home).absolute()
@@ -183,8 +176,7 @@ def _expand(path: str, environ: Mapping[str, str]) -> Path:
 def make_private_directory(path: Path) -> Path:
     """Create `path` as 0700, or check that it is a directory of this user that nobody else may enter.
 
-    Raises:
-        UnsafePath: it is a symbolic link, not a directory, another user's, or open to others.
+    Raises UnsafePath if it is a symbolic link, not a directory, another user's, or open to others.
     """
     try:
         # Missing parents become 0700 too, whatever the umask is. One of them may be XDG_RUNTIME_DIR, and
@@ -210,10 +202,8 @@ def make_private_directory(path: Path) -> Path:
 def open_file(path: str | Path, flags: int) -> int:
     """Open a regular file and return its descriptor. A file that is created is readable by its owner only.
 
-    A pipe in the file's place is refused without waiting for its other end.
-
-    Raises:
-        OSError: it cannot be opened or is not a regular file.
+    A pipe in the file's place is refused without waiting for its other end. Raises OSError if it cannot be
+    opened or is not a regular file.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -248,10 +238,7 @@ def remove_tree(path: Path) -> None:
 
 
 def check_socket_path(path: Path) -> Path:
-    """Return `path` if the operating system accepts a socket path of that length.
-
-    Raises UnsafePath if it is longer than MAX_SOCKET_PATH_BYTES.
-    """
+    """Return `path` if the operating system accepts a socket path of that length. Raises UnsafePath."""
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:
         raise UnsafePath(

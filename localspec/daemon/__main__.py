@@ -20,10 +20,7 @@ from localspec.errors import LocalspecError, replace_control_characters
 
 
 def main() -> int:
-    """Run the daemon and return its exit code: 0 after a clean end, else that of the error.
-
-    An error is written to stderr as one line.
-    """
+    """Run the daemon and return its exit code. An error is written to stderr as one line."""
     try:
         locations = paths.default_paths()
         paths.check_socket_path(locations.socket)

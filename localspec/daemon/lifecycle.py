@@ -278,9 +278,8 @@ class Daemon:
     async def run(self) -> None:
         """Serve until the end is requested. Afterwards the socket and the worker are gone.
 
-        Raises:
-            UsageError, UnsafePath, OSError: It cannot listen on the socket, or on the TCP address of the
-                command line.
+        Raises UsageError, UnsafePath or OSError if it cannot listen on the socket, or on the TCP address of
+        the command line.
         """
         state, path = self._state, self._state.paths.socket
         loop = asyncio.get_running_loop()

@@ -76,11 +76,7 @@ def log_prompt(conversation: str | None, text: str) -> None:
 
 
 def forget_prompts(conversation: str | None) -> None:
-    """Remove the prompts of a conversation from the log, or all prompts with None.
-
-    Raises:
-        OSError, StoreError: The log cannot be rewritten.
-    """
+    """Remove a conversation's prompts from the log, or all with None. Raises OSError or StoreError."""
 
     def keep(line: bytes) -> bool:
         match = _PROMPT_LINE.match(line)

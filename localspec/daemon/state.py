@@ -90,10 +90,7 @@ class DaemonState:
         """Return the files of the pair that answers for this name.
 
         That is the pair `name`, or the pair of the `role` if no pair has that name and the configuration
-        allows that (`any_model`).
-
-        Raises:
-            ClientGone: The client behind `receive` left meanwhile.
+        allows that (`any_model`). Raises ClientGone if the client behind `receive` left meanwhile.
         """
         resolved_name = await self._in_role(name, role)
         try:
@@ -181,10 +178,7 @@ class DaemonState:
         await self.unload_retired_drafts()
 
     async def unload_retired_drafts(self) -> None:
-        """Unload the idle pairs whose draft has been deleted.
-
-        A busy one is loaded again with its next request.
-        """
+        """Unload the idle pairs whose draft has been deleted. A busy one is reloaded by its next request."""
         for pair in self.pairs.loaded:
             if pair.files and self._is_retired(pair.files.draft):
                 await self.unload_if_idle(pair.name)

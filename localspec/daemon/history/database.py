@@ -83,11 +83,8 @@ def remove_typed_lines(file: Path, contents: Sequence[str] | None) -> None:
     time, then its lines, each after a "+".
 
     An entry may be only part of a message, because a chat can put files before the typed text. A short line
-    that was also typed elsewhere is lost with it, which matters to the arrow keys alone.
-
-    Raises:
-        OSError: the file cannot be read, written or deleted.
-        StoreError: the file cannot be replaced.
+    that was also typed elsewhere is lost with it, which matters to the arrow keys alone. Raises OSError if
+    the file cannot be read, written or deleted, and StoreError if the file cannot be replaced.
     """
     # People may keep it elsewhere behind a link. `Path.resolve` raises where links lead in a circle.
     file = Path(os.path.realpath(file))
@@ -139,9 +136,7 @@ CREATE TABLE messages (
 def open_database(file: Path) -> sqlite3.Connection:
     """Open the file, create it for this user alone if it is missing, and migrate it to `VERSION`.
 
-    Raises:
-        UnsafePath: the file is a symbolic link.
-        Conflict: a newer localspec wrote the file.
+    Raises UnsafePath if the file is a symbolic link, and Conflict if a newer localspec wrote the file.
     """
     import sqlite3
 
@@ -185,10 +180,8 @@ def open_database(file: Path) -> sqlite3.Connection:
 def clean(db: sqlite3.Connection, file: Path) -> None:
     """Rewrite the file and empty its log, so that no deleted text remains on the disk.
 
-    `secure_delete` alone is not enough: when SQLite balances pages, copies of old rows stay behind.
-
-    Raises:
-        Conflict: another program has the file open, so its log cannot be emptied now.
+    `secure_delete` alone is not enough: when SQLite balances pages, copies of old rows stay behind. Raises
+    Conflict if another program has the file open, so its log cannot be emptied now.
     """
     db.execute("VACUUM")
     empty_log(db, file)
@@ -198,8 +191,7 @@ def clean(db: sqlite3.Connection, file: Path) -> None:
 def empty_log(db: sqlite3.Connection, file: Path) -> None:
     """Move all changes into the file, where `secure_delete` has overwritten deleted rows, and empty its log.
 
-    Raises:
-        Conflict: another program has the file open, so its log cannot be emptied now.
+    Raises Conflict if another program has the file open, so its log cannot be emptied now.
     """
     (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:

@@ -105,12 +105,7 @@ class ConversationStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
     async def run(self, work: Callable[[ConversationStore], Result]) -> Result:
-        """Run `work(self)` in the thread, after everything that was submitted before.
-
-        Raises:
-            Conflict: the file cannot be used.
-            Exception: whatever `work` raises.
-        """
+        """Run `work(self)` in the thread, after everything that was submitted before. Raises as it does."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
 
     def submit(
@@ -214,8 +209,7 @@ class ConversationStore:
     def get(self, name: str) -> Conversation:
         """Return the conversation `name`, which may be "last".
 
-        Raises:
-            Conflict: the newest answer was not stored, so "last" would mean another conversation.
+        Raises Conflict if the newest answer was not stored, so "last" would mean another conversation.
         """
         entry = self._find(name)
         messages = [StoredMessage(*row) for row in self._db.execute(_MESSAGE, (entry.id,))]
@@ -329,10 +323,8 @@ class ConversationStore:
 
         They replace `cut`, the last stored answer, if they complete it. If the conversation has gone on
         without the response that this one continues, the messages go into a copy of the conversation's
-        beginning. The turn is no longer kept as unfinished under `key`.
-
-        Raises:
-            NotFound: the turn, the conversation, the continued response or `cut` was removed in the meantime.
+        beginning. The turn is no longer kept as unfinished under `key`. Raises NotFound if the turn, the
+        conversation, the continued response or `cut` was removed in the meantime.
         """
         addition, cut, response, new = turn.addition, turn.cut, turn.response, turn.new
         with self._db as db:

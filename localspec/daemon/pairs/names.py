@@ -133,10 +133,7 @@ def resolve_default(name: str, config: Config) -> str:
 def pair_of_role(role: Role, config: Config, registry: Registry) -> str:
     """Return the name of the pair that has the role: the configured one, or the only one installed for it.
 
-    Reads files.
-
-    Raises:
-        ModelNotFound: No pair, or more than one, is installed for embeddings or reranking.
+    Reads files. Raises ModelNotFound if no pair, or more than one, is installed for embeddings or reranking.
     """
     configured = {"embed": config.pair_embed, "rerank": config.pair_rerank, "fim": config.pair_fim}
     if role == "chat" or configured[role]:
@@ -174,11 +171,7 @@ def reads_files(name: str) -> bool:
 
 
 def builtin_files() -> PairFiles:
-    """Return the files of the pair inside the package.
-
-    Raises:
-        ModelNotFound: The package does not contain it.
-    """
+    """Return the files of the pair inside the package. Raises ModelNotFound if it has none."""
     spec = importlib.util.find_spec("localspec")
     assert spec is not None
     assert spec.origin is not None
@@ -255,11 +248,7 @@ def _add_other_drafts(files: PairFiles, drafts: Sequence[str]) -> None:
 
 
 def find_file(name: str) -> Path:
-    """Return the file at an absolute path, or the one that Ollama knows by a name with a tag.
-
-    Raises:
-        ModelNotFound: There is no such file.
-    """
+    """Return the file at an absolute path, or Ollama's by a name with a tag. Raises ModelNotFound."""
     path = expand_user(name)
     if path.is_absolute():
         with contextlib.suppress(OSError):  # the path is too long, or a folder may not be read

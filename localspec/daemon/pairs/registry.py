@@ -404,10 +404,8 @@ class Registry:
     ) -> Record:
         """Return the record of a pair, like `pulled`. Own files that have changed are read again.
 
-        `notice` then mentions the change once. `progress(done, total)` is called with the bytes hashed.
-
-        Raises:
-            BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used as they are now.
+        `take_notice` then mentions the change once. `progress(done, total)` is called with the bytes hashed.
+        Raises BadGguf, UnsafeModel, NotMatched or CannotRollBack if the files cannot be used as they are now.
         """
         from localspec.registry.store import local
 
@@ -460,11 +458,8 @@ class Registry:
     def check_files(self, target: Path, draft: Path | None = None) -> Pooling | None:
         """Check files that are named by path, once for each state of the files, as for a pair that is added.
 
-        Return the pooling of a model that turns texts into numbers.
-
-        Raises:
-            BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
-            StoreError: A file cannot be read.
+        Return the pooling of a model that turns texts into numbers. Raises BadGguf, UnsafeModel, NotMatched
+        or CannotRollBack if the files cannot be used, and StoreError if a file cannot be read.
         """
         from localspec.registry.store import local
         from localspec.registry.store.files import store_error

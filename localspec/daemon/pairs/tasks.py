@@ -155,11 +155,7 @@ def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
 
 
 def verify_files(files: PairFiles, report: Report) -> Verifying:
-    """Verify files that belong to no pair.
-
-    Raises:
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
-    """
+    """Verify files that belong to no pair. Raises RegistryError if they cannot be used."""
     from localspec.registry.store import integrity, local
 
     draft = Path(files.draft) if files.draft else None
@@ -233,9 +229,8 @@ class DraftTrials:
     def __call__(self, target: Path, draft: DraftView) -> Trial:
         """Measure the target with this draft.
 
-        Raises:
-            Interrupted: Another request needs the engine.
-            LocalspecError: This draft cannot be used.
+        Raises Interrupted if another request needs the engine, and LocalspecError if this draft cannot be
+        used.
         """
         files = frames.PairFiles(f"{target},{draft.path}", str(target))
         block = 0

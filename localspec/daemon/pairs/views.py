@@ -55,9 +55,7 @@ def search_disk(
     """Return every model in the known places and in `folders`, with the pairs worth making.
 
     `environment`: variables of the client's shell. Of these, MODEL_FOLDER_VARIABLES override the daemon's.
-
-    Raises:
-        InvalidRequest: One of `folders` does not exist.
+    Raises InvalidRequest if one of `folders` does not exist.
     """
     from localspec.registry.disk import drafts
     from localspec.registry.disk.discovery import DiskSearch
@@ -200,10 +198,7 @@ def _catalogue_entry(name: str, pair: CataloguePair) -> PairEntry:
 
 
 def _originals(catalogue: Catalogue, record: Record) -> tuple[Original, ...]:
-    """Return the original models of a pair, looked up by the repositories of its files.
-
-    Any pair of the catalogue may contain them.
-    """
+    """Return the original models of a pair, which any pair of the catalogue may have the files of."""
     pairs = catalogue.pairs.values()
     models = {
         weights.repo: weights for pair in pairs for weights in (pair.draft, pair.target) if weights
@@ -227,11 +222,8 @@ def pair_details(
 ) -> PairView:
     """Return everything about an installed pair, computed for a context of `context` tokens.
 
-    `by_tcp`: whether the request came over TCP.
-
-    Raises:
-        ModelNotFound: There is no such pair.
-        BadGguf, StoreError: Its files cannot be read.
+    `by_tcp`: whether the request came over TCP. Raises ModelNotFound if there is no such pair, and BadGguf or
+    StoreError if its files cannot be read.
     """
     from localspec import machine
     from localspec.registry.store import integrity, local

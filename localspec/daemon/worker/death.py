@@ -223,11 +223,7 @@ class CrashHistory:
         return [(cause, pair_files) for cause, (pair_files, _) in causes if pair_files.name == pair]
 
     def check(self, cause: bytes) -> None:
-        """Refuse a cause that crashed too often.
-
-        Raises:
-            PairSetAside: It is set aside.
-        """
+        """Refuse a cause that crashed too often. Raises PairSetAside."""
         if cause in self._aside:
             pair_files, reason = self._aside[cause]
             raise PairSetAside(

@@ -220,8 +220,7 @@ class LoadedPair:
     async def ready(self, pair: frames.PairFiles) -> LoadedEngine:
         """Load `pair`, files of this name, if necessary. Requests during a load wait for that load.
 
-        Raises:
-            LoadFailed, PairSetAside, WorkerDied…: The pair cannot be loaded.
+        Raises LoadFailed, PairSetAside or WorkerDied… if the pair cannot be loaded.
         """
         while True:
             if not (load := self.loading):
@@ -258,9 +257,7 @@ class LoadedPair:
     ) -> None:
         """Load as `ready` does, and report the status at the start, at every change and at the end.
 
-        Raises:
-            LoadFailed, PairSetAside, WorkerDied…: The pair cannot be loaded. If the load is refused
-                before it starts, there is no report.
+        Raises as `ready`. If the load is refused before it starts, there is no report.
         """
         ready = asyncio.ensure_future(self.ready(pair))
         last_reported = None

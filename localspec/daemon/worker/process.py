@@ -72,12 +72,7 @@ class RunningRequest:
         self.inbox: asyncio.Queue[Event | frames.Reply | Exception] = asyncio.Queue()
 
     async def next(self) -> Event | frames.Reply:
-        """Return the next event or reply.
-
-        Raises:
-            RetryRequest: The request should be sent to another worker.
-            LocalspecError: The worker refused the request, or ended.
-        """
+        """Return the next event or reply. Raises RetryRequest or LocalspecError."""
         item = await self.inbox.get()
         if isinstance(item, Exception):
             raise item
@@ -105,11 +100,7 @@ class _Link(asyncio.Protocol):
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def deliver_frames(self, take: Callable[[bytes], None]) -> None:
-        """Call `take` with the body of each frame until the socket closes.
-
-        Raises:
-            Exception: The exception of `take`, or of the socket.
-        """
+        """Call `take` with each frame's body until the socket closes. Raises what either of them raises."""
         self._take = take
         self.data_received(b"")
         await self._closed
@@ -187,12 +178,7 @@ class Worker:
     # ------------------------------------------------------------------ orders
 
     async def load(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> frames.Loaded:
-        """Load a pair.
-
-        Raises:
-            LoadFailed: The pair cannot be loaded.
-            Exception: The outcome that `fail` was called with.
-        """
+        """Load a pair. Raises LoadFailed, or the outcome that `fail` was called with."""
         self._load_result = asyncio.get_running_loop().create_future()
         self._send(frames.Load(pair, settings))
         try:
@@ -202,13 +188,7 @@ class Worker:
 
     @contextlib.contextmanager
     def running(self, request: Request, job: Job | None = None) -> Iterator[RunningRequest]:
-        """Send a request under a new number. If the block ends early, the request is cancelled.
-
-        `job` holds its progress.
-
-        Raises:
-            InvalidRequest: The request cannot be encoded.
-        """
+        """Send a request, and cancel it if the block ends early. Raises InvalidRequest."""
         if not self._running:
             self._heard_at = time.monotonic()  # silence counts from now
         number = request.id = next(self._numbers)
@@ -413,8 +393,7 @@ class Worker:
 async def spawn(command: Sequence[str], owner: LoadedPair, watchdog: float) -> Worker:
     """Start an engine in a session of its own, so that a Ctrl-C in the daemon's terminal does not end it.
 
-    Raises:
-        OSError: The program does not exist or cannot be started.
+    Raises OSError if the program does not exist or cannot be started.
     """
     our_end, worker_end = socket.socketpair()
     try:

@@ -79,9 +79,7 @@ class Admission:
     async def place(self, job: Job | None = None) -> AsyncIterator[None]:
         """Hold a place for the block.
 
-        Raises:
-            QueueFull: `limit` requests wait already.
-            Unavailable: The daemon is ending.
+        Raises QueueFull if `limit` requests wait already, and Unavailable if the daemon is ending.
         """
         job = job or Job()
         if self.check_room(job):

@@ -119,12 +119,9 @@ class PairTable:
     ) -> frames.Done:
         """Call `take` with Started, Delta… and Done, and return Done.
 
-        If `take` raises or this is cancelled, the request is cancelled in the worker. `job` is what the queue
-        knows about the request.
-
-        Raises:
-            QueueFull, Unavailable, PairSetAside, LoadFailed: The request did not start.
-            WorkerDied, WorkerTimeout, InvalidRequest…: The worker ended or refused the request.
+        If `take` raises or this is cancelled, so is the request in the worker. `job` is what the queue knows
+        about it. Raises QueueFull, Unavailable, PairSetAside or LoadFailed if it did not start,
+        and WorkerDied, WorkerTimeout or InvalidRequest… if the worker ended or refused it.
         """
         if self.config.log_prompts and not request.private:
             prompt = request.prompt
@@ -214,8 +211,7 @@ class PairTable:
     async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
         """Return the reply to a small request (tokenize…), which does not wait in the queue.
 
-        Raises:
-            PairSetAside, LoadFailed, WorkerDied, InvalidRequest…: There is no reply.
+        Raises PairSetAside, LoadFailed, WorkerDied or InvalidRequest… if there is no reply.
         """
         if pair.upstream is not None:
             check_purpose(pair, request)
@@ -381,8 +377,7 @@ class PairTable:
     ) -> AsyncIterator[LoadPlan]:
         """Make room for a load, which is the block, and yield its plan. `failed` ran out of memory before.
 
-        Raises:
-            LoadFailed: There is no room, and none can be made.
+        Raises LoadFailed if there is no room, and none can be made.
         """
         try:
             while True:
@@ -481,10 +476,7 @@ class PairTable:
         return [pair for pair in reversed(self.loaded) if pair is not newcomer]
 
     def _evicted_lately(self, newcomer: LoadedPair) -> list[PairMemory]:
-        """Return the pairs that would still be in memory if they had not been evicted.
-
-        The most recently used is first.
-        """
+        """Return the pairs that only evictions have removed from memory, the most recently used first."""
         now = time.monotonic()
         for name, (_, used) in [*self._evicted.items()]:
             seconds = self.idle_seconds(name)
@@ -643,11 +635,7 @@ def _holdings(engines: Iterable[LoadedEngine], spared: Collection[str] = ()) -> 
 
 
 def check_purpose(pair: PairFiles, request: Request) -> None:
-    """Refuse a request that the model cannot serve, before it is loaded in vain.
-
-    Raises:
-        InvalidRequest: The message says what the model is for.
-    """
+    """Refuse a request that the model cannot serve, before it is loaded in vain. Raises InvalidRequest."""
     name, pooling = pair.name, pair.pooling
     is_reranker, reason = pooling == "rank", ""
     match request:
