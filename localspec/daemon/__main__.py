@@ -74,7 +74,14 @@ def _serve(locations: paths.Paths) -> None:
     from localspec.daemon.worker.process import DEFAULT_COMMAND
 
     logs.start(locations.log)
-    flags = _parse_flags(sys.argv[1:])
+    flags: dict[str, Any] = {}  # configuration values by key
+    if len(sys.argv) > 1:
+        import argparse
+
+        parser = argparse.ArgumentParser("localspec.daemon", argument_default=argparse.SUPPRESS)
+        parser.add_argument("--listen", metavar="ADDRESS:PORT")
+        parser.add_argument("--listen-anywhere", action="store_true")
+        flags = vars(parser.parse_args())
 
     def read_config(last: Config) -> Config:
         return load_config(locations.config_file, flags=flags, last=last)
@@ -87,18 +94,6 @@ def _serve(locations: paths.Paths) -> None:
         await Daemon(config, locations, worker_command=command, read=read_config).run()
 
     asyncio.run(run())
-
-
-def _parse_flags(arguments: list[str]) -> dict[str, Any]:
-    """Return configuration values by key from --listen ADDRESS:PORT and --listen-anywhere."""
-    if not arguments:
-        return {}
-    import argparse
-
-    parser = argparse.ArgumentParser("localspec.daemon", argument_default=argparse.SUPPRESS)
-    parser.add_argument("--listen", metavar="ADDRESS:PORT")
-    parser.add_argument("--listen-anywhere", action="store_true")
-    return vars(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

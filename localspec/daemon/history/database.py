@@ -164,7 +164,10 @@ def open_database(file: Path) -> sqlite3.Connection:
         if version in (1, 2):
             _add_figures(db)
         if version in (1, 2, 3):
-            _add_responses(db)
+            # Version 3 stored no responses.
+            db.executescript(
+                f"BEGIN IMMEDIATE;{responses.TABLE}PRAGMA user_version = {VERSION};COMMIT;"
+            )
         for table in unfinished.TABLES:
             db.execute(table)
         if db.execute("PRAGMA application_id").fetchone() != (_CLEAN_APPLICATION_ID,):
@@ -238,8 +241,3 @@ def _add_figures(db: sqlite3.Connection) -> None:
         )
         db.execute(statistics.TABLE)
         db.execute("PRAGMA user_version = 3")
-
-
-def _add_responses(db: sqlite3.Connection) -> None:
-    """Migrate from version 3, which stored no responses."""
-    db.executescript(f"BEGIN IMMEDIATE;{responses.TABLE}PRAGMA user_version = {VERSION};COMMIT;")

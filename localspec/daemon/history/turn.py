@@ -348,21 +348,19 @@ def make_title(messages: Sequence[ChatMessage], requested: str | None = None) ->
     messages yet.
     """
     questions = (message.content or "" for message in reversed(messages) if message.role == "user")
-    line = _first_line(requested or "") or _question_line(next(questions, ""))
-    return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
-
-
-def _question_line(content: str | list[ContentPart]) -> str:
-    if isinstance(content, str):
-        return _first_words(content)
-    words, names = "", []
-    for part in content[:_MAX_READ_CHARS]:
+    content = next(questions, "")
+    parts = [ContentPart("text", content)] if isinstance(content, str) else content
+    words, names, pictures = "", list[str](), list[str]()
+    for part in parts[:_MAX_READ_CHARS]:
         if part.type == "text" and len(words) < _MAX_READ_CHARS:
             words += f"{(part.text or '')[:_MAX_READ_CHARS]}\n"
         elif part.type == "file":
             names.append(_file_name(part)[:_MAX_READ_CHARS])
-    names += [PLACEHOLDER for part in content[:_MAX_READ_CHARS] if part.type == "image_url"]
-    return _first_words(words) or _first_line("\n".join(names))
+        elif part.type == "image_url":
+            pictures.append(PLACEHOLDER)
+    line = _first_line(requested or "") or _first_words(words)
+    line = line or _first_line("\n".join([*names, *pictures]))
+    return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
 
 
 def _first_line(text: str) -> str:

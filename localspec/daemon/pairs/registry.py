@@ -298,8 +298,7 @@ class Registry:
     def installed(self, name: str) -> Record:
         """Return the record of an installed pair, by its name or by an alias of the catalogue.
 
-        Raises:
-            ModelNotFound: There is none. The message says how to get it, or which names are similar.
+        Raises ModelNotFound, which says how to get the pair, or which names are similar.
         """
         key = self.resolve_alias(name).strip().lower()
         if pair := self.upstream(key):
@@ -340,13 +339,18 @@ class Registry:
     def resolve_alias(self, name: str) -> str:
         """Return the installed pair for a repository (OWNER/REPO…) or for Ollama's name of its target.
 
-        A model in Ollama's own store takes precedence over a pair. Any other name is returned unchanged.
+        A model in Ollama's own store takes precedence over a pair. Any other name, and one that several pairs
+        have, is returned unchanged.
         """
+        from localspec.registry.disk import discovery
         from localspec.registry.hub.repository import derive_pair_name, parse_reference
         from localspec.registry.ollama_names import is_ollama_name
 
         if is_ollama_name(name):
-            return self._pair_of_ollama_name(name)
+            if discovery.find_model(name):
+                return name
+            pairs = [pair for pair in self._pairs_with_model(name) if self.readable_record(pair)]
+            return pairs[0] if len(pairs) == 1 else name
         if "/" not in name or name.startswith(("/", "~", ".")):
             return name
         try:
@@ -355,18 +359,6 @@ class Registry:
             return name
         pair = derive_pair_name(repository) if repository else name
         return pair if self.readable_record(pair) else name
-
-    def _pair_of_ollama_name(self, name: str) -> str:
-        """Return the one installed pair with the model that Ollama calls `name`.
-
-        Return `name` if there is no such pair, if Ollama has the model itself, or if several pairs have it.
-        """
-        from localspec.registry.disk import discovery
-
-        if discovery.find_model(name):
-            return name
-        installed = [pair for pair in self._pairs_with_model(name) if self.readable_record(pair)]
-        return installed[0] if len(installed) == 1 else name
 
     def _pairs_with_model(self, name: str) -> list[str]:
         """Return the names of the pairs with the model that Ollama calls `name`, installed ones first."""

@@ -112,10 +112,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def watch(self, *, elsewhere: bool = False) -> Iterator[GenerationWatch]:
-        """Count one generation, which begins now and ends with the block.
-
-        `elsewhere`: whether another server answers it.
-        """
+        """Count one generation, which begins now and ends with the block, here or on another server."""
         self.counts.requests += 1
         watch = GenerationWatch(self, elsewhere=elsewhere)
         try:
@@ -215,11 +212,8 @@ class GenerationWatch:
             metrics.elsewhere.generated += event.completion_tokens
             metrics.elsewhere.drafted += speculation.drafted
             metrics.elsewhere.accepted += speculation.accepted
-        else:
-            self._count_passes(event)
-
-    def _count_passes(self, event: frames.Done) -> None:
-        metrics, timings = self.metrics, event.timings
+            return
+        timings = event.timings
         metrics.prompt_seconds += timings.prompt_ms / 1e3
         metrics.predicted_seconds += timings.predicted_ms / 1e3
         metrics.prompt_rate.add(timings.prompt_n, timings.prompt_ms)

@@ -504,29 +504,25 @@ class PairTable:
             self._give_back_task = asyncio.create_task(self._give_back())
 
     async def _give_back(self) -> None:
+        def measure_unplanned(engines: list[LoadedEngine], budget: int) -> int:
+            """Return the bytes that no load has planned."""
+            holdings = _holdings(engines)
+            snapshot = eviction.MemorySnapshot.measure(holdings)
+            return snapshot.free_beside({}, holdings).reserve((), budget).free.ram
+
         async with self._load_lock:
             self._give_back_task = None
             for pair in self.loaded:
                 engine = pair.engine
                 if engine and engine.given_up_bytes:
-                    unplanned = await self._measure_unplanned()
+                    engines = [other.engine for other in self.loaded if other.engine]
+                    budget = self.config.memory * MIB
+                    unplanned = await asyncio.to_thread(measure_unplanned, engines, budget)
                     # Use the plan from before the measurement. If the engine is gone, nothing is sent.
                     plan = engine.planned.plan
                     assert plan is not None
                     given_back = min(engine.given_up_bytes, unplanned // 2)
                     await pair.limit_cache(plan.prefixes + given_back)
-
-    async def _measure_unplanned(self) -> int:
-        """Return the bytes that no load has planned."""
-        budget = self.config.memory * MIB
-        engines = [pair.engine for pair in self.loaded if pair.engine]
-
-        def measure() -> int:
-            holdings = _holdings(engines)
-            snapshot = eviction.MemorySnapshot.measure(holdings)
-            return snapshot.free_beside({}, holdings).reserve((), budget).free.ram
-
-        return await asyncio.to_thread(measure)
 
     # ------------------------------------------------------------------ all pairs
 
