@@ -97,11 +97,7 @@ def read_vim(literal: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("write", "read"),
-    [
-        (literals.lua, read_lua),
-        (literals.lisp, read_lisp),
-        (literals.vim, read_vim),
-    ],
+    [(literals.lua, read_lua), (literals.lisp, read_lisp), (literals.vim, read_vim)],
 )
 def test_a_literal_is_the_text(write: Callable[[str], str], read: Callable[[str], bytes]) -> None:
     @check_texts

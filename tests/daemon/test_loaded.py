@@ -50,11 +50,11 @@ def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -
         tasks = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
         assert loaded.status().state == "loading"
-        assert (
-            table.is_loaded_or_loading("one"),
-            table.loaded_files("one"),
-            loaded.busy,
-        ) == (True, None, True)
+        assert (table.is_loaded_or_loading("one"), table.loaded_files("one"), loaded.busy) == (
+            True,
+            None,
+            True,
+        )
         first, *others = await asyncio.gather(*tasks)
         assert [ready is first for ready in others] == [True, True]
         assert loaded.engine is first

@@ -293,9 +293,7 @@ def test_config_changes_apply_to_loaded_pairs(home: Home, start_daemon: Start) -
 def test_a_smaller_budget_evicts_a_busy_pair_after_its_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         table = PairTable(
-            Config(),
-            Paths(*[tmp_path] * 5),
-            worker_command=(sys.executable, str(FAKE_WORKER)),
+            Config(), Paths(*[tmp_path] * 5), worker_command=(sys.executable, str(FAKE_WORKER))
         )
         try:
             first, second = [

@@ -17,13 +17,7 @@ import msgspec
 
 from localspec.daemon.http import tcp
 from localspec.daemon.pairs import names
-from localspec.daemon.pairs.names import (
-    BUILTIN,
-    NoSuchPair,
-    NotPulled,
-    builtin_files,
-    is_file_name,
-)
+from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, builtin_files, is_file_name
 from localspec.daemon.worker.plan import free_memory
 from localspec.daemon.worker.table import RetentionPolicy
 from localspec.errors import (
