@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from localspec.daemon.worker.queue import MAX_RETRY_AFTER_S, Admission, Forecast, Job
 from localspec.errors import QueueFull, Unavailable
 from localspec.protocol import frames
+from tests.support.asynchronous import asynchronous
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 PROMPTS, TOKENS = 200.0, 20.0  # prompt tokens and written tokens per second
@@ -162,42 +163,38 @@ def test_there_is_no_forecast_without_data() -> None:
     assert Forecast().reading_s(make_job(100)) is None
 
 
-def test_waiting_requests_get_a_position_and_refused_ones_a_retry_after() -> None:
-    async def scenario() -> None:
-        admission, finished = Admission(1, 3, train_forecast()), asyncio.Event()
+@asynchronous
+async def test_waiting_requests_get_a_position_and_refused_ones_a_retry_after() -> None:
+    admission, finished = Admission(1, 3, train_forecast()), asyncio.Event()
 
-        async def hold_place(job: Job) -> None:
-            async with admission.place(job):
-                await finished.wait()
+    async def hold_place(job: Job) -> None:
+        async with admission.place(job):
+            await finished.wait()
 
-        waiting = [make_job(200 * n) for n in range(1, 4)]
-        editors = [Job(editor=True), Job(editor=True)]
-        assert admission.ahead(Job()).seconds == 0
-        tasks = [
-            asyncio.create_task(hold_place(job)) for job in (*waiting[:2], *editors, waiting[2])
-        ]
-        await asyncio.sleep(0.01)
-        assert [job.placed for job in (*waiting, *editors)] == [True, False, False, True, False]
-        first, second = admission.ahead(waiting[1]), admission.ahead(waiting[2])
-        assert (first.position, first.requests, first.prompt_tokens) == (1, 3, 200)
-        assert (second.position, second.requests, second.prompt_tokens) == (2, 4, 600)
-        assert first.seconds is not None
-        assert second.seconds is not None
-        assert 6 <= first.seconds < second.seconds
-        with pytest.raises(QueueFull) as full:
-            async with admission.place():
-                pass
-        assert 1 <= (full.value.retry_after or 0) <= 6  # when the editor's request ends
-        admission.close()
-        with pytest.raises(Unavailable) as ending:
-            async with admission.place():
-                pass
-        assert 6 <= (ending.value.retry_after or 0) < MAX_RETRY_AFTER_S
-        finished.set()
-        await asyncio.gather(*tasks)
-        assert (admission.running, admission.waiting) == (0, 0)
-
-    asyncio.run(scenario())
+    waiting = [make_job(200 * n) for n in range(1, 4)]
+    editors = [Job(editor=True), Job(editor=True)]
+    assert admission.ahead(Job()).seconds == 0
+    tasks = [asyncio.create_task(hold_place(job)) for job in (*waiting[:2], *editors, waiting[2])]
+    await asyncio.sleep(0.01)
+    assert [job.placed for job in (*waiting, *editors)] == [True, False, False, True, False]
+    first, second = admission.ahead(waiting[1]), admission.ahead(waiting[2])
+    assert (first.position, first.requests, first.prompt_tokens) == (1, 3, 200)
+    assert (second.position, second.requests, second.prompt_tokens) == (2, 4, 600)
+    assert first.seconds is not None
+    assert second.seconds is not None
+    assert 6 <= first.seconds < second.seconds
+    with pytest.raises(QueueFull) as full:
+        async with admission.place():
+            pass
+    assert 1 <= (full.value.retry_after or 0) <= 6  # when the editor's request ends
+    admission.close()
+    with pytest.raises(Unavailable) as ending:
+        async with admission.place():
+            pass
+    assert 6 <= (ending.value.retry_after or 0) < MAX_RETRY_AFTER_S
+    finished.set()
+    await asyncio.gather(*tasks)
+    assert (admission.running, admission.waiting) == (0, 0)
 
 
 def test_status_and_a_waiting_stream_agree(

@@ -4,57 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
 
 from localspec import ended
-from localspec.config import Config
 from localspec.daemon.worker.loaded import LoadedEngine
-from localspec.daemon.worker.table import PairTable
 from localspec.errors import LoadFailed, WorkerDied, WorkerOutOfMemory
-from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
-from tests.support.daemons import FAKE_WORKER, ROOT
+from tests.support.asynchronous import asynchronous, pair_table
+from tests.support.daemons import ROOT
 
 ONE, OTHER = PairFiles("one", "/one.gguf"), PairFiles("other", "/other.gguf")
-Scenario = Callable[[PairTable], Coroutine[None, None, None]]
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that runs a scenario with fake workers and checks how many it starts."""
-
-    def run(scenario: Scenario, *options: str, starts: int) -> None:
-        async def run_scenario() -> None:
-            command = (sys.executable, str(FAKE_WORKER), *options)
-            table = PairTable(Config(), Paths(*[tmp_path] * 5), worker_command=command)
-            try:
-                await scenario(table)
-            finally:
-                await table.close()
-            assert {pair.status().state for pair in table.all} == {"unloaded"}
-            assert table.counts.worker_starts == starts
-
-        asyncio.run(asyncio.wait_for(run_scenario(), 30))
-
-    return run
-
-
-def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -> None:
-    async def scenario(table: PairTable) -> None:
+@asynchronous
+async def test_a_pair_is_unloaded_then_loading_then_ready(tmp_path: Path) -> None:
+    async with pair_table(tmp_path) as table:
         loaded = table.get("one")
         assert loaded.status().state == "unloaded"
         tasks = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
         assert loaded.status().state == "loading"
-        assert (table.is_loaded_or_loading("one"), table.loaded_files("one"), loaded.busy) == (
-            True,
-            None,
-            True,
-        )
+        assert (table.is_loaded_or_loading("one"), loaded.busy) == (True, True)
+        assert table.loaded_files("one") is None
         first, *others = await asyncio.gather(*tasks)
         assert [ready is first for ready in others] == [True, True]
         assert loaded.engine is first
@@ -63,12 +36,12 @@ def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -
         assert table.most_recent() is loaded
         await loaded.unload()
         assert loaded.status().state == "unloaded"
+        assert table.counts.worker_starts == 1
 
-    play(scenario, starts=1)
 
-
-def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> None:
-    async def scenario(table: PairTable) -> None:
+@asynchronous
+async def test_another_pair_is_loaded_beside_the_first(tmp_path: Path) -> None:
+    async with pair_table(tmp_path) as table:
         task = asyncio.create_task(table.get("one").ready(ONE))
         while not table.info("one"):
             await asyncio.sleep(0)
@@ -78,32 +51,27 @@ def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> N
         assert sorted(table.pids) == sorted(status.pid or 0 for status in table.statuses())
         assert await table.unload({"one"}) == ["one"]
         assert [pair.name for pair in table.loaded] == ["other"]
+        assert table.counts.worker_starts == 2
 
-    play(scenario, starts=2)
 
-
-def test_changed_files_of_a_name_replace_the_loaded_ones(play: Callable[..., None]) -> None:
+@asynchronous
+async def test_changed_files_of_a_name_replace_the_loaded_ones(tmp_path: Path) -> None:
     changed = PairFiles("one", "/another.gguf")
-
-    async def scenario(table: PairTable) -> None:
+    async with pair_table(tmp_path) as table:
         first = await table.get("one").ready(ONE)
         second = await table.get("one").ready(changed)
         assert table.get("one").engine is second
         assert (second.pair, first.worker.alive) == (changed, False)
+        assert table.counts.worker_starts == 2
 
-    play(scenario, starts=2)
 
-
-def test_a_load_that_fails_leaves_nothing(play: Callable[..., None]) -> None:
-    async def scenario(table: PairTable) -> None:
+@asynchronous
+async def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    async with pair_table(tmp_path, None, "--load-error") as table:
         with pytest.raises(LoadFailed, match=r"The file is no GGUF\."):
             await table.get("one").ready(ONE)
         assert table.get("one").status().state == "unloaded"
-
-    play(scenario, "--load-error", starts=1)
-
-
-# ------------------------------------------------------------------------ killed for memory
+        assert table.counts.worker_starts == 1
 
 
 @pytest.mark.parametrize(
@@ -114,8 +82,8 @@ def test_a_load_that_fails_leaves_nothing(play: Callable[..., None]) -> None:
         pytest.param(700, False, WorkerDied, id="somebody else has killed it"),
     ],
 )
-def test_a_load_killed_for_memory_is_retried_with_half_the_context(
-    play: Callable[..., None],
+@asynchronous
+async def test_a_load_killed_for_memory_is_retried_with_half_the_context(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     memory_mib: int,
@@ -130,7 +98,8 @@ def test_a_load_killed_for_memory_is_retried_with_half_the_context(
     tries = 2 if oom_recorded else 1
     builtin = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
 
-    async def scenario(table: PairTable) -> None:
+    options = ("--most", str(memory_mib), "--killed", str(counts))
+    async with pair_table(tmp_path, None, *options) as table:
         totals, loaded = table.counts, table.get("builtin")
         tasks = [asyncio.create_task(loaded.ready(builtin)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -140,7 +109,9 @@ def test_a_load_killed_for_memory_is_retried_with_half_the_context(
             assert isinstance(first, LoadedEngine)
             assert second is first
             assert first.planned.settings.n_ctx == 512
-            assert "512 tokens: with 1024, memory ran out" in first.planned.notes[-1]
+            note = loaded.status().note or ""
+            assert "512 tokens: with 1024, memory ran out while the pair was loaded" in note
+            assert "config set context" in note
         else:
             assert type(first) is type(second) is error
             assert ("signal SIGKILL" in str(first)) == (not oom_recorded)
@@ -149,5 +120,3 @@ def test_a_load_killed_for_memory_is_retried_with_half_the_context(
         assert (other.pair, other.planned.notes) == (OTHER, ())
         assert totals.worker_starts == tries + 1
         assert counts.read_text() == f"oom_kill {3 + tries - (error is None)}\n"
-
-    play(scenario, "--most", str(memory_mib), "--killed", str(counts), starts=tries + 1)

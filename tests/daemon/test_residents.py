@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,7 +29,8 @@ from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
 from localspec.protocol.frames import Loaded, PairFiles, Tokenize
 from localspec.registry.header.fit import FreeMemory
-from tests.support.daemons import FAKE_WORKER, Home, RunningDaemon, scripted_home, wait_for
+from tests.support.asynchronous import asynchronous, pair_table
+from tests.support.daemons import Home, RunningDaemon, scripted_home, wait_for
 
 Start = Callable[..., RunningDaemon]
 MEMORY_FOR_TWO_MIB = 300  # MiB, which hold two scripted engines
@@ -290,26 +290,19 @@ def test_config_changes_apply_to_loaded_pairs(home: Home, start_daemon: Start) -
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_a_smaller_budget_evicts_a_busy_pair_after_its_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        table = PairTable(
-            Config(), Paths(*[tmp_path] * 5), worker_command=(sys.executable, str(FAKE_WORKER))
-        )
-        try:
-            first, second = [
-                (await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))).worker
-                for name in ("one", "two")
-            ]
-            with second.running(Tokenize(0, "a")):
-                with first.running(Tokenize(0, "a")):
-                    table.configure(Config(memory=200))
-                    assert [pair.name for pair in table.loaded] == ["two", "one"]
-                assert [pair.name for pair in table.loaded] == ["two"]
+@asynchronous
+async def test_a_smaller_budget_evicts_a_busy_pair_after_its_answer(tmp_path: Path) -> None:
+    async with pair_table(tmp_path) as table:
+        first, second = [
+            (await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))).worker
+            for name in ("one", "two")
+        ]
+        with second.running(Tokenize(0, "a")):
+            with first.running(Tokenize(0, "a")):
+                table.configure(Config(memory=200))
+                assert [pair.name for pair in table.loaded] == ["two", "one"]
             assert [pair.name for pair in table.loaded] == ["two"]
-        finally:
-            await table.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+        assert [pair.name for pair in table.loaded] == ["two"]
 
 
 def test_freed_memory_goes_to_the_remaining_pairs(
@@ -356,32 +349,26 @@ def test_freed_memory_goes_to_the_remaining_pairs(
 # ------------------------------------------------------------------------ queue limit
 
 
-def test_the_queue_limit_counts_all_pairs(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        table = PairTable(
-            Config(parallel=1, queue=3),
-            Paths(*[tmp_path] * 5),
-            worker_command=(sys.executable, str(FAKE_WORKER)),
-        )
-        over = asyncio.Event()
+@asynchronous
+async def test_the_queue_limit_counts_all_pairs(tmp_path: Path) -> None:
+    table = PairTable(Config(parallel=1, queue=3), Paths(*[tmp_path] * 5))
+    over = asyncio.Event()
 
-        async def hold(name: str) -> None:
-            async with table.get(name).admission.place(Job()):
-                await over.wait()
+    async def hold(name: str) -> None:
+        async with table.get(name).admission.place(Job()):
+            await over.wait()
 
-        holders = [asyncio.create_task(hold(name)) for name in ("a", "a", "a", "b", "b")]
-        await asyncio.sleep(0)
-        assert (table.running(), table.waiting()) == (2, 3)
-        assert table.get("a").admission.ahead(Job()).position == 2
-        with pytest.raises(QueueFull):
-            await hold("b")
-        third = asyncio.create_task(hold("c"))  # runs at once, so the queue limit does not apply
-        await asyncio.sleep(0)
-        assert table.running() == 3
-        over.set()
-        await asyncio.gather(*holders, third)
-
-    asyncio.run(scenario())
+    holders = [asyncio.create_task(hold(name)) for name in ("a", "a", "a", "b", "b")]
+    await asyncio.sleep(0)
+    assert (table.running(), table.waiting()) == (2, 3)
+    assert table.get("a").admission.ahead(Job()).position == 2
+    with pytest.raises(QueueFull):
+        await hold("b")
+    third = asyncio.create_task(hold("c"))  # runs at once, so the queue limit does not apply
+    await asyncio.sleep(0)
+    assert table.running() == 3
+    over.set()
+    await asyncio.gather(*holders, third)
 
 
 def test_the_idle_time_is_counted_for_each_pair(home: Home, start_daemon: Start) -> None:
@@ -411,37 +398,25 @@ def test_infill_requests_go_to_the_pair_with_that_role(home: Home, start_daemon:
     assert list_loaded(home) == [one, two]
 
 
-def test_a_pair_that_is_kept_is_never_evicted(tmp_path: Path) -> None:
+@asynchronous
+async def test_a_pair_that_is_kept_is_never_evicted(tmp_path: Path) -> None:
     pinned = {"one"}
-
-    async def scenario() -> None:
-        table = PairTable(
-            Config(memory=MEMORY_FOR_TWO_MIB),
-            Paths(*[tmp_path] * 5),
-            worker_command=(sys.executable, str(FAKE_WORKER)),
-        )
+    async with pair_table(tmp_path, Config(memory=MEMORY_FOR_TWO_MIB)) as table:
         table.retention_policy = lambda name: RetentionPolicy(
             name in pinned, 0.05 if name == "three" else None
         )
-        try:
-            for name in ("one", "two", "three"):
-                await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))
-            assert [pair.name for pair in table.loaded] == ["three", "one"]
-            pinned.add("three")
-            with pytest.raises(
-                LoadFailed, match=r"kept loaded: one \(128 MiB\), three \(128 MiB\)"
-            ):
-                await table.get("two").ready(PairFiles("two", "/two.gguf"))
-            assert [pair.name for pair in table.loaded] == ["three", "one"]
-            with table.get("three").in_use():
-                pinned.clear()
-            while table.info("three"):  # its own idle time
-                await asyncio.sleep(0.01)
-            assert table.info("one")
-        finally:
-            await table.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+        for name in ("one", "two", "three"):
+            await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))
+        assert [pair.name for pair in table.loaded] == ["three", "one"]
+        pinned.add("three")
+        with pytest.raises(LoadFailed, match=r"kept loaded: one \(128 MiB\), three \(128 MiB\)"):
+            await table.get("two").ready(PairFiles("two", "/two.gguf"))
+        assert [pair.name for pair in table.loaded] == ["three", "one"]
+        with table.get("three").in_use():
+            pinned.clear()
+        while table.info("three"):  # its own idle time
+            await asyncio.sleep(0.01)
+        assert table.info("one")
 
 
 def test_models_toml_sets_how_long_a_pair_stays(tmp_path: Path) -> None:

@@ -261,20 +261,3 @@ def test_truncated_weights_end_only_the_engine(life: EngineLife) -> None:
         life.target.write_bytes(original)
     life.reset()
     life.is_well()
-
-
-def test_a_load_out_of_memory_is_retried_with_half_the_context() -> None:
-    with temporary_home() as home:
-        for memory_mib, fits in ((700, True), (400, False)):
-            home.use_fake("--most", str(memory_mib), pair="builtin", context=0)
-            daemon = RunningDaemon(home)
-            answer = home.chat("say x")
-            assert (answer.status == 200) == fits, answer.body
-            status = home.status()
-            if fits:
-                assert "memory ran out while the pair was loaded" in status["pair"]["note"]
-                assert "config set context" in status["pair"]["note"]
-                assert status["counts"]["worker_starts"] == 2
-            else:
-                assert answer.error["code"] == "out_of_memory"
-            daemon.stop()
