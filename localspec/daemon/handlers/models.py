@@ -27,7 +27,7 @@ from localspec.daemon.pairs import names, tasks, views
 from localspec.daemon.pairs import registry as local
 from localspec.daemon.pairs.names import BUILTIN, hidden_file_errors, is_file_name
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.pairs.tasks import verify_files, verify_pair
+from localspec.daemon.pairs.tasks import verify_pair
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import (
     Forbidden,
@@ -381,10 +381,10 @@ async def remove_pair(request: Request) -> Response:
 
 async def verify_stored(request: Request) -> Response:
     """Hash the files of a pair; the events are the bytes hashed so far and, in the last one, the result."""
-    daemon, name = state_of(request), request.path_params["name"]
-    verify = partial(verify_pair, daemon.registry, name)
-    if is_file_name(name):  # It refuses the same files as a load.
-        verify = partial(verify_files, await daemon.resolve_named(name, request.receive))
+    daemon, pair = state_of(request), request.path_params["name"]
+    if is_file_name(pair):  # refuse the same files as a load
+        pair = await daemon.resolve_named(pair, request.receive)
+    verify = partial(verify_pair, daemon.registry, pair)
     return EventStream(stream_reports(daemon.long_work, verify))
 
 

@@ -1,4 +1,4 @@
-"""Start a pull for a request. Blocks, so call it in a thread."""
+"""Start pulls, verify pairs and measure drafts for requests. Blocks, so call it in a thread."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from localspec.daemon.worker.table import PairTable
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NetworkSettings, Unavailable
 from localspec.protocol import frames
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.pairs import (
-    DraftKind,
-    DraftView,
-    FileReport,
-    Network,
-    PullRequest,
-    Verifying,
-)
+from localspec.protocol.pairs import DraftKind, DraftView, Network, PullRequest, Verifying
 from localspec.registry.disk.drafts import Trial
 from localspec.registry.header.model import read_local_model
 
@@ -123,64 +116,43 @@ def _new_target(
     return target
 
 
-# ------------------------------------------------------------------------ verify
-# Hash every file of a pair and report the progress. Blocks, so call it in a thread.
-
-
-Report = Callable[[Verifying], None]
-
-
-def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
-    """Verify the files of a pair in the store.
+def verify_pair(registry: Registry, pair: str | PairFiles, report: Report) -> Verifying:
+    """Hash every file of a pair in the store, or files that belong to no pair, and report the progress.
 
     Raises:
         ModelNotFound: There is no such pair.
         InvalidRequest: It is the built-in pair.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: Own files cannot be used as they are now.
     """
-    from localspec.registry.store import integrity
+    from localspec.registry.store import integrity, local
 
-    if name == "builtin":
+    if pair == "builtin":
         raise InvalidRequest(
             "The pair 'builtin' is part of the installation; only pulled pairs have checksums."
         )
-    installed = registry.installed(name)
-    record = registry.refresh(installed.name, progress=_progress_reporter(installed, report))
+    if isinstance(pair, PairFiles):
+        draft = Path(pair.draft) if pair.draft else None
+        record = local.make_record(pair.name, Path(pair.target), draft)
+    else:
+        record = registry.installed(pair)
+        progress = _progress_reporter(record, report)
+        record = registry.refresh(record.name, progress=progress)
     progress = _progress_reporter(record, report)
     progress(0, record.size)
-    reports = integrity.verify(registry.store, record.name, progress)
-    return _final_report(
-        record, reports, integrity.describe_remedy(record), registry.take_notice(record.name)
-    )
-
-
-def verify_files(files: PairFiles, report: Report) -> Verifying:
-    """Verify files that belong to no pair. Raises RegistryError if they cannot be used."""
-    from localspec.registry.store import integrity, local
-
-    draft = Path(files.draft) if files.draft else None
-    record = local.make_record(files.name, Path(files.target), draft)
-    progress = _progress_reporter(record, report)
-    progress(0, record.size)
-    reports = integrity.verify_files(record, progress)
-    return _final_report(record, reports, "Download it again with the program it belongs to.")
+    if isinstance(pair, PairFiles):
+        reports, news = integrity.verify_files(record, progress), ""
+        cure = "Download it again with the program it belongs to."
+    else:
+        reports = integrity.verify(registry.store, record.name, progress)
+        news, cure = registry.take_notice(record.name), integrity.describe_remedy(record)
+    damaged = any(file.problem for file in reports)
+    return Verifying(record.name, record.size, record.size, reports, cure if damaged else "", news)
 
 
 def _progress_reporter(record: Record, report: Report) -> Callable[[int, int], None]:
     """Return a function that reports the bytes hashed, at a limited rate."""
     limited_report = rate_limited(report)
     return lambda done, size: limited_report(Verifying(record.name, done, size))
-
-
-def _final_report(
-    record: Record, reports: list[FileReport], cure: str, news: str = ""
-) -> Verifying:
-    damaged = any(report.problem for report in reports)
-    return Verifying(record.name, record.size, record.size, reports, cure if damaged else "", news)
-
-
-# ------------------------------------------------------------------------ measure
-# Measure what a draft is worth: load it with a target, generate texts, and count the accepted tokens.
 
 
 # Beginnings of typical texts: code, prose, a list, data, an answer, a diff. How often drafts are accepted
@@ -199,6 +171,7 @@ TIME_LIMIT_S = 60.0  # no further prompt is started after this time, except for 
 _GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
 
 
+Report = Callable[[Verifying], None]
 DrafterKind = Literal["draft", "mtp", "eagle3", "dflash"]
 # The field `kind` of requests for each kind of draft.
 _DRAFTER_KINDS: dict[DraftKind, DrafterKind] = {
@@ -212,14 +185,13 @@ class Interrupted(Exception):
 
 
 class DraftTrials:
-    """A function that measures drafts. It is created in the event loop and called from a thread."""
+    """A function that measures what drafts are worth: it loads them and counts the accepted tokens.
+
+    It is created in the event loop and called from a thread.
+    """
 
     def __init__(self, pairs: PairTable) -> None:
-        """Prepare to measure.
-
-        Raises:
-            Conflict: The engine is busy. Both would be slower, and the figures wrong.
-        """
+        """Prepare to measure. Raises Conflict while the engine is busy, as the figures would be wrong."""
         if pairs.busy:
             raise Conflict("The engine is busy; measure when it is idle.")
         self._pairs = pairs
