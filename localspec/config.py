@@ -47,18 +47,13 @@ _Name = Annotated[str, Meta(max_length=_MAX_NAME_CHARACTERS)]
 
 
 class Setting(NamedTuple):
-    """The meaning of a setting.
+    """The meaning of a setting."""
 
-    text: a description. special: a value with a meaning of its own, which a person may also type as `word`.
-    least: the smallest ordinary value. at_once: a change applies immediately; otherwise it applies from the
-    next question, which reloads the pair.
-    """
-
-    text: str
-    special: int | None = None
-    word: str = ""
-    least: int | None = None
-    at_once: bool = False
+    text: str  # a description
+    special: int | None = None  # a value with a meaning of its own
+    word: str = ""  # what a person may type for that value
+    least: int | None = None  # the smallest ordinary value
+    at_once: bool = False  # whether a change needs no reload of the pair by the next question
 
 
 @dataclass(frozen=True, slots=True)

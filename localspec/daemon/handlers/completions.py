@@ -305,7 +305,7 @@ def answer_notes(
     daemon = state_of(request)
     not_kept = (lambda: turn.store_error) if turn else str
     news, ignored = partial(daemon.take_notice, pair.name), partial(ignored_fields, request)
-    return AnswerNotes(daemon.pairs.note, news, not_kept, ignored, note)
+    return AnswerNotes(daemon.pairs.safe_mode.note, news, not_kept, ignored, note)
 
 
 async def expand_chat(

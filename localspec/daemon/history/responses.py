@@ -30,31 +30,24 @@ CREATE INDEX responses_of ON responses (conversation, position);
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """A response to store.
+    """A response to store."""
 
-    `id` is the client's name for it, `body` is JSON, and `continues` is the id of the response before it.
-    """
-
-    id: str
-    body: str
-    continues: str | None = None
+    id: str  # the client's name for it
+    body: str  # JSON
+    continues: str | None = None  # the id of the response before it
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A stored response and the conversation that it is part of.
-
-    `messages` are the conversation's messages up to and including the answer. `ids` maps the index of each
-    answer among them to its response id. `is_last` is true if no message follows the answer.
-    """
+    """A stored response and the conversation that it is part of."""
 
     id: str
     body: str
     conversation: str
     model: str
-    messages: list[StoredMessage]
-    ids: dict[int, str]
-    is_last: bool
+    messages: list[StoredMessage]  # of the conversation, up to and including the answer
+    ids: dict[int, str]  # the response id of each answer among them, by its index
+    is_last: bool  # whether no message follows the answer
 
 
 def find_location(db: sqlite3.Connection, response_id: str) -> tuple[str, str, int, int] | None:

@@ -30,12 +30,9 @@ TABLES = (
 
 
 class Turn(msgspec.Struct):
-    """The arguments of `ConversationStore.add` for a turn whose answer has not ended.
+    """The arguments of `ConversationStore.add` for a turn whose answer has not ended."""
 
-    `addition` ends with the answer as far as it is written.
-    """
-
-    addition: Conversation
+    addition: Conversation  # ends with the answer as far as it is written
     new: bool
     cut: StoredMessage | None = None
     response: NewResponse | None = None

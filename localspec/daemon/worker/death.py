@@ -58,14 +58,12 @@ _OUT_OF_MEMORY_MESSAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a worker. `returncode` is subprocess's, `last_words` the last line on stderr.
-
-    `oom_kill`: whether the kernel counted an out-of-memory kill during the worker's life, None if unknown.
-    """
+    """The end of a worker."""
 
     ending: Ending
-    returncode: int
-    last_words: str = ""
+    returncode: int  # as that of subprocess
+    last_words: str = ""  # the last line on stderr
+    # Whether the kernel counted an out-of-memory kill during the worker's life, None if unknown.
     oom_kill: bool | None = None
 
     @property
@@ -165,10 +163,8 @@ def blame(
 ) -> Literal["file", "text", "kernels", "draft", "pair"]:
     """Return what caused the death of a worker.
 
-    `file_changed`: a file it reads has changed since the load.
-    `preparing`: a text was being tokenized.
-    `decoded`: it had decoded before.
-    `drafting`: a draft was loaded, or the heads in the target's file.
+    file_changed: a file it reads has changed since the load. preparing: a text was being tokenized. decoded:
+    it had decoded before. drafting: a draft was loaded, or the heads in the target's file.
 
     After a crash of the kernels at the first decode, safe mode is tried once. After any other crash, the
     target is tried without what drafts for it. If that crashes too, the pair is the cause.

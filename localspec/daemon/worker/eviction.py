@@ -27,22 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """A pair in memory and the bytes that it takes.
-
-    needed: all of its memory.
-    on_gpu: the part of `needed` on the GPU.
-    least: what it would need at least if it were loaded again.
-    files: the sizes of its files.
-    spare: the part of `needed` for prompts without a slot that may be unused.
-    """
+    """A pair in memory and the bytes that it takes."""
 
     name: str
     pid: int
-    needed: int
-    on_gpu: int
-    least: int
-    files: dict[str, int]
-    spare: int = 0
+    needed: int  # all of its memory
+    on_gpu: int  # the part of `needed` on the GPU
+    least: int  # what it would need at least if it were loaded again
+    files: dict[str, int]  # the sizes of its files
+    spare: int = 0  # the part of `needed` for prompts without a slot that may be unused
 
     @classmethod
     def from_plan(
@@ -168,14 +161,12 @@ Decision = LoadPlan | ShrinkCaches | EvictPair | WaitForPair | DoesNotFit
 
 @dataclass(frozen=True, slots=True)
 class ResidentPairs:
-    """The pairs in memory, each list with the least recently used first.
-
-    driven_out: pairs that were evicted lately and may be loaded again, the most recently used first.
-    """
+    """The pairs in memory, each list with the least recently used first."""
 
     kept: Sequence[PairMemory] = ()
     idle: Sequence[PairMemory] = ()
     busy: Sequence[PairMemory] = ()
+    # Pairs that were evicted lately and may be loaded again, the most recently used first.
     driven_out: Sequence[PairMemory] = ()
 
     @property

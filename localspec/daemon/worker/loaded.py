@@ -173,7 +173,7 @@ class LoadedPair:
         status = PairStatus(
             self.name,
             "unloaded",
-            note=self._table.note(),
+            note=self._table.safe_mode.note(),
             running=self.running,
             waiting=self.admission.waiting,
             unloads_in=unloads_in,

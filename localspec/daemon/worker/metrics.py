@@ -152,19 +152,15 @@ class Metrics:
 
 @dataclass(slots=True)
 class GenerationWatch:
-    """One generation. `shown` is set once there is text, `over` once it has ended.
-
-    `elsewhere`: it runs on another server. `untold`: the length of its prompt is reported at its end, as by
-    another server.
-    """
+    """One generation."""
 
     metrics: Metrics
-    elsewhere: bool = False
+    elsewhere: bool = False  # whether it runs on another server
     began: float = field(default_factory=time.monotonic)
     started: bool = False
-    untold: bool = False
-    shown: bool = False
-    over: bool = False
+    untold: bool = False  # the length of its prompt is reported at its end, as by another server
+    shown: bool = False  # set once there is text
+    over: bool = False  # set once it has ended
 
     def count_event(self, event: Event) -> bool:
         """Count an event. Return False for a second start, after the first worker died."""
@@ -185,8 +181,6 @@ class GenerationWatch:
                 if self.untold:
                     self._count_prompt(event.prompt_tokens, event.timings.cache_n)
                 self._count_answer(event)
-            case _:
-                pass
         return True
 
     def _count_prompt(self, tokens: int, cached: int) -> None:

@@ -43,19 +43,14 @@ _MAX_MEASURED_ROWS = 8
 
 
 class LoadPlan(NamedTuple):
-    """The pair and the settings for the engine.
-
-    notes: sentences on what had to be reduced.
-    beyond: why the requested settings do not fit, or "".
-    plan: the expected use of memory, None if it is unknown.
-    read_gib: the GiB that a pass of the target reads on the GPU and in main memory, None if unknown.
-    """
+    """The pair and the settings for the engine."""
 
     pair: PairFiles
     settings: EngineSettings
-    notes: tuple[str, ...] = ()
-    beyond: str = ""
-    plan: FitView | None = None
+    notes: tuple[str, ...] = ()  # sentences on what had to be reduced
+    beyond: str = ""  # why the requested settings do not fit, or ""
+    plan: FitView | None = None  # the expected use of memory, None if it is unknown
+    # GiB that a pass of the target reads on the GPU and in main memory, None if unknown.
     read_gib: tuple[float, float] | None = None
 
     def without_draft(self, note: str) -> LoadPlan:

@@ -167,21 +167,14 @@ def _retry_after(seconds: float | None) -> int:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request and its known progress, in tokens.
+    """A request and its known progress, in tokens."""
 
-    characters: of its text.
-    prompt: of its prompt, 0 until the engine has counted them.
-    read: of its prompt so far, cached ones included.
-    most: that it may write at most, None for no limit.
-    placed: whether it has left the queue.
-    """
-
-    characters: int = 0
-    most: int | None = None
+    characters: int = 0  # of its text
+    most: int | None = None  # that it may write at most, None for no limit
     editor: bool = False
-    placed: bool = False
-    prompt: int = 0
-    read: int = 0
+    placed: bool = False  # whether it has left the queue
+    prompt: int = 0  # of its prompt, 0 until the engine has counted them
+    read: int = 0  # of its prompt so far, cached ones included
     written: int = 0
 
     @classmethod

@@ -55,13 +55,10 @@ _MAX_UNLOADED_PAIRS = 64  # unloaded pairs that are remembered, for their measur
 
 
 class RetentionPolicy(NamedTuple):
-    """How long a pair stays in memory.
+    """How long a pair stays in memory."""
 
-    keep: whether it stays until it is told to leave.
-    idle_unload: seconds without a request, 0 for no limit, None for the configured time.
-    """
-
-    keep: bool = False
+    keep: bool = False  # whether it stays until it is told to leave
+    # Seconds without a request, 0 for no limit, None for the configured time.
     idle_unload: float | None = None
 
 
@@ -323,10 +320,6 @@ class PairTable:
     def info(self, name: str) -> frames.Loaded | None:
         """Return the information on what is loaded under that name."""
         return self._pairs[name].info if name in self._pairs else None
-
-    def note(self) -> str | None:
-        """Return a note for a person about how answers come about, or None."""
-        return self.safe_mode.note()
 
     def most_recent(self) -> LoadedPair:
         """Return the most recently used pair in memory, or the configured one."""
