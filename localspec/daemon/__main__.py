@@ -46,21 +46,22 @@ def main() -> int:
 @contextlib.contextmanager
 def _record_end(file: Path) -> Iterator[None]:
     """Write down why the daemon ends, because its output may go nowhere."""
+    why = ""
     try:
         yield
+    except (SystemExit, KeyboardInterrupt):  # wrong arguments, or Ctrl-C before it is handled
+        raise
     except LocalspecError as error:
-        ended.record_end(file, error.message)
+        why = error.message
         raise
     except OSError as error:
-        ended.record_end(file, f"{error}.")
-        raise
-    except (SystemExit, KeyboardInterrupt):  # wrong arguments, or Ctrl-C before it is handled
-        ended.record_end(file)
+        why = f"{error}."
         raise
     except BaseException as error:
-        ended.record_end(file, f"This is a bug in localspec ({type(error).__name__}: {error}).")
+        why = f"This is a bug in localspec ({type(error).__name__}: {error})."
         raise
-    ended.record_end(file)
+    finally:
+        ended.record_end(file, why)
 
 
 def _serve(locations: paths.Paths) -> None:

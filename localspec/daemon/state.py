@@ -142,25 +142,21 @@ class DaemonState:
 
     async def resolve_named(self, name: str, receive: Receive) -> PairFiles:
         """Return the files of a pair, checked unless it is loaded already; see `names.resolve_pair`."""
-        files = await self._resolve(name, receive)
+        name, config = names.resolve_default(name, self.config), self.config
+        files = self.pairs.loaded_files(name)
+        if name == names.BUILTIN and not files:
+            files = names.resolve_pair(name, config, self.registry)
+        elif not files or self._is_retired(files.draft):
+            check = self.pair_checks.get(
+                name, lambda cancelled: names.resolve_pair(name, config, self.registry, cancelled)
+            )
+            # Requests share one check, so errors are hidden here for each request that came over TCP.
+            is_file = names.is_file_name(name)
+            with names.hidden_file_errors() if is_file else contextlib.nullcontext():
+                files = await while_connected(receive, check)
         if self.registry.has_presets:
             files = await asyncio.to_thread(self.registry.apply_preset, files)
         return files
-
-    async def _resolve(self, name: str, receive: Receive) -> PairFiles:
-        name = names.resolve_default(name, self.config)
-        loaded = self.pairs.loaded_files(name)
-        if loaded and self._is_retired(loaded.draft):
-            loaded = None
-        if loaded or not names.reads_files(name):
-            return loaded or names.resolve_pair(name, self.config, self.registry)
-        config = self.config
-        check = self.pair_checks.get(
-            name, lambda cancelled: names.resolve_pair(name, config, self.registry, cancelled)
-        )
-        # Requests share one check, so errors are hidden here for each request that came over TCP.
-        with names.hidden_file_errors() if names.is_file_name(name) else contextlib.nullcontext():
-            return await while_connected(receive, check)
 
     async def unload_if_idle(self, name: str) -> None:
         """Unload the pair if it is loaded and nothing runs in it."""

@@ -165,11 +165,6 @@ def is_file_name(name: str) -> bool:
     )
 
 
-def reads_files(name: str) -> bool:
-    """Return whether resolving the name reads files, and so must be done in a thread."""
-    return name != BUILTIN
-
-
 def builtin_files() -> PairFiles:
     """Return the files of the pair inside the package. Raises ModelNotFound if it has none."""
     spec = importlib.util.find_spec("localspec")
