@@ -171,13 +171,8 @@ def test_unreadable_or_too_large_files_are_left_to_the_engine(
 ) -> None:
     nothing = PairFiles(name="n", target=str(tmp_path / "no.gguf"), draft=None)
     assert plan_load(nothing, EngineSettings(), fit.FreeMemory(PLENTY, 0), "cpu").pair == nothing
-    assert (
-        plan_load(pair, EngineSettings(), fit.FreeMemory(MIB, 0), "cpu").settings
-        == EngineSettings()
-    )
-
-
-# ---------------------------------------------------------------- how much is free
+    too_large = plan_load(pair, EngineSettings(), fit.FreeMemory(MIB, 0), "cpu")
+    assert too_large.settings == EngineSettings()
 
 
 def host(files: dict[str, str], gpu: dict[str, str] | None = None, system: str = "Linux") -> Host:
@@ -185,25 +180,15 @@ def host(files: dict[str, str], gpu: dict[str, str] | None = None, system: str =
 
     def run(argv: Sequence[str]) -> CommandResult:
         assert gpu is not None
-        return (
-            CommandResult(0, gpu[argv[1]]) if argv[1] in gpu else CommandResult(9, "no such query")
-        )
+        return CommandResult(*((0, gpu[argv[1]]) if argv[1] in gpu else (9, "no such query")))
 
-    return Host(
-        system=system,
-        arch="x86_64",
-        env={},
-        run=run,
-        which=lambda name: f"/usr/bin/{name}" if gpu is not None else None,
-        read=lambda path: files.get(path, ""),
-    )
+    def which(name: str) -> str | None:
+        return f"/usr/bin/{name}" if gpu is not None else None
+
+    return Host(system, "x86_64", {}, run, which, lambda path: files.get(path, ""))
 
 
 MEMINFO = {"/proc/meminfo": "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable: 16777216 kB\n"}
-
-
-def test_without_a_gpu() -> None:
-    assert free_memory(host(MEMINFO)) == fit.FreeMemory(16 * GIB, 0)
 
 
 def test_in_a_container_its_limit_counts() -> None:
@@ -234,23 +219,30 @@ def test_in_a_container_its_limit_counts() -> None:
     assert free_memory(host(MEMINFO | unlimited)).ram == 16 * GIB
 
 
-def test_gpus_are_added_up() -> None:
-    memory = free_memory(host(MEMINFO, {"--query-gpu=memory.free": "8192\n16384\n"}))
-    assert memory.vram == 24 * GIB
+FREE = "--query-gpu=memory.free"
+USED = {"--query-compute-apps=pid,used_memory": "41, 2048\n42, 4096\n43, [N/A]\n"}
+WORKER = {"/proc/42/status": "VmRSS: 9999999 kB\nRssAnon:  1048576 kB\n"}
 
 
-def test_the_memory_of_our_worker_counts_as_free() -> None:
-    files = {**MEMINFO, "/proc/42/status": "VmRSS: 9999999 kB\nRssAnon:  1048576 kB\n"}
-    gpu = {
-        "--query-gpu=memory.free": "1024\n",
-        "--query-compute-apps=pid,used_memory": "41, 2048\n42, 4096\n43, [N/A]\n",
-    }
-    assert free_memory(host(files, gpu), workers=[42]) == fit.FreeMemory(17 * GIB, 5 * GIB)
-
-
-def test_an_unresponsive_driver_counts_as_no_gpu() -> None:
-    assert free_memory(host(MEMINFO, {})).vram == 0
-    assert free_memory(host(MEMINFO, {"--query-gpu=memory.free": "[N/A]\n"})).vram == 0
+@pytest.mark.parametrize(
+    ("files", "gpu", "workers", "ram_gib", "vram_gib"),
+    [
+        pytest.param({}, None, (), 16, 0, id="no GPU"),
+        pytest.param({}, {FREE: "8192\n16384\n"}, (), 16, 24, id="GPUs are added up"),
+        pytest.param(WORKER, {FREE: "1024\n"} | USED, [42], 17, 5, id="a worker of ours"),
+        pytest.param({}, {}, (), 16, 0, id="a driver that does not respond"),
+        pytest.param({}, {FREE: "[N/A]\n"}, (), 16, 0, id="a driver without a figure"),
+    ],
+)
+def test_the_free_memory_of_a_machine(
+    files: dict[str, str],
+    gpu: dict[str, str] | None,
+    workers: Sequence[int],
+    ram_gib: int,
+    vram_gib: int,
+) -> None:
+    free = free_memory(host(MEMINFO | files, gpu), workers)
+    assert free == fit.FreeMemory(ram_gib * GIB, vram_gib * GIB)
 
 
 def test_a_mac_shares_its_memory() -> None:
