@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -328,16 +328,12 @@ class ConversationStore:
         """
         addition, cut, response, new = turn.addition, turn.cut, turn.response, turn.new
         with self._db as db:
-            if key in self._kept and not db.execute(_END_TURN, (key,)).rowcount:
-                self._forget_traces(addition.id)
-                raise NotFound(f"Conversation {addition.id} was removed in the meantime.")
+            was_dropped = key in self._kept and not db.execute(_END_TURN, (key,)).rowcount
             continues = response and response.continues
             continued = responses.find_location(db, continues) if continues else None
-            known = db.execute(
-                "SELECT 1 FROM conversations WHERE id = ?", (addition.id,)
-            ).fetchone()
-            exists = continued if continues else known
-            if not (new or exists):
+            query = "SELECT 1 FROM conversations WHERE id = ?"
+            exists = continued if continues else db.execute(query, (addition.id,)).fetchone()
+            if was_dropped or not (new or exists):
                 self._forget_traces(addition.id)
                 raise NotFound(f"Conversation {addition.id} was removed in the meantime.")
             if continued:
@@ -349,24 +345,18 @@ class ConversationStore:
                 (addition.id, addition.created, addition.updated, addition.model, addition.title),
             )
             if any(message.role == "system" for message in addition.messages):
-                db.execute(
-                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'",
-                    (addition.id,),
-                )
-            if (
-                cut is not None
-                and not db.execute(_DELETE_LAST_ANSWER, (addition.id, cut.content)).rowcount
-            ):
-                raise NotFound(
-                    f"the answer to be continued in {addition.id} was removed meanwhile."
-                )
+                query = "DELETE FROM messages WHERE conversation = ? AND role = 'system'"
+                db.execute(query, (addition.id,))
+            if cut is not None:
+                replaced = db.execute(_DELETE_LAST_ANSWER, (addition.id, cut.content)).rowcount
+                if not replaced:
+                    problem = f"the answer to be continued in {addition.id} was removed meanwhile."
+                    raise NotFound(problem)
             last = _last_position(db, addition.id)
             for position, message in enumerate(addition.messages, last + 1):
-                values = msgspec.structs.asdict(message)
-                calls = values["tool_calls"]
-                values["tool_calls"] = json.dumps(calls, ensure_ascii=False) if calls else None
                 # The system message is stored first, whichever turn it came with.
-                row = (addition.id, 0 if message.role == "system" else position, *values.values())
+                place = 0 if message.role == "system" else position
+                row = (addition.id, place, *_column_values(message))
                 db.execute(f"INSERT INTO messages VALUES ({', '.join('?' * len(row))})", row)
             if response is not None:
                 # Its turn begins after the last message, and its answer ends the turn.
@@ -556,6 +546,13 @@ class ConversationStore:
                 log.error("a conversation was not stored: %s", error.message)
                 self._remember_lost(error.message)
         return self._connection
+
+
+def _column_values(message: StoredMessage) -> list[Any]:
+    values = msgspec.structs.asdict(message)
+    calls = values["tool_calls"]
+    values["tool_calls"] = json.dumps(calls, ensure_ascii=False) if calls else None
+    return list(values.values())
 
 
 def _last_position(db: sqlite3.Connection, name: str) -> int:

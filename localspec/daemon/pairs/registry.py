@@ -71,17 +71,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     if request.replace and registry.in_use(name):
         raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
     file_names = [file for file in (request.target, request.draft) if file]
-    for file in file_names:
-        if not file.startswith("/") and ":" not in file:
-            raise InvalidRequest(
-                f"{file} must be an absolute path, or the name of a model in Ollama."
-            )
-    if request.draft and request.no_draft:
-        raise InvalidRequest("Give either `draft` or `no_draft`.", param="no_draft")
-    if request.projector and request.no_projector:
-        raise InvalidRequest("Give either `projector` or `no_projector`.", param="no_projector")
-    if request.projector and not request.projector.startswith("/"):
-        raise InvalidRequest(f"{request.projector} must be an absolute path.", param="projector")
+    _check_files_of(request, file_names)
     target, *drafts = (
         Path(file) if file.startswith("/") else names.find_file(file) for file in file_names
     )
@@ -115,6 +105,21 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
         draft_found=draft is not None and not drafts,
         projector=projector,
     )
+
+
+def _check_files_of(request: AddRequest, file_names: Collection[str]) -> None:
+    """Refuse a request whose files are named wrongly, or named and unwanted at once."""
+    for file in file_names:
+        if not file.startswith("/") and ":" not in file:
+            raise InvalidRequest(
+                f"{file} must be an absolute path, or the name of a model in Ollama."
+            )
+    if request.draft and request.no_draft:
+        raise InvalidRequest("Give either `draft` or `no_draft`.", param="no_draft")
+    if request.projector and request.no_projector:
+        raise InvalidRequest("Give either `projector` or `no_projector`.", param="no_projector")
+    if request.projector and not request.projector.startswith("/"):
+        raise InvalidRequest(f"{request.projector} must be an absolute path.", param="projector")
 
 
 class Registry:

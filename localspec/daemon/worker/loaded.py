@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -473,50 +473,57 @@ class LoadedPair:
         table.notify_change()
         table.counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
-        changed = engine.mapped.changed_file() if death.may_be_from_kernels else None
         suspects = worker.in_stage("preparing")
         progress = worker.progress or frames.Loading("target", 0.0)
         is_loading_target = self.loading and progress.stage == "target" and progress.fraction < 1
         blamed = blame(
             death,
-            file_changed=changed is not None,
+            file_changed=death.may_be_from_kernels and engine.mapped.changed_file() is not None,
             preparing=bool(suspects),
             decoded=worker.decoded,
             safe_mode=engine.safe_mode,
             drafting=engine.drafting and not is_loading_target,
         )
-        error = death.error(table.config.watchdog)
         if blamed in ("draft", "pair") and engine.safe_mode and not worker.decoded:
             table.safe_mode.end()  # it did not help
+        worker.fail(self._outcome(engine, death, blamed, suspects))
+
+    def _outcome(
+        self,
+        engine: LoadedEngine,
+        death: Death,
+        blamed: str,
+        suspects: Collection[RunningRequest],
+    ) -> Exception | Callable[[RunningRequest], Exception]:
+        """Remember what is blamed for a death, and return how the requests in the worker end."""
+        table, error = self._table, death.error(self._table.config.watchdog)
         match blamed:
-            case "file":
-                assert changed is not None
-                worker.fail(death.changed_file_error(changed))
+            case "file" if changed := engine.mapped.changed_file():
+                return death.changed_file_error(changed)
             case "text":
-                # Only the requests whose text was being tokenized fail, and neither the pair nor the kernels
-                # are blamed.
+                # Only the requests whose text was being tokenized fail. Neither the pair nor the kernels are
+                # blamed.
                 def outcome(running: RunningRequest) -> Exception:
                     if running in suspects:
                         return death.text_error()
                     return error if running.shown else RetryRequest()
 
-                worker.fail(outcome)
+                return outcome
             case "kernels":
                 assert death.signal is not None
                 table.safe_mode.begin(f"{death.signal.name} at the first decode")
-                worker.fail(RetryRequest())
+                return RetryRequest()
             case "pair" if self._may_load_smaller(engine, death):
                 self._too_large = engine
-                worker.fail(RetryRequest())
+                return RetryRequest()
             case "draft":
                 cause, how = self._cause_of(engine), death.description
                 problem = table.crashes.drop_draft(engine.pair, cause, how)
                 log.warning("%s: %s", self.name, problem)
-                worker.fail(type(error)(f"{error.message} {problem}"))
-            case "pair":
-                cause = self._cause_of(engine)
-                table.crashes.record(engine.pair, cause, time.monotonic(), death.summary)
-                worker.fail(error)
+                return type(error)(f"{error.message} {problem}")
+        cause = self._cause_of(engine)
+        table.crashes.record(engine.pair, cause, time.monotonic(), death.summary)
+        return error
 
     def _may_load_smaller(self, engine: LoadedEngine, death: Death) -> bool:
         """Return whether to halve the context of a load that ran out of memory, if none was configured."""
