@@ -56,11 +56,8 @@ Result = TypeVar("Result")
 def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     """Make a pair of the person's own files.
 
-    Raises:
-        InvalidRequest: The name of the pair or of a file is not allowed.
-        Conflict: The name is taken, or the pair is in use.
-        ModelNotFound: A file does not exist.
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
+    Raises InvalidRequest if a name is not allowed, Conflict if the pair's is taken or in use, ModelNotFound
+    if there is no such file, and BadGguf, UnsafeModel, NotMatched or CannotRollBack if one cannot be used.
     """
     from localspec.registry.disk.discovery import find_model
     from localspec.registry.disk.drafts import find_sidecar
@@ -80,7 +77,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     if not drafts and not request.no_draft and target.is_file() and (draft := find_sidecar(target)):
         notes = (f"{draft.name}, which lies beside the target, drafts for it.",)
     projector = Path(request.projector) if request.projector else None
-    if not (request.projector or request.no_projector):
+    if not (projector or request.no_projector):
         projector, sentence = registry.find_projector(target, request.target)
         notes += (sentence,) if sentence else ()
     # Ollama names its files by their hashes, so the summary says which models they are.
