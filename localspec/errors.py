@@ -68,8 +68,7 @@ class LocalspecError(Exception):
 class UsageError(LocalspecError, code="usage", status=400, exit_code=2): ...
 
 
-class InvalidRequest(LocalspecError, code="invalid_request", status=400): ...
-
+class InvalidRequest(LocalspecError, code="invalid_request", status=400):
     @classmethod
     def at(cls, path: str, problem: str) -> InvalidRequest:
         """Return the error of a field: a sentence that begins with its path."""

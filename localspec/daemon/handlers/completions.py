@@ -54,7 +54,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.pairs.names import Role
 from localspec.daemon.state import DaemonState, state_of
-from localspec.daemon.worker.pairs import PairTable
+from localspec.daemon.worker.table import PairTable
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
 from localspec.protocol.answers import ControlResult
