@@ -38,7 +38,7 @@ def apply_llama_cpp_sampler(vocab: Vocab, logits: dict[int, float]) -> dict[int,
         *[llama_cpp.llama_token_data(token, logit, 0.0) for token, logit in logits.items()]
     )
     array = llama_cpp.llama_token_data_array(data, len(logits), -1, False)
-    sampler = llama_cpp.llama_sampler_init_infill(vocab._handle)
+    sampler = llama_cpp.llama_sampler_init_infill(vocab.handle)
     llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
     llama_cpp.llama_sampler_free(sampler)
     remaining = [array.data[at] for at in range(array.size)]

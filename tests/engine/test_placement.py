@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import pytest
 
 from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, write_pair
-from localspec.engine import llama
 from localspec.engine.llama import model
 from localspec.engine.pair import models
 from localspec.engine.pair.load import load_pair
@@ -30,24 +30,16 @@ def list_plan_notes(settings: EngineSettings, context: int, gpu: bool) -> list[s
     return notes
 
 
-def test_the_targets_layers_leave_the_gpu_first_and_its_drafts_last() -> None:
+def test_the_targets_layers_leave_a_gpu_first_and_its_drafts_last() -> None:
     notes = list_plan_notes(EngineSettings(), 8192, gpu=True)
     assert notes[0] == "Only 24 layers of the target are on the GPU"
-    assert notes[-5:] == [
-        "Only 0 layers of the target are on the GPU",
-        "The context is limited to 4096 tokens",
-        "The context is limited to 2048 tokens",
-        "The draft runs on the CPU: the GPU is full.",
-        "The model's MTP heads are left out",
-    ]
-
-
-def test_without_a_gpu_only_the_context_shrinks() -> None:
-    assert list_plan_notes(EngineSettings(), 5000, gpu=False) == [
-        "The context is limited to 2500 tokens",
-        "The context is limited to 2048 tokens",
-        "The model's MTP heads are left out",
-    ]
+    no_heads = "The model's MTP heads are left out"
+    smaller, least = (f"The context is limited to {n} tokens" for n in (4096, 2048))
+    on_cpu = "The draft runs on the CPU: the GPU is full."
+    none_on_gpu = "Only 0 layers of the target are on the GPU"
+    assert notes[-5:] == [none_on_gpu, smaller, least, on_cpu, no_heads]
+    half = "The context is limited to 2500 tokens"
+    assert list_plan_notes(EngineSettings(), 5000, gpu=False) == [half, least, no_heads]
 
 
 @pytest.fixture
@@ -59,7 +51,7 @@ def files(tmp_path: Path) -> PairFiles:
 
 def fail_when_called(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
     """Let a function of llama.cpp fail as it does when memory runs out."""
-    real: Callable[..., Any] = getattr(llama.C, name)
+    real: Callable[..., Any] = getattr(C, name)
     remaining = [times]
 
     def failing_function(*arguments: Any) -> Any:
@@ -70,17 +62,12 @@ def fail_when_called(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> 
             return None
         return real(*arguments)
 
-    monkeypatch.setattr(llama.C, name, failing_function)
+    monkeypatch.setattr(C, name, failing_function)
 
 
-def load_with_messages(files: PairFiles, messages: list[str] | None = None) -> LoadedPair:
+def load_with_messages(files: PairFiles, messages: list[str]) -> LoadedPair:
     settings = EngineSettings(n_ctx=4096, parallel=1)
-    return load_pair(
-        files,
-        settings,
-        lambda _stage, _part: None,
-        (messages if messages is not None else []).append,
-    )
+    return load_pair(files, settings, lambda *_: None, messages.append)
 
 
 @pytest.mark.parametrize("function", ["llama_init_from_model", "llama_model_load_from_file"])
@@ -90,14 +77,11 @@ def test_a_load_without_memory_is_tried_again_smaller(
     fail_when_called(monkeypatch, function, 1)
     messages: list[str] = []
     pair = load_with_messages(files, messages)
-    try:
-        assert pair.n_ctx == 2048
-        assert pair.info().notes == [
-            "The context is limited to 2048 tokens, because memory is full."
-        ]
-        assert "failed to allocate CPU buffer" in messages[0]
-    finally:
-        pair.close()
+    (note,) = pair.info().notes
+    pair.close()
+    assert pair.n_ctx == 2048
+    assert note == "The context is limited to 2048 tokens, because memory is full."
+    assert "failed to allocate CPU buffer" in messages[0]
 
 
 def test_load_error_tells_that_no_smaller_plan_is_left(
@@ -105,7 +89,7 @@ def test_load_error_tells_that_no_smaller_plan_is_left(
 ) -> None:
     fail_when_called(monkeypatch, "llama_init_from_model", 9)
     with pytest.raises(LoadFailed, match="Nothing smaller is left to try; close other programs"):
-        load_with_messages(files)
+        load_with_messages(files, [])
 
 
 def test_a_failure_for_another_reason_is_not_tried_again(
@@ -117,9 +101,9 @@ def test_a_failure_for_another_reason_is_not_tried_again(
         calls.append(1)
         model.on_log(4, b"quantized V cache requires flash attention\n", None)
 
-    monkeypatch.setattr(llama.C, "llama_init_from_model", failing_function)
+    monkeypatch.setattr(C, "llama_init_from_model", failing_function)
     with pytest.raises(LoadFailed, match="requires flash attention"):
-        load_with_messages(files)
+        load_with_messages(files, [])
     assert len(calls) == 1
 
 
@@ -143,7 +127,7 @@ def test_tokens_chosen_on_the_device_are_the_same(files: PairFiles, depth: int) 
 def test_device_that_chooses_wrongly_is_detected_at_load(
     files: PairFiles, answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama.C, "llama_get_sampled_token_ith", lambda *_: answer)
+    monkeypatch.setattr(C, "llama_get_sampled_token_ith", lambda *_: answer)
     with running(files, choose_on_device=True) as engine:
         assert not engine.pair.chooses_on_device
         assert engine.ask([7, 8, 9], 20).tokens == follow(target_cycle(512), 9, 20)

@@ -12,10 +12,6 @@ import numpy.typing as npt
 
 from localspec.errors import LocalspecError
 
-# ------------------------------------------------------------------------ stop
-# A flag that stops a running pass.
-
-
 # llama.cpp calls the callback after each step of a pass, hundreds of times, on the computing thread. A
 # callback in Python would make decoding 5 % slower and would wait for the interpreter lock. `strlen` of a
 # buffer costs nothing: it returns 0 ("go on") until the first byte of the buffer is set.
@@ -48,9 +44,6 @@ def detach(handle: Any) -> None:
     C.llama_set_abort_callback(handle, _never_abort, None)
 
 
-# ------------------------------------------------------------------------ batch
-
-
 class DecodeError(LocalspecError):
     """The base of errors of llama_decode."""
 
@@ -76,6 +69,7 @@ class DecodeFatal(DecodeError):
     """Raised for a return code below -1: the context can no longer be used."""
 
 
+Floats = npt.NDArray[np.float32]
 N_COORDINATES = 4  # of a row without a token, with M-RoPE
 
 
@@ -92,12 +86,9 @@ class Batch:
         self._n_seq = (ctypes.c_int32 * capacity)(*([1] * capacity))
         self._seq = (C.llama_seq_id * capacity)()
         self._logits = (ctypes.c_int8 * capacity)()
-        pointer = ctypes.POINTER(C.llama_seq_id)
-        step = ctypes.sizeof(C.llama_seq_id)
-        base = ctypes.addressof(self._seq)
-        self._seq_rows = (pointer * capacity)(
-            *(ctypes.cast(base + i * step, pointer) for i in range(capacity))
-        )
+        pointer, size = ctypes.POINTER(C.llama_seq_id), ctypes.sizeof(self._seq)
+        addresses = range(start := ctypes.addressof(self._seq), start + size, size // capacity)
+        self._seq_rows = (pointer * capacity)(*(ctypes.cast(a, pointer) for a in addresses))
         self.struct = C.llama_batch(
             n_tokens=0,
             token=self._token,
@@ -108,13 +99,17 @@ class Batch:
             logits=self._logits,
         )
         self.rows = 0
-        self._embeddings: npt.NDArray[np.float32] | None = None  # allocated at first use
+        self._embeddings: Floats | None = None  # allocated at first use
         self._embd: Any = None  # a pointer to them
         self._reads_embeddings = False
-        # With M-RoPE, all first coordinates of the rows, then all second ones, and so on.
-        self._coordinates: Any = None
-        self._rows_of_coordinates: list[tuple[int, ...]] = []
+        self._coordinates: list[tuple[int, ...]] = []  # of each row, with M-RoPE
         self.both_ways = False  # whether each row attends to all others
+
+    def attach_floats(self, width: int) -> Floats:
+        """Return an array (capacity, width) that llama.cpp reads from now on, beside or instead of tokens."""
+        values: Floats = np.zeros((self.capacity, width), np.float32)
+        self.struct.embd = (ctypes.c_float * values.size).from_buffer(values.data)
+        return values
 
     @property
     def mean_position(self) -> float:
@@ -123,13 +118,12 @@ class Batch:
 
     @property
     def all_have_logits(self) -> bool:
-        """Whether every row has logits."""
         return all(self._logits[: self.rows])
 
     def clear(self) -> None:
         self.rows = 0
         self._reads_embeddings = self.both_ways = False
-        self._rows_of_coordinates.clear()
+        self._coordinates.clear()
 
     def finish(self) -> None:
         """Complete the rows for llama.cpp, before each pass."""
@@ -137,14 +131,15 @@ class Batch:
         if self._embeddings is not None:
             self.struct.embd = self._embd if self._reads_embeddings else None  # type: ignore[assignment]
             self.struct.token = None if self._reads_embeddings else self._token  # type: ignore[assignment]
-            positions: Any = self._write_coordinates() if self._rows_of_coordinates else self._pos
+            # All first coordinates of the rows, then all second ones, and so on.
+            values = [value for column in zip(*self._coordinates, strict=True) for value in column]
+            positions: Any = (C.llama_pos * len(values))(*values) if values else self._pos
             self.struct.pos = positions
 
     def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
         """Append a row and return its index.
 
-        Raises:
-            BadBatch: the batch is full.
+        Raises BadBatch if the batch is full.
         """
         row = self.rows
         if row >= self.capacity:
@@ -156,17 +151,9 @@ class Batch:
         self.rows = row + 1
         return row
 
-    def _write_coordinates(self) -> Any:
-        if self._coordinates is None:
-            self._coordinates = (C.llama_pos * (N_COORDINATES * self.capacity))()
-        columns = zip(*self._rows_of_coordinates, strict=True)
-        values = [value for column in columns for value in column]
-        self._coordinates[: len(values)] = values
-        return self._coordinates
-
     def add_embedding(
         self,
-        values: npt.NDArray[np.float32],
+        values: Floats,
         position: int,
         sequence: int,
         logits: bool,
@@ -176,8 +163,7 @@ class Batch:
 
         coordinates: with M-RoPE, of which the first is the position.
 
-        Raises:
-            BadBatch: the batch is full, or has rows with tokens.
+        Raises BadBatch if the batch is full, or has rows with tokens.
         """
         if self.rows and not self._reads_embeddings:
             raise BadBatch("A batch holds either tokens or embeddings.")
@@ -188,6 +174,5 @@ class Batch:
         self._embeddings[row] = values
         self._reads_embeddings = True
         if coordinates:
-            missing = N_COORDINATES - len(coordinates)
-            self._rows_of_coordinates.append((*coordinates, *[0] * missing))
+            self._coordinates.append((*coordinates, *[0] * (N_COORDINATES - len(coordinates))))
         return row

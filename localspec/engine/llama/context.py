@@ -12,6 +12,7 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.llama import model as library
 from localspec.engine.llama import waiting
 from localspec.engine.llama.batch import (
     Aborted,
@@ -22,26 +23,13 @@ from localspec.engine.llama.batch import (
     Stop,
     detach,
 )
-from localspec.engine.llama.model import (
-    LayerEncoder,
-    Model,
-    Resource,
-    States,
-    emit_layers,
-    emit_states,
-    expect_stop,
-    forget_errors,
-    format_last_error,
-    layer_inputs,
-    load_error,
-    record_heartbeat,
-    states,
-)
+from localspec.engine.llama.model import Model, Resource, States
 from localspec.errors import LocalspecError
 from localspec.protocol.settings import Pooling
 
 Logits = npt.NDArray[np.float32]
 State = npt.NDArray[np.uint8]  # The state of one sequence, as llama.cpp writes it.
+_Bytes = ctypes.POINTER(ctypes.c_uint8)
 
 
 class NotFinite(LocalspecError):
@@ -81,22 +69,8 @@ _FLASH = {
     "on": C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-_KV_TYPES = {
-    "f16": C.GGML_TYPE_F16,
-    "q8_0": C.GGML_TYPE_Q8_0,
-    "q5_1": C.GGML_TYPE_Q5_1,
-    "q4_0": C.GGML_TYPE_Q4_0,
-}
-
-
-_POOLINGS: dict[Pooling, int] = {
-    "mean": C.LLAMA_POOLING_TYPE_MEAN,
-    "cls": C.LLAMA_POOLING_TYPE_CLS,
-    "last": C.LLAMA_POOLING_TYPE_LAST,
-    "rank": C.LLAMA_POOLING_TYPE_RANK,
-}
-
-
+# Saved of a sequence's state: all of it, or only what cannot be cut (a recurrent state).
+_STATE_FLAGS = (C.LLAMA_STATE_SEQ_FLAGS_NONE, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 # llama.cpp rounds the number of cells up to this, but limits a pass to the requested number, and ends the
 # process for a wider pass. A measuring pass would be wider than a context of a few tokens.
 MIN_CELLS = 256
@@ -118,9 +92,8 @@ class Context(Resource):
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         """Create the context.
 
-        Raises:
-            OutOfMemory: memory does not hold it.
-            LoadFailed: the model does not support a setting.
+        Raises OutOfMemory if memory does not hold it. Raises LoadFailed if the model does not support a
+        setting.
         """
         self.handle: Any = None
         self._choosers: dict[int, Any] = {}  # Sampler chains by sequence, to be freed.
@@ -131,12 +104,11 @@ class Context(Resource):
         if settings.heads and not model.target_layers:
             params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
         self.n_outputs = int(params.n_outputs_max)
-        forget_errors()
+        library.forget_errors()
         self.handle = C.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise load_error(
-                f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}"
-            )
+            size = f"{settings.n_ctx} tokens"
+            raise library.load_error(f"llama.cpp cannot make a context of {size} for {model.path}")
         waiting.expect_threads(settings.n_threads)
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
@@ -148,16 +120,20 @@ class Context(Resource):
         self._memory = C.llama_get_memory(self.handle)  # None if the model has no cache.
         self.n_pooled = 1 if settings.pooling == "rank" else model.n_state
         self.heads = settings.heads
+        # Whether the cache can be cut to fewer tokens; the cache of heads always can.
+        self.cuttable = settings.heads or model.cuttable
         if model.block_size:
             C.llama_set_causal_attn(self.handle, model.has_causal_blocks)
         self.borrows = settings.target is not None and model.reads_target_cache
         self._layers: tuple[int, ...] = ()
-        self._encoder: LayerEncoder | None = None
+        self._encoder: library.LayerEncoder | None = None
         if settings.heads:
             self.emit_states()
         if model.sidecar == "eagle3" and model.target_layers:
             n_inputs = len(model.target_layers) * model.target_width
-            self._encoder = LayerEncoder(self.handle, self.n_seq - 1, n_inputs, self.n_state)
+            self._encoder = library.LayerEncoder(
+                self.handle, self.n_seq - 1, n_inputs, self.n_state
+            )
 
     def emit_states(self, layers: Sequence[int] = ()) -> None:
         """Make passes emit hidden states from now on: the last ones, or else the inputs of `layers`."""
@@ -165,26 +141,20 @@ class Context(Resource):
         if layers:
             self.n_state = len(layers) * self.model.n_embd
             self.states_need_logits = not self.model.emits_layers
-            emit_layers(self.handle, layers, self.model)
+            library.emit_layers(self.handle, layers, self.model)
         else:
             self.n_state = self.model.n_state
-            emit_states(self.handle, self.model, self.heads)
+            library.emit_states(self.handle, self.model, self.heads)
 
     def encode(self, inputs: States) -> States:
         """Return the states (rows, n_state) that a sidecar makes of inputs of its target's layers.
 
         inputs: as `states` of the target's context. The logits of the last pass are lost.
 
-        Raises:
-            DecodeFatal: llama.cpp refuses the pass.
+        Raises DecodeFatal if llama.cpp refuses the pass.
         """
         assert self._encoder is not None
         return self._encoder.encode(inputs)
-
-    @property
-    def cuttable(self) -> bool:
-        """Whether the cache can be cut to fewer tokens; the cache of heads always can."""
-        return self.heads or self.model.cuttable
 
     def decode(self, batch: Batch) -> None:
         """Run a pass over the rows of `batch`. Its logits are readable until the next pass.
@@ -196,11 +166,15 @@ class Context(Resource):
             raise BadBatch("An empty batch cannot be decoded.")
         batch.finish()
         # A pass that rotates keys must not be stopped, because half rotated keys are useless.
-        self._use_stop(None if self._shifted else self.stop)
-        if self._current_stop:
+        stop = None if self._shifted else self.stop
+        library.expect_stop(stop)
+        if stop is not self._current_stop:
+            self._current_stop = stop
+            (stop.attach if stop is not None else detach)(self.handle)
+        if stop:
             raise Aborted("The pass was stopped before it began.")
         waiting.check_load()
-        record_heartbeat()
+        library.record_heartbeat()
         if batch.both_ways:
             C.llama_set_causal_attn(self.handle, False)
         if self.states_need_logits:
@@ -211,7 +185,7 @@ class Context(Resource):
         finally:
             if batch.both_ways:
                 C.llama_set_causal_attn(self.handle, True)
-        record_heartbeat()
+        library.record_heartbeat()
         self._shifted = False
         if code == 0:
             return
@@ -220,28 +194,19 @@ class Context(Resource):
         if code == 2:
             raise Aborted("The pass was stopped.")
         if code == -1:
-            raise BadBatch(f"llama.cpp refused a batch of {batch.rows} rows{format_last_error()}.")
-        raise DecodeFatal(f"llama_decode failed with code {code}{format_last_error()}.")
-
-    def _use_stop(self, stop: Stop | None) -> None:
-        expect_stop(stop)
-        if stop is self._current_stop:
-            return
-        self._current_stop = stop
-        if stop is None:
-            detach(self.handle)
-        else:
-            stop.attach(self.handle)
+            raise BadBatch(
+                f"llama.cpp refused a batch of {batch.rows} rows{library.format_last_error()}."
+            )
+        raise DecodeFatal(f"llama_decode failed with code {code}{library.format_last_error()}.")
 
     def logits(self, row: int) -> Logits:
         """Return a view (n_vocab,) of the logits of a row of the last pass, valid until the next pass.
 
-        Raises:
-            BadBatch: the row has no logits.
+        Raises BadBatch if the row has no logits.
         """
         pointer = C.llama_get_logits_ith(self.handle, row)
         if not pointer:
-            raise BadBatch(f"Row {row} has no logits{format_last_error()}.")
+            raise BadBatch(f"Row {row} has no logits{library.format_last_error()}.")
         address = ctypes.addressof(pointer.contents)
         # frombuffer accepts any buffer, although its type stubs do not say so.
         view: Logits = np.frombuffer(self._row.from_address(address), np.float32)  # type: ignore[call-overload]
@@ -267,14 +232,13 @@ class Context(Resource):
     def states(self, row: int, count: int = 1) -> States:
         """Return hidden states (count, n_state) of the last pass, valid until the next pass.
 
-        Raises:
-            BadBatch: the row has no hidden state.
+        Raises BadBatch if the row has no hidden state.
         """
         if self._layers:
-            return layer_inputs(self.handle, self._layers, self.model, row, count)
-        view = states(self.handle, row, count, self.n_state) if self.n_state else None
+            return library.layer_inputs(self.handle, self._layers, self.model, row, count)
+        view = library.states(self.handle, row, count, self.n_state) if self.n_state else None
         if view is None:
-            raise BadBatch(f"Row {row} has no hidden state{format_last_error()}.")
+            raise BadBatch(f"Row {row} has no hidden state{library.format_last_error()}.")
         return view
 
     def finite_states(self, row: int) -> States:
@@ -287,13 +251,11 @@ class Context(Resource):
     def pooled(self, sequence: int) -> States:
         """Return a view (n_pooled,) of a sequence's embedding or score, valid until the next pass.
 
-        Raises:
-            BadBatch: the sequence has none.
-            NotFinite: it has values that are not finite.
+        Raises BadBatch if the sequence has none. Raises NotFinite if it has values that are not finite.
         """
         pointer = C.llama_get_embeddings_seq(self.handle, sequence)
         if not pointer:
-            raise BadBatch(f"Sequence {sequence} has no embedding{format_last_error()}.")
+            raise BadBatch(f"Sequence {sequence} has no embedding{library.format_last_error()}.")
         view: States = np.ctypeslib.as_array(pointer, (self.n_pooled,))
         if not np.isfinite(view).all():
             raise _not_finite(self.model)
@@ -323,12 +285,11 @@ class Context(Resource):
     def sampled_token(self, row: int) -> int:
         """Return the greedy token of a row of the last pass, whose sequence has `choose_on_device` on.
 
-        Raises:
-            BadBatch: the row has no logits, or its sequence has `choose_on_device` off.
+        Raises BadBatch if the row has no logits, or its sequence has `choose_on_device` off.
         """
         token = int(C.llama_get_sampled_token_ith(self.handle, row))
         if token < 0:
-            raise BadBatch(f"No token was chosen for row {row}{format_last_error()}.")
+            raise BadBatch(f"No token was chosen for row {row}{library.format_last_error()}.")
         return token
 
     def synchronize(self) -> None:
@@ -376,30 +337,24 @@ class Context(Resource):
 
         partial: save only what cannot be cut (a recurrent state); later positions are removed by `remove`.
         """
-        self._check_sequence(sequence)
-        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
-        size = int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
+        size = self.state_size(sequence, partial=partial)
         state: State = np.empty(size, np.uint8)
-        written = int(
-            C.llama_state_seq_get_data_ext(self.handle, _bytes(state), size, sequence, flags)
-        )
-        return state[:written]
+        data, flags = state.ctypes.data_as(_Bytes), _STATE_FLAGS[partial]
+        written = C.llama_state_seq_get_data_ext(self.handle, data, size, sequence, flags)
+        return state[: int(written)]
 
     def state_size(self, sequence: int, *, partial: bool = False) -> int:
         """Return the number of bytes that `save` would return."""
         self._check_sequence(sequence)
-        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        flags = _STATE_FLAGS[partial]
         return int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
 
     def restore(self, sequence: int, state: State, *, partial: bool = False) -> bool:
         """Replace a sequence by a saved state. Return False if llama.cpp rejects the state."""
         self._check_sequence(sequence)
-        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
-        size = state.nbytes
-        n_read = int(
-            C.llama_state_seq_set_data_ext(self.handle, _bytes(state), size, sequence, flags)
-        )
-        return n_read == size
+        data, size, flags = state.ctypes.data_as(_Bytes), state.nbytes, _STATE_FLAGS[partial]
+        n_read = C.llama_state_seq_set_data_ext(self.handle, data, size, sequence, flags)
+        return int(n_read) == size
 
     def clear(self) -> None:
         """Empty the cache, unless it belongs to another context."""
@@ -421,9 +376,8 @@ class Context(Resource):
 
 def _not_finite(model: Model) -> NotFinite:
     return NotFinite(
-        f"The model {model.path} produces NaN or infinite values for this text: its "
-        "file is damaged or was converted incorrectly. Download it again, or choose "
-        "another."
+        f"The model {model.path} produces NaN or infinite values for this text: its file is damaged or was "
+        "converted incorrectly. Download it again, or choose another."
     )
 
 
@@ -437,13 +391,11 @@ def _parameters(settings: ContextSettings) -> Any:
     params.n_ubatch = max(min(settings.n_ubatch or n_batch, n_batch), settings.n_seq)
     params.n_seq_max = settings.n_seq
     params.n_outputs_max = max(min(settings.n_outputs, n_batch), settings.n_seq)
-    params.n_threads = settings.n_threads
-    params.n_threads_batch = settings.n_threads
+    params.n_threads = params.n_threads_batch = settings.n_threads
     params.n_rs_seq = settings.n_rollback
-    params.type_k, params.type_v = (_KV_TYPES[name] for name in settings.kv_types)
-    params.kv_unified = (
-        True  # One sequence may use the whole cache, and one pass may hold all sequences.
-    )
+    types = (getattr(C, f"GGML_TYPE_{name.upper()}") for name in settings.kv_types)
+    params.type_k, params.type_v = types
+    params.kv_unified = True  # One sequence may use all cells, and one pass hold all sequences.
     # With a full-size cache, cells outside the sliding window stay until others need them. An edit further up
     # then needs no second prefill, and there is room beside shared cells, which llama.cpp never reuses. A
     # small cache would need a window for each sequence and the widest pass, which is more than half of this
@@ -451,17 +403,11 @@ def _parameters(settings: ContextSettings) -> Any:
     params.swa_full = True
     params.no_perf = True
     params.flash_attn_type = _FLASH[settings.flash_attention]
-    if (
-        settings.choose_on_device
-    ):  # By default, only one row per sequence may be chosen on the device.
+    if settings.choose_on_device:  # By default, only one row of a sequence may be chosen there.
         params.n_outputs_max_per_seq = params.n_outputs_max
     if settings.pooling is not None:
-        params.embeddings, params.pooling_type = True, _POOLINGS[settings.pooling]
+        params.embeddings = True
+        params.pooling_type = getattr(C, f"LLAMA_POOLING_TYPE_{settings.pooling.upper()}")
     if settings.target is not None:
         params.ctx_other = settings.target.handle
     return params
-
-
-def _bytes(state: State) -> Any:
-    """Return a pointer to a state for C functions, without a copy."""
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import llama_cpp._ggml as ggml
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from localspec import model_traits
 from localspec.engine.llama import waiting
 from localspec.engine.llama.batch import Batch, DecodeFatal, Stop
+from localspec.engine.llama.ggml import declare
 from localspec.engine.llama.vocab import Vocab
 from localspec.errors import LoadFailed
 from localspec.model_traits import (
@@ -32,10 +32,6 @@ from localspec.model_traits import (
     reads_target_cache,
     sidecar_kind,
 )
-
-# ------------------------------------------------------------------------ library
-# Initialise llama.cpp, read its log for the causes of failures, and describe its build.
-
 
 # llama.cpp's messages about GPU memory ("cudaMalloc failed: out of memory") and main memory.
 _NO_MEMORY = re.compile(
@@ -130,27 +126,23 @@ def wide_vectors() -> bool:
 
 def devices(*, gpus: bool) -> list[int]:
     """Return handles of this machine's GPUs that the build can use, or of its other devices."""
-    lib = ggml.libggml
-    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
-    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    handles = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    get = declare("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    kind = declare("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    handles = map(get, range(declare("ggml_backend_dev_count", ctypes.c_size_t)()))
     # Type 1 is a GPU with memory of its own, 2 one that shares the machine's (ggml-backend.h).
-    return [device for device in handles if (lib.ggml_backend_dev_type(device) in (1, 2)) == gpus]
+    return [device for device in handles if (kind(device) in (1, 2)) == gpus]
 
 
 def gpus() -> list[str]:
     """Return the names of this machine's GPUs, as their drivers report them."""
-    describe = ggml.libggml.ggml_backend_dev_description
-    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    describe = declare("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
     return [describe(device).decode("utf-8", "replace") for device in devices(gpus=True)]
 
 
 def free_gpu_bytes() -> int:
     """Return the free memory of this machine's GPUs together."""
-    query = ggml.libggml.ggml_backend_dev_memory
-    query.restype, query.argtypes = None, [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
+    size = ctypes.POINTER(ctypes.c_size_t)
+    query = declare("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
     free, total, sum_of_free = ctypes.c_size_t(), ctypes.c_size_t(), 0
     for device in devices(gpus=True):
         query(device, ctypes.byref(free), ctypes.byref(total))
@@ -166,11 +158,9 @@ def backend() -> str:
     return next((name for name in ("cuda", "metal", "vulkan") if name in info), "gpu")
 
 
-# ------------------------------------------------------------------------ heads
 # Read and write hidden states for MTP heads, through llama.cpp's staging interface.
 #
 # Builds of llama.cpp without this interface work except for MTP heads.
-
 
 _ext: Any = None
 _missing = ""
@@ -179,12 +169,11 @@ try:
 except (ImportError, AttributeError) as error:  # This build's library lacks a function.
     _missing = str(error)
 
-_Context = C.llama_context_p_ctypes
-_Model = C.llama_model_p_ctypes
-_Floats = ctypes.POINTER(ctypes.c_float)
+_Context, _Model = C.llama_context_p_ctypes, C.llama_model_p_ctypes
+_Int, _Count, _Floats = ctypes.c_int32, ctypes.c_uint32, ctypes.POINTER(ctypes.c_float)
 
 
-def _bind(name: str, signature: str, parameters: Sequence[Any], result: Any) -> Any:
+def _bind(name: str, signature: str, result: Any, *parameters: Any) -> Any:
     """Return a function of llama.cpp's C++ interface, or None if this build does not export it.
 
     signature: the end of its mangled name, which states its parameters.
@@ -196,23 +185,16 @@ def _bind(name: str, signature: str, parameters: Sequence[Any], result: Any) -> 
 
 
 _set_layer_input = _bind(
-    "llama_set_embeddings_layer_inp",
-    "P13llama_contextjb",
-    [_Context, ctypes.c_uint32, ctypes.c_bool],
-    None,
+    "llama_set_embeddings_layer_inp", "P13llama_contextjb", None, _Context, _Count, ctypes.c_bool
 )
 _get_layer_input = _bind(
-    "llama_get_embeddings_layer_inp", "P13llama_contextj", [_Context, ctypes.c_uint32], _Floats
+    "llama_get_embeddings_layer_inp", "P13llama_contextj", _Floats, _Context, _Count
 )
 _target_layers = _bind(
-    "llama_model_target_layer_ids", "PK11llama_model", [_Model], ctypes.POINTER(ctypes.c_int32)
+    "llama_model_target_layer_ids", "PK11llama_model", ctypes.POINTER(_Int), _Model
 )
-_count_target_layers = _bind(
-    "llama_model_target_layer_ids_n", "PK11llama_model", [_Model], ctypes.c_uint32
-)
-_selector_size = _bind(
-    "llama_model_dflash_selector_top_k", "PK11llama_model", [_Model], ctypes.c_int32
-)
+_count_target_layers = _bind("llama_model_target_layer_ids_n", "PK11llama_model", _Count, _Model)
+_selector_size = _bind("llama_model_dflash_selector_top_k", "PK11llama_model", _Int, _Model)
 _LAYER_FUNCTIONS = (_set_layer_input, _get_layer_input, _target_layers, _count_target_layers)
 
 States = npt.NDArray[np.float32]  # Hidden states of shape (rows, width).
@@ -257,29 +239,18 @@ def model_files(path: str) -> list[str]:
 
 
 def read_tensor_names(path: str) -> set[str]:
-    """Return the names of the tensors in a model's files."""
-    return {name for file in model_files(path) for name in _read_file_tensor_names(file)}
-
-
-def _read_file_tensor_names(file: str) -> list[str]:
-    """Return the names of the tensors in a GGUF file, or none if it cannot be read."""
-    lib = ggml.libggml
-    lib.gguf_init_from_file.restype = ctypes.c_void_p
-    lib.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GgufParams)
-    lib.gguf_get_n_tensors.restype = ctypes.c_int64
-    lib.gguf_get_n_tensors.argtypes = (ctypes.c_void_p,)
-    lib.gguf_get_tensor_name.restype = ctypes.c_char_p
-    lib.gguf_get_tensor_name.argtypes = (ctypes.c_void_p, ctypes.c_int64)
-    lib.gguf_free.argtypes = (ctypes.c_void_p,)
-    header = lib.gguf_init_from_file(os.fsencode(file), _GgufParams(True, None))
-    if not header:
-        return []
-    try:
-        count = lib.gguf_get_n_tensors(header)
-        names = (lib.gguf_get_tensor_name(header, index) for index in range(count))
-        return [name.decode("utf-8", "replace") for name in names]
-    finally:
-        lib.gguf_free(header)
+    """Return the names of the tensors in those of a model's files that can be read."""
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    open_file = declare("gguf_init_from_file", pointer, ctypes.c_char_p, _GgufParams)
+    count = declare("gguf_get_n_tensors", number, pointer)
+    get_name = declare("gguf_get_tensor_name", ctypes.c_char_p, pointer, number)
+    names: set[str] = set()
+    for file in model_files(path):
+        if header := open_file(os.fsencode(file), _GgufParams(True, None)):
+            raw = (get_name(header, index) for index in range(count(header)))
+            names.update(name.decode("utf-8", "replace") for name in raw)
+            declare("gguf_free", None, pointer)(header)
+    return names
 
 
 # Architectures whose heads emit hidden states only for rows with logits. llama.cpp ends the process if asked
@@ -292,9 +263,8 @@ def emit_states(handle: Any, model: Model, heads: bool) -> None:
 
     heads: whether it is a context of heads, some of which emit them only for rows with logits.
     """
-    _ext.llama_set_embeddings_nextn(
-        handle, True, heads and model.architecture in _STATES_OF_LOGITS_ROWS
-    )
+    logits_rows_alone = heads and model.architecture in _STATES_OF_LOGITS_ROWS
+    _ext.llama_set_embeddings_nextn(handle, True, logits_rows_alone)
 
 
 def states(handle: Any, row: int, count: int, width: int) -> States | None:
@@ -352,24 +322,18 @@ class LayerEncoder:
         state.
         """
         self._handle, self._sequence, self._n_state = handle, sequence, n_state
-        self._batch = Batch(self.ROWS)
-        self._inputs: States = np.zeros((self.ROWS, n_inputs), np.float32)
-        self._batch.struct.embd = (ctypes.c_float * self._inputs.size).from_buffer(
-            self._inputs.data
-        )
-        self._batch.struct.token = None  # type: ignore[assignment] # a null pointer
+        self._batch = LayerBatch(self.ROWS, n_inputs)
 
     def encode(self, inputs: States) -> States:
-        """Return the states (rows, n_state) of `inputs` (rows, n_inputs)."""
-        encoded: States = np.empty((len(inputs), self._n_state), np.float32)
+        batch, encoded = self._batch, np.empty((len(inputs), self._n_state), np.float32)
         for start in range(0, len(inputs), self.ROWS):
             part = inputs[start : start + self.ROWS]
-            self._batch.clear()
+            batch.clear()
             for position in range(len(part)):
-                self._batch.add(0, position, self._sequence, True)
-            self._inputs[: len(part)] = part
-            self._batch.struct.n_tokens = len(part)
-            if code := int(C.llama_encode(self._handle, self._batch.struct)):
+                batch.add(0, position, self._sequence, True)
+            batch.inputs[: len(part)] = part
+            batch.finish()
+            if code := int(C.llama_encode(self._handle, batch.struct)):
                 raise DecodeFatal(f"llama_encode failed with code {code}{format_last_error()}.")
             C.llama_synchronize(self._handle)
             rows = states(self._handle, 0, len(part), self._n_state)
@@ -384,10 +348,9 @@ class LayerBatch(Batch):
     def __init__(self, capacity: int, width: int, n_positions: int = 1) -> None:
         """width: numbers of a row. n_positions: how often llama.cpp expects each position."""
         super().__init__(capacity)
-        self.inputs: States = np.zeros((capacity, width), np.float32)
+        self.inputs = self.attach_floats(width)
         self._repeated: Any = (C.llama_pos * (capacity * n_positions))()
         self._n_positions = n_positions
-        self.struct.embd = (ctypes.c_float * self.inputs.size).from_buffer(self.inputs.data)
         self.struct.token = None  # type: ignore[assignment] # a null pointer
         self.struct.pos = self._repeated  # type: ignore[assignment] # a longer array
 
@@ -403,8 +366,7 @@ class StateBatch(Batch):
 
     def __init__(self, capacity: int, width: int) -> None:
         super().__init__(capacity)
-        self.states: States = np.zeros((capacity, width), np.float32)
-        self.struct.embd = (ctypes.c_float * self.states.size).from_buffer(self.states.data)
+        self.states = self.attach_floats(width)
 
     def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
         """Append a row as in Batch, with a state of zeros, which means an unknown state."""
@@ -413,16 +375,7 @@ class StateBatch(Batch):
         return row
 
 
-# ------------------------------------------------------------------------ model
-
-
 _BLOCK_SIZE = 16  # of block sidecars whose file does not say
-_SPLIT_MODES = {
-    "none": C.LLAMA_SPLIT_MODE_NONE,
-    "layer": C.LLAMA_SPLIT_MODE_LAYER,
-    "row": C.LLAMA_SPLIT_MODE_ROW,
-}
-
 # Recurrent architectures for which several sequences in one pass were tested to be correct. llama.cpp ends
 # the process if PLaMo 2 has two; the others were not tested.
 _MULTI_SEQUENCE_RECURRENT = frozenset(
@@ -450,6 +403,13 @@ class Resource(ABC):
         self.close()
 
 
+def read_metadata(handle: Any, key: str) -> str | None:
+    """Return a metadata value of a llama_model as text, or None if its file does not have the key."""
+    buffer = ctypes.create_string_buffer(1024)
+    size = C.llama_model_meta_val_str(handle, key.encode(), buffer, len(buffer))
+    return None if size < 0 else buffer.value.decode("utf-8", "replace")
+
+
 class Model(Resource):
     """A loaded GGUF model. It must be closed after every context created from it.
 
@@ -475,19 +435,16 @@ class Model(Resource):
         heads: load its MTP heads as well, if it has any. devices: handles of the devices to use instead of
         this machine's GPUs.
 
-        Raises:
-            LoadFailed: the file is missing, or llama.cpp cannot read it.
-            OutOfMemory: memory does not hold the model.
+        Raises LoadFailed if the file is missing, or llama.cpp cannot read it. Raises OutOfMemory if memory
+        does not hold the model.
         """
         self.handle: Any = None
         if not Path(path).is_file():
             raise LoadFailed(f"There is no model file at {path}.")
         params = C.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
-        params.split_mode = _SPLIT_MODES[split_mode]
-        params.main_gpu = main_gpu
-        params.use_extra_bufts = extra_buffers
-        params.load_mtp = heads
+        params.n_gpu_layers, params.main_gpu = n_gpu_layers, main_gpu
+        params.split_mode = getattr(C, f"LLAMA_SPLIT_MODE_{split_mode.upper()}")
+        params.use_extra_bufts, params.load_mtp = extra_buffers, heads
         # Terminated by a null pointer.
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices)
         params.devices = ctypes.addressof(self._devices) if devices else None
@@ -500,28 +457,37 @@ class Model(Resource):
 
         params.progress_callback = on_progress
         forget_errors()
+        self.path = path
         self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise load_error(f"llama.cpp cannot load {path}")
-        self.path = path
         self._read_properties(heads)
 
     def _read_properties(self, heads: bool) -> None:
-        self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
+        handle = self.handle
+        self.n_ctx_train = int(C.llama_model_n_ctx_train(handle))
         # Without MTP heads. Heads in a file of their own declare as many as their target has.
-        self.n_layer = int(C.llama_model_n_layer(self.handle))
-        self.n_attention_heads = int(C.llama_model_n_head(self.handle))
-        self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0 without a sliding window.
-        declared_heads = int(C.llama_model_n_layer_nextn(self.handle))
+        self.n_layer = int(C.llama_model_n_layer(handle))
+        self.n_attention_heads = int(C.llama_model_n_head(handle))
+        self.n_swa = int(C.llama_model_n_swa(handle))  # 0 without a sliding window.
+        declared_heads = int(C.llama_model_n_layer_nextn(handle))
         self.n_heads = declared_heads if heads else 0  # Loaded MTP heads.
-        self.n_params = int(C.llama_model_n_params(self.handle))
-        self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
-        self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
-        self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
+        self.n_params = int(C.llama_model_n_params(handle))
+        self.n_embd = int(C.llama_model_n_embd(handle))  # The numbers of a token between layers.
+        self.n_state = int(C.llama_model_n_embd_out(handle))  # Of a hidden state, for MTP heads.
+        self.recurrent = bool(C.llama_model_is_recurrent(handle))
+        self.hybrid = bool(C.llama_model_is_hybrid(handle))
+        # The cache can be cut to fewer tokens, unless it holds a recurrent state.
+        self.cuttable = not (self.recurrent or self.hybrid)
+        self.has_encoder = bool(C.llama_model_has_encoder(handle))
         self.architecture = self.metadata("general.architecture") or ""
         needs_names = declared_heads or self.architecture == "dflash"
         names = read_tensor_names(self.path) if needs_names else ()
         self.sidecar = sidecar_kind(self.architecture, names)
+        # Whether the file holds MTP heads that have no cache and read that of their target.
+        self.reads_target_cache = reads_target_cache(self.architecture)
+        # Whether passes can emit the inputs of layers for every row, whether it has logits or not.
+        self.emits_layers = emits_layers(self.architecture)
         self.vocab = Vocab(self)
 
     @cached_property
@@ -535,12 +501,12 @@ class Model(Resource):
     @property
     def target_width(self) -> int:
         """The numbers in a state of the target whose layers a sidecar reads; 0 if the file does not say."""
-        return self._read_int("target_hidden_size", self.n_embd if self.block_size else 0)
+        return self.read_int("target_hidden_size", self.n_embd if self.block_size else 0)
 
     @cached_property
     def block_size(self) -> int:
         """The rows of a block that a block sidecar was trained on, the last token's among them; else 0."""
-        return self._read_int("block_size", _BLOCK_SIZE) if self.architecture == "dflash" else 0
+        return self.read_int("block_size", _BLOCK_SIZE) if self.architecture == "dflash" else 0
 
     @property
     def has_causal_blocks(self) -> bool:
@@ -563,31 +529,6 @@ class Model(Resource):
         return int(C.llama_model_rope_type(self.handle)) == C.LLAMA_ROPE_TYPE_MROPE
 
     @property
-    def reads_target_cache(self) -> bool:
-        """Whether the file holds MTP heads that have no cache and read that of their target."""
-        return reads_target_cache(self.architecture)
-
-    @property
-    def emits_layers(self) -> bool:
-        """Whether passes can emit the inputs of layers for every row, whether it has logits or not."""
-        return emits_layers(self.architecture)
-
-    @property
-    def n_embd(self) -> int:
-        """The numbers of a token between two layers."""
-        return int(C.llama_model_n_embd(self.handle))
-
-    @property
-    def n_state(self) -> int:
-        """The width of a hidden state, as MTP heads read it."""
-        return int(C.llama_model_n_embd_out(self.handle))
-
-    @property
-    def cuttable(self) -> bool:
-        """Whether the cache can be cut to fewer tokens, which a recurrent state cannot."""
-        return not (self.recurrent or self.hybrid)
-
-    @property
     def multi_sequence(self) -> bool:
         """Whether one context may hold several sequences."""
         return self.cuttable or self.architecture in _MULTI_SEQUENCE_RECURRENT
@@ -595,8 +536,8 @@ class Model(Resource):
     @property
     def rope_depends_on_context(self) -> bool:
         """Whether cached keys may depend on the length of the context (llama.cpp's LongRoPE)."""
-        key = f"{self.architecture}.rope.scaling.original_context_length"
-        return self.metadata(key) is not None
+        original = f"{self.architecture}.rope.scaling.original_context_length"
+        return self.metadata(original) is not None
 
     def min_continuable_length(self, first: int) -> int:
         """Return the length of the shortest text that can be continued if the cache begins at `first`.
@@ -627,46 +568,44 @@ class Model(Resource):
     @property
     def chat_template(self) -> str | None:
         """The file's default chat template."""
-        raw = C.llama_model_chat_template(self.handle, None)
-        return raw.decode("utf-8", "replace") if raw else None
+        return self.template(None)
 
-    def template(self, name: str) -> str | None:
-        """Return another template of the file by name; "rerank" has places for a query and a document."""
-        raw = C.llama_model_chat_template(self.handle, name.encode())
+    def template(self, name: str | None) -> str | None:
+        """Return a template of the file by name; "rerank" has places for a query and a document."""
+        raw = C.llama_model_chat_template(self.handle, name.encode() if name else None)
         return raw.decode("utf-8", "replace") if raw else None
 
     @property
     def head_lengths(self) -> tuple[int, int]:
         """The lengths of the key and the value of one attention head."""
-        default = self.n_embd // max(self.n_attention_heads, 1)
-        return self._read_int("attention.key_length", default), self._read_int(
-            "attention.value_length", default
-        )
+        length = self.n_embd // max(self.n_attention_heads, 1)
+        keys = self.read_int("attention.key_length", length)
+        return keys, self.read_int("attention.value_length", length)
 
     @property
     def supports_flash_attention(self) -> bool:
         """Whether flash attention of every layer runs on every possible backend of a worker."""
         keys, values = self.head_lengths
         shared = self.n_attention_heads // max(int(C.llama_model_n_head_kv(self.handle)), 1)
-        windowed = (
-            self._read_int("attention.key_length_swa", keys),
-            self._read_int("attention.value_length_swa", values),
-        )
+        windowed_keys = self.read_int("attention.key_length_swa", keys)
+        windowed_values = self.read_int("attention.value_length_swa", values)
         return all(
             (lengths[0] == lengths[1] and lengths[0] in _FLASH_LENGTHS)
             or (lengths in _SHARED_FLASH_LENGTHS and shared % _SHARED_FLASH_LENGTHS[lengths] == 0)
-            for lengths in ((keys, values), windowed)
+            for lengths in ((keys, values), (windowed_keys, windowed_values))
         )
 
-    def _read_int(self, key: str, default: int) -> int:
-        value = self.metadata(f"{self.metadata('general.architecture')}.{key}") or ""
+    def read_int(self, key: str, default: int) -> int:
+        """Return a number that the file has under the name of its architecture."""
+        value = self.metadata(f"{self.architecture}.{key}") or ""
         return int(value) if value.isdecimal() else default
 
+    @property
+    def attends_causally(self) -> bool:
+        return self.metadata(f"{self.architecture}.attention.causal") != "false"
+
     def metadata(self, key: str) -> str | None:
-        """Return a metadata value as text, or None if the file does not have the key."""
-        buffer = ctypes.create_string_buffer(1024)
-        size = C.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
-        return None if size < 0 else buffer.value.decode("utf-8", "replace")
+        return read_metadata(self.handle, key)
 
     def close(self) -> None:
         if self.handle:

@@ -17,10 +17,7 @@ import numpy.typing as npt
 
 
 def picture_tokens(identity: bytes, count: int) -> list[int]:
-    """Return the negative numbers that stand for the `count` places of a picture.
-
-    identity: a hash of what its embeddings depend on.
-    """
+    """Return the negative numbers for the `count` places of a picture, whose content `identity` hashes."""
     digests = hashlib.shake_256(identity).digest(4 * count)
     return [-1 - (number >> 1) for number in np.frombuffer(digests, "<u4").tolist()]
 
@@ -38,9 +35,7 @@ def split_pictures(tokens: Sequence[int]) -> Iterator[list[int]]:
 
 def begin_of_picture(tokens: Sequence[int], length: int) -> int:
     """Return `length`, or fewer so that the first tokens end before the picture that they would cut."""
-    while (
-        0 < length < len(tokens) and is_picture(tokens[length]) and is_picture(tokens[length - 1])
-    ):
+    while 0 < length < len(tokens) and tokens[length] < 0 and tokens[length - 1] < 0:
         length -= 1
     return length
 

@@ -18,36 +18,15 @@ from localspec.engine.llama.model import (
     format_last_error,
     load_error,
     on_log,
+    read_metadata,
 )
 from localspec.engine.llama.pictures import PictureRows
 from localspec.errors import InvalidRequest, LoadFailed
 
 Pixels = npt.NDArray[np.uint8]
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
 # Architectures for which llama.cpp ends the process if a row has no token.
 _TEXT_ONLY = frozenset({"glm4", "glm4moe", "granite-switch"})
-
-
-def _load_library() -> Any:
-    """Return llama-cpp-python's binding of mtmd, or None if this build of llama.cpp has no such library."""
-    try:
-        return importlib.import_module("llama_cpp.mtmd_cpp")
-    except (ImportError, AttributeError, FileNotFoundError, OSError, RuntimeError):
-        return None
-
-
-def _read_architecture(model: Any) -> str:
-    buffer = ctypes.create_string_buffer(128)
-    size = C.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
-    return "" if size < 0 else buffer.value.decode("utf-8", "replace")
-
-
-def turn_pixels(pixels: Pixels, orientation: int) -> Pixels:
-    """Return the pixels of a picture (height, width, 3) as its Exif orientation, from 1 to 8, says."""
-    if orientation >= 5:
-        pixels = pixels.swapaxes(0, 1)
-    rows = -1 if orientation in (3, 4, 7, 8) else 1
-    columns = -1 if orientation in (2, 3, 6, 7) else 1
-    return pixels[::rows, ::columns]
 
 
 class UnreadablePicture(InvalidRequest):
@@ -69,14 +48,14 @@ class Projector(Resource):
 
         max_rows: of a picture whose rows attend to each other; 0: any number.
 
-        Raises:
-            LoadFailed: a file cannot be loaded, the two do not match, or the library is not there.
+        Raises LoadFailed if a file cannot be loaded, the two do not match, or the library is not there.
         """
         self._handle = self._model = None
-        library = _load_library()
-        if library is None:
-            raise LoadFailed("this build of llama.cpp lacks the library for pictures (libmtmd)")
-        self._library = library
+        try:
+            self._library = library = importlib.import_module("llama_cpp.mtmd_cpp")
+        except (ImportError, AttributeError, OSError, RuntimeError):
+            lacking = "this build of llama.cpp lacks the library for pictures (libmtmd)"
+            raise LoadFailed(lacking) from None
         library.mtmd_helper_log_set(on_log, None)
         forget_errors()
         params = C.llama_model_default_params()
@@ -96,53 +75,49 @@ class Projector(Resource):
         self.n_embd = int(C.llama_model_n_embd_inp(self._model))
         self._marker: bytes = library.mtmd_get_marker(self._handle)
         self.uses_mrope = bool(library.mtmd_decode_use_mrope(self._handle))
-        self.why_unusable = self._explain_unusable()
+        self.why_unusable = ""
+        architecture = read_metadata(self._model, "general.architecture")
+        if not library.mtmd_support_vision(self._handle):
+            self.why_unusable = "it hears and does not see"
+        elif architecture in _TEXT_ONLY and not self.uses_mrope:
+            kind = f"a target of this kind ({architecture})"
+            self.why_unusable = f"llama.cpp reads no pictures with {kind}"
 
     def _open(self, path: str, options: Any) -> None:
-        """Load the projector. Raises LoadFailed."""
         self._handle = self._library.mtmd_init_from_file(os.fsencode(path), self._model, options)
         if not self._handle:
             self.close()
             raise load_error(f"llama.cpp cannot load {path}")
-
-    def _explain_unusable(self) -> str:
-        library = self._library
-        if not library.mtmd_support_vision(self._handle):
-            return "it hears and does not see"
-        architecture = _read_architecture(self._model)
-        if architecture in _TEXT_ONLY and not self.uses_mrope:
-            return f"llama.cpp reads no pictures with a target of this kind ({architecture})"
-        return ""
 
     def decode(self, picture: bytes, orientation: int = 1) -> Any:
         """Return the bitmap of a picture file, for `encode`. Raises UnreadablePicture.
 
         orientation: how it is turned, as Exif counts.
         """
-        library = self._library
-        data = (ctypes.c_uint8 * len(picture)).from_buffer_copy(picture)
+        library, data = self._library, (ctypes.c_uint8 * len(picture)).from_buffer_copy(picture)
         options = library.mtmd_helper_init_opt_default()
-        wrapper = library.mtmd_helper_bitmap_init_from_buf_wrapper(
-            self._handle, data, len(picture), False, options
-        )
-        if not wrapper.bitmap:
+        read = library.mtmd_helper_bitmap_init_from_buf_wrapper
+        bitmap = read(self._handle, data, len(picture), False, options).bitmap
+        if not bitmap:
             raise UnreadablePicture("The picture cannot be decoded: its file is damaged.")
         if orientation == 1:
-            return wrapper.bitmap
-        pixels = turn_pixels(self._pixels(wrapper.bitmap), orientation).copy()
-        library.mtmd_bitmap_free(wrapper.bitmap)
+            return bitmap
+        pixels = self._pixels(bitmap)
+        if orientation >= 5:
+            pixels = pixels.swapaxes(0, 1)
+        row_step = -1 if orientation in (3, 4, 7, 8) else 1
+        column_step = -1 if orientation in (2, 3, 6, 7) else 1
+        pixels = pixels[::row_step, ::column_step].copy()
+        library.mtmd_bitmap_free(bitmap)
         height, width, _ = pixels.shape
-        return library.mtmd_bitmap_init(
-            width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        )
+        return library.mtmd_bitmap_init(width, height, pixels.ctypes.data_as(_BYTES))
 
     def encode(self, bitmap: Any) -> list[list[int] | PictureRows]:
         """Return what the target reads for a bitmap, in order: tokens of text, and rows from place 0.
 
         The bitmap is freed.
 
-        Raises:
-            UnreadablePicture: it cannot be encoded.
+        Raises UnreadablePicture if it cannot be encoded.
         """
         library = self._library
         chunks = library.mtmd_input_chunks_init()
@@ -162,10 +137,9 @@ class Projector(Resource):
             library.mtmd_bitmap_free(bitmap)
 
     def _pixels(self, bitmap: Any) -> Pixels:
-        """Return a view on the pixels of a bitmap (height, width, 3)."""
         library = self._library
         shape = library.mtmd_bitmap_get_ny(bitmap), library.mtmd_bitmap_get_nx(bitmap), 3
-        data = ctypes.cast(library.mtmd_bitmap_get_data(bitmap), ctypes.POINTER(ctypes.c_uint8))
+        data = ctypes.cast(library.mtmd_bitmap_get_data(bitmap), _BYTES)
         return np.ctypeslib.as_array(data, shape)
 
     def _read_chunk(self, chunk: Any) -> list[int] | PictureRows:
@@ -190,26 +164,23 @@ class Projector(Resource):
     def _read_positions(self, chunk: Any, count: int) -> npt.NDArray[np.int32]:
         """Return time, line and column (count, 3) of the rows, from the picture's first place.
 
-        Raises:
-            UnreadablePicture: they depend on more than that place.
+        Raises UnreadablePicture if they depend on more than that place.
         """
         library = self._library
         tokens = library.mtmd_input_chunk_get_tokens_image(chunk)
 
-        def read(start: int) -> npt.NDArray[np.int32]:
-            places = (
-                library.mtmd_image_tokens_get_decoder_pos(tokens, start, index)
-                for index in range(count)
+        get = library.mtmd_image_tokens_get_decoder_pos
+        positions, shifted = (
+            np.array(
+                [(p.t, p.y, p.x) for p in (get(tokens, start, i) for i in range(count))], np.int32
             )
-            return np.array([(place.t, place.y, place.x) for place in places], np.int32)
-
-        positions = read(0)
-        if not np.array_equal(read(1), positions + 1):
+            for start in (0, 1)
+        )
+        if not np.array_equal(shifted, positions + 1):
             raise UnreadablePicture("The positions of this model's pictures are not known here.")
         return positions
 
     def close(self) -> None:
-        """Free the projector and the target's vocabulary."""
         if self._handle:
             self._library.mtmd_free(self._handle)
         if self._model:

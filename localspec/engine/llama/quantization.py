@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import llama_cpp._ggml as ggml
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.llama.ggml import declare
 from localspec.errors import LoadFailed
 
 Bytes = npt.NDArray[np.uint8]
@@ -18,8 +18,8 @@ _N_TYPES = 43  # of ggml.h; ggml ends the process if it is asked about another
 _F32, _Q8_0 = 0, 8
 # Types that ggml writes without knowing what a tensor is used for. Others become Q8_0.
 _WRITABLE = frozenset(
-    (b"f32", b"f16", b"bf16", b"q4_0", b"q4_1", b"q5_0", b"q5_1", b"q8_0", b"q2_K", b"q3_K", b"q4_K")
-) | frozenset((b"q5_K", b"q6_K", b"iq4_nl", b"iq4_xs"))  # fmt: skip
+    b"""f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K iq4_nl iq4_xs""".split()
+)
 
 
 class _TypeTraits(ctypes.Structure):
@@ -36,13 +36,10 @@ class _TypeTraits(ctypes.Structure):
 
 
 def dequantize(data: Bytes, kind: int, count: int) -> Floats:
-    """Return the `count` values of a tensor's bytes.
+    """Return the `count` values of a tensor's bytes, whose type has the number `kind` in ggml.
 
-    kind: ggml's number of their type.
-
-    Raises:
-        LoadFailed: the type is not one of weights.
-        ValueError: `count` values need another number of bytes.
+    Raises LoadFailed if the type is not one of weights. Raises ValueError if `count` values need another
+    number of bytes.
     """
     traits = _traits(kind)
     name = traits.type_name.decode()
@@ -66,8 +63,7 @@ def choose_type(kind: int) -> int:
 def quantize(values: Floats, kind: int) -> Bytes:
     """Return the bytes of values (…, width) in a type that `choose_type` has returned.
 
-    Raises:
-        ValueError: rows of this width cannot be written in this type.
+    Raises ValueError if rows of this width cannot be written in this type.
     """
     traits, width = _traits(kind), values.shape[-1]
     if traits.type_name not in _WRITABLE or width % traits.block_size:
@@ -75,8 +71,8 @@ def quantize(values: Floats, kind: int) -> Bytes:
     values = np.ascontiguousarray(values, np.float32)
     data = np.zeros(values.size // traits.block_size * traits.type_size, np.uint8)
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    arguments = (ctypes.c_int, pointer, pointer, size, size, size, pointer)
-    convert = _function("ggml_quantize_chunk", ctypes.c_size_t, *arguments)
+    parameters = (ctypes.c_int, pointer, pointer, size, size, size, pointer)
+    convert = declare("ggml_quantize_chunk", ctypes.c_size_t, *parameters)
     rows = values.size // width
     n_written = convert(kind, values.ctypes.data, data.ctypes.data, 0, rows, width, None)
     assert n_written == len(data)
@@ -86,15 +82,7 @@ def quantize(values: Floats, kind: int) -> Bytes:
 def _traits(kind: int) -> Any:
     """Return what ggml knows of a type. Raises LoadFailed if it does not know it."""
     if 0 <= kind < _N_TYPES:
-        get = _function("ggml_get_type_traits", ctypes.POINTER(_TypeTraits), ctypes.c_int)
-        traits = get(kind)[0]
+        traits = declare("ggml_get_type_traits", ctypes.POINTER(_TypeTraits), ctypes.c_int)(kind)[0]
         if traits.type_name and traits.block_size:
             return traits
     raise LoadFailed(f"The tensor type {kind} is not known to this llama.cpp.")
-
-
-def _function(name: str, returned: Any, *arguments: Any) -> Any:
-    """Return a function of ggml, which the Python binding does not declare."""
-    function = getattr(ggml.libggml, name)
-    function.restype, function.argtypes = returned, arguments
-    return function

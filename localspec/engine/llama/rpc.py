@@ -19,9 +19,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import llama_cpp._ggml as ggml
-
 from localspec.engine.llama import waiting
+from localspec.engine.llama.ggml import declare
 from localspec.engine.llama.model import devices, initialise
 from localspec.engine.rpc_entrance import Entrance
 from localspec.errors import LoadFailed
@@ -50,8 +49,10 @@ def find_problem(endpoint: str) -> str:
             reply = connection.makefile("rb").read(_N_REPLY_BYTES)
             # The server would see the user's prompts, so it must not belong to another user. The owner is
             # looked up after the greeting, because a connection has none before the server accepts it.
-            if len(reply) == _N_REPLY_BYTES and (foreign := _foreign_owner(connection)):
-                return f"belongs to another user of this machine (uid {foreign})"
+            if len(reply) == _N_REPLY_BYTES and connection.getpeername()[0].startswith("127."):
+                with contextlib.closing(SocketTables()) as tables:
+                    if is_other_user(uid := tables.peer_uid(connection)):
+                        return f"belongs to another user of this machine (uid {uid})"
     except TimeoutError:
         return "does not answer; one worker serves one pair at a time"
     except OSError as error:
@@ -60,39 +61,29 @@ def find_problem(endpoint: str) -> str:
         return "is no worker of this kind (localspec rpc-worker)"
     _, *version = struct.unpack("<Q3B", reply)
     if version[0] != VERSION[0] or version[1] > VERSION[1]:
-        theirs = ".".join(map(str, version))
-        return (
-            f"speaks version {theirs} of the protocol; install the same localspec on both machines"
-        )
+        theirs = f"version {'.'.join(map(str, version))} of the protocol"
+        return f"speaks {theirs}; install the same localspec on both machines"
     return ""
-
-
-def _foreign_owner(connection: socket.socket) -> int | None:
-    """Return the user at the other end of a loopback connection, if it is neither ours nor root."""
-    if not connection.getpeername()[0].startswith("127."):
-        return None
-    with contextlib.closing(SocketTables()) as tables:
-        uid = tables.peer_uid(connection)
-    return uid if is_other_user(uid) else None
 
 
 def connect(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
     """Return the devices of these servers by address, and the problem of each one that cannot be used.
 
-    Raises:
-        LoadFailed: this build has no RPC.
+    Raises LoadFailed if this build has no RPC.
     """
-    devices_by_endpoint: dict[str, list[int]] = {}
-    problems: list[str] = []
+    problems = dict[str, str]()
     add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    count = declare("ggml_backend_reg_dev_count", ctypes.c_size_t, ctypes.c_void_p)
+    get = declare("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     for endpoint in endpoints:
         if problem := find_problem(endpoint):
-            problems.append(f"{endpoint} {problem}")
-            continue
-        if endpoint not in reached:
-            reached[endpoint] = _devices_of(add(endpoint.encode()))
-        devices_by_endpoint[endpoint] = reached[endpoint]
-    return devices_by_endpoint, problems
+            problems[endpoint] = f"{endpoint} {problem}"
+        elif endpoint not in reached:
+            server = add(endpoint.encode())
+            indices = range(count(server) if server else 0)
+            reached[endpoint] = [int(get(server, index)) for index in indices]
+    usable = {endpoint: reached[endpoint] for endpoint in endpoints if endpoint not in problems}
+    return usable, list(problems.values())
 
 
 def enable_keepalive(endpoints: Iterable[str]) -> None:
@@ -116,27 +107,19 @@ def serve(host: str, port: int, threads: int, device: Device = "any") -> None:
 
     device: "any" serves the GPUs, or the CPU if there are none.
 
-    Raises:
-        LoadFailed: this build has no RPC, or the address cannot be used; llama.cpp's reason is on stderr.
+    Raises LoadFailed if this build has no RPC, or the address cannot be used; the reason is on stderr.
     """
-    start = _function(
-        "ggml_backend_rpc_start_server",
-        None,
-        *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p),
-    )
-    served = devices(gpus=True) if device == "any" else []
-    served = served or devices(gpus=False)[:1]
+    text, size = ctypes.c_char_p, ctypes.c_size_t
+    parameters = (text, text, size, size, ctypes.c_void_p)
+    start = _function("ggml_backend_rpc_start_server", None, *parameters)
+    served = (devices(gpus=True) if device == "any" else []) or devices(gpus=False)[:1]
     handles = (ctypes.c_void_p * len(served))(*served)
     start(f"{host}:{port}".encode(), None, threads, len(served), ctypes.addressof(handles))
     raise LoadFailed(f"{host}:{port} cannot be served on.")
 
 
 def main(
-    host: str,
-    port: int,
-    threads: int,
-    entrance: Entrance | None = None,
-    device: Device = "any",
+    host: str, port: int, threads: int, entrance: Entrance | None = None, device: Device = "any"
 ) -> int:
     """Serve as a process of its own, to clients that the entrance admits; return the exit status."""
     # Python's handler would only set a flag for Ctrl-C, because llama.cpp never returns to Python.
@@ -152,39 +135,22 @@ def main(
     return 1
 
 
-def _devices_of(server: int | None) -> list[int]:
-    """Return the devices of an added server."""
-    if not server:
-        return []
-    lib = ggml.libggml
-    lib.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
-    lib.ggml_backend_reg_dev_count.argtypes = [ctypes.c_void_p]
-    lib.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
-    lib.ggml_backend_reg_dev_get.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    count = lib.ggml_backend_reg_dev_count(server)
-    return [int(lib.ggml_backend_reg_dev_get(server, index)) for index in range(count)]
-
-
 def has_rpc_backend() -> bool:
-    """Return whether this build of llama.cpp has the RPC backend."""
-    return bool(_backend())
+    return bool(_find_backend())
 
 
-def _backend() -> int | None:
-    by_name = ggml.libggml.ggml_backend_reg_by_name
-    by_name.restype, by_name.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    backend: int | None = by_name(b"RPC")
-    return backend
+def _find_backend() -> Any:
+    return declare("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
+def _function(name: str, result: Any, *parameters: Any) -> Any:
     """Return a function of the RPC backend. Raises LoadFailed if the backend was not built."""
-    backend = _backend()
+    backend = _find_backend()
     if not backend:
         raise LoadFailed(
             "This build of llama.cpp cannot use other machines (GGML_RPC is off). To build it again: "
             "scripts/setup --again"
         )
-    get = ggml.libggml.ggml_backend_reg_get_proc_address
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
-    return ctypes.CFUNCTYPE(result, *arguments)(get(backend, name.encode()))
+    pointer = ctypes.c_void_p
+    find = declare("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)
+    return ctypes.CFUNCTYPE(result, *parameters)(find(backend, name.encode()))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import llama_cpp.llama_cpp as C
@@ -20,33 +21,26 @@ if TYPE_CHECKING:
     from localspec.engine.llama.model import Model
 
 
-# ------------------------------------------------------------------------ words
 # Split texts into words safely, which llama.cpp does before it looks for tokens.
 #
 # Most pre-tokenizers are loops, whose cost is linear in the length of the text. The others use `std::regex`
 # (src/unicode.cpp, unicode_regex_split_stl), whose matcher recurses for every character of a word. With GCC
-# on
-# x86-64 it takes 335 bytes of stack per character, so that 25 000 dashes overflow a stack of 8 MiB and end
+# on x86-64 it takes 335 bytes of stack per character, so that 25 000 dashes overflow a stack of 8 MiB and end
 # the process. Such texts are processed in a thread with a large enough stack, and texts too long for any
-# stack
-# are rejected.
-
+# stack are rejected.
 
 Result = TypeVar("Result")
 
-STACK_BYTES_PER_CHAR = (
-    768  # Bytes of stack per character, twice the measured value to allow for other compilers.
-)
+STACK_BYTES_PER_CHAR = 768  # twice the measured value to allow for other compilers
 MAX_STACK = 512 << 20  # Bytes. Only the used part is allocated, and it is freed afterwards.
 MAX_RUN = MAX_STACK // STACK_BYTES_PER_CHAR
-MIN_THREAD_CHARS = (
-    16_384  # Characters. Splitting a longer text makes a concurrent pass noticeably slower.
-)
+# Splitting a longer text makes a concurrent pass noticeably slower.
+MIN_THREAD_CHARS = 16_384
 MAX_SHALLOW_CHARS = 1000  # Characters of a word that fit on every thread's stack.
 # Estimated seconds on a slow core: per character; per special token, after each of which the expressions are
 # compiled again; and per squared length of a run, for expressions that scan from each character of a run to
 # its end.
-CHARACTER_S, _SPECIAL_S, _SQUARE_S = 3e-6, 4e-3, 1.5e-7
+CHARACTER_S, SPECIAL_S, _SQUARE_S = 3e-6, 4e-3, 1.5e-7
 MAX_EXTRA_S = 20.0  # Seconds that a text may take in addition to those for its length.
 # Names of `tokenizer.ggml.pre` that llama.cpp 0.3.36 implements as loops (llm_tokenizer_bpe and
 # unicode_regex_split_custom). Any other may use expressions.
@@ -75,83 +69,62 @@ _starting = threading.Lock()  # The stack size of new threads is a setting of th
 
 
 class WordSplitter:
-    """A splitter of texts for one vocabulary that splits by expressions."""
+    """A splitter of texts for one vocabulary that splits by expressions.
 
-    def __init__(self, pre_tokenizer: str, specials: Callable[[], Iterable[str]]) -> None:
-        """Prepare for a vocabulary.
+    name: of its pre-tokenizer, in the model's file. find_specials: returns the texts of tokens that split a
+    text.
+    """
 
-        pre_tokenizer: its name in the model's file. specials: returns the texts of tokens that split a text.
-        """
-        self._name = pre_tokenizer
-        self._specials = specials
-
-    @cached_property
-    def _special_texts(self) -> list[str]:
-        return [text for text in self._specials() if text]
+    def __init__(self, name: str, find_specials: Callable[[], Iterable[str]]) -> None:
+        self._name, self._find_specials = name, find_specials
 
     @cached_property
-    def _special_starts(self) -> frozenset[str]:
-        return frozenset(text[0] for text in self._special_texts)
-
-    def depth(self, text: str) -> int:
-        """Return an upper bound for the number of characters in a word of `text`."""
-        if len(text) <= MAX_SHALLOW_CHARS:
-            return len(text)
-        words = _LINES if self._name in _WHOLE_LINES else _WORDS
-        return max(_longest(words, text) + _longest(_BREAKS, text), _longest(_SPACES, text))
-
-    def estimate_s(self, text: str, cuts: int = 0) -> float:
-        """Estimate the seconds for `text` beyond those for its length.
-
-        cuts: the number of special tokens in addition to those in the text.
-        """
-        return cuts * _SPECIAL_S + self._extra(text, exact=False)
+    def _specials(self) -> list[str]:
+        return [text for text in self._find_specials() if text]
 
     def run(self, text: str, work: Callable[[], Result]) -> Result:
         """Return what `work` returns, which splits `text`, on a large enough stack.
 
-        Raises:
-            InvalidRequest: there is no such stack, or splitting would take minutes.
+        Raises InvalidRequest if there is no such stack, or splitting would take minutes.
         """
-        depth = self.depth(text)
+        depth = len(text)  # An upper bound for the number of characters in a word.
+        if depth > MAX_SHALLOW_CHARS:
+            words = _LINES if self._name in _WHOLE_LINES else _WORDS
+            depth = max(_longest(words, text) + _longest(_BREAKS, text), _longest(_SPACES, text))
         if depth <= MAX_SHALLOW_CHARS:
             return cut(text, work)
         if depth > MAX_RUN:
-            raise _too_long(depth, f"can read at most {MAX_RUN}")
-        if self._extra(text, exact=True) > MAX_EXTRA_S:
-            raise _too_long(depth, "would need minutes to read them")
-        try:
-            return _run_in_thread(work, depth * STACK_BYTES_PER_CHAR)
-        except (RuntimeError, MemoryError):
-            need = (depth * STACK_BYTES_PER_CHAR >> 20) + 1
-            raise _too_long(
-                depth, f"needs {need} MiB of memory for them, which is not available"
-            ) from None
+            problem = f"can read at most {MAX_RUN}"
+        elif self.estimate_s(text, exact=True) > MAX_EXTRA_S:
+            problem = "would need minutes to read them"
+        else:
+            n_bytes = depth * STACK_BYTES_PER_CHAR
+            try:
+                return _run_in_thread(work, n_bytes)
+            except (RuntimeError, MemoryError):
+                n_mib = (n_bytes >> 20) + 1
+                problem = f"needs {n_mib} MiB of memory for them, which is not available"
+        raise InvalidRequest(
+            f"The text contains an unbroken run of {depth} characters, and this model's "
+            f"tokenizer {problem}; add spaces or line breaks, or leave it out.",
+            param="prompt",
+        )
 
-    def _extra(self, text: str, exact: bool) -> float:
-        """Estimate the seconds beyond those for the length.
+    def estimate_s(self, text: str, *, exact: bool = False) -> float:
+        """Estimate the seconds for `text` beyond those for its length.
 
         exact: count special tokens exactly; otherwise every character that may begin one counts.
         """
-        cuts = sum(map(text.count, self._special_starts))
-        if exact and cuts * _SPECIAL_S > MAX_EXTRA_S:
-            cuts = sum(map(text.count, self._special_texts))
+        cuts = sum(map(text.count, {special[0] for special in self._specials}))
+        if exact and cuts * SPECIAL_S > MAX_EXTRA_S:
+            cuts = sum(map(text.count, self._specials))
         pattern = _SQUARES.get(self._name)
         squares = sum(len(run) ** 2 for run in pattern.findall(text)) if pattern else 0
-        return cuts * _SPECIAL_S + squares * _SQUARE_S
+        return cuts * SPECIAL_S + squares * _SQUARE_S
 
 
 def _longest(pattern: re.Pattern[str], text: str) -> int:
-    """Return the length of the longest match."""
     return max((match.end() - match.start() for match in pattern.finditer(text)), default=0)
-
-
-def _too_long(depth: int, problem: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The text contains an unbroken run of {depth} characters, and this model's "
-        f"tokenizer {problem}; add spaces or line breaks, or leave it out.",
-        param="prompt",
-    )
 
 
 def cut(text: str, work: Callable[[], Result]) -> Result:
@@ -160,22 +133,18 @@ def cut(text: str, work: Callable[[], Result]) -> Result:
 
 
 def _run_in_thread(work: Callable[[], Result], stack: int = 0) -> Result:
-    """Return what `work` returns, in a thread of its own with low priority.
+    """Return what `work` returns, in a thread of its own with low priority and `stack` bytes of stack.
 
-    stack: bytes of stack that the thread needs, which are freed when it ends.
-
-    Raises:
-        RuntimeError: the system has no memory for such a thread.
+    Raises RuntimeError if the system has no memory for such a thread.
     """
-    results: list[Result] = []
-    failures: list[BaseException] = []
+    future = Future[Result]()
 
     def body() -> None:
         lower_priority()
         try:
-            results.append(work())
+            future.set_result(work())
         except BaseException as error:  # It is raised again in the caller's thread.
-            failures.append(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=body, name="cutter", daemon=True)
     with _starting:
@@ -185,42 +154,26 @@ def _run_in_thread(work: Callable[[], Result], stack: int = 0) -> Result:
             thread.start()
         finally:
             threading.stack_size(previous_size)
-    thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
-
-
-# ------------------------------------------------------------------------ vocab
+    thread.join()  # Its stack is freed then.
+    return future.result()
 
 
 # The type of llama_tokenize: vocabulary, text, bytes, tokens, capacity, add_special, parse_special.
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
 _TOKENIZE = ctypes.CFUNCTYPE(
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_bool,
-    ctypes.c_bool,
+    _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, ctypes.c_bool, ctypes.c_bool
 )
 
-MIN_ESTIMATED_CHARS = (
-    4096  # Characters; a shorter text is tokenized without an estimate of its length first.
-)
+# A shorter text is tokenized without an estimate of its length first.
+MIN_ESTIMATED_CHARS = 4096
 # Bytes of a text forced by a grammar that are tokenized. No draft is as long.
 MAX_FORCED_BYTES = 512
-_LOSSLESS = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE)
 
-
+_CONTROL, _USER_DEFINED = C.LLAMA_TOKEN_ATTR_CONTROL, C.LLAMA_TOKEN_ATTR_USER_DEFINED
+_LSTRIP, _RSTRIP = C.LLAMA_TOKEN_ATTR_LSTRIP, C.LLAMA_TOKEN_ATTR_RSTRIP
 _KINDS = {
-    C.LLAMA_VOCAB_TYPE_SPM: "spm",
-    C.LLAMA_VOCAB_TYPE_BPE: "bpe",
-    C.LLAMA_VOCAB_TYPE_WPM: "wpm",
-    C.LLAMA_VOCAB_TYPE_UGM: "ugm",
-    C.LLAMA_VOCAB_TYPE_RWKV: "rwkv",
-    C.LLAMA_VOCAB_TYPE_PLAMO2: "plamo2",
+    getattr(C, f"LLAMA_VOCAB_TYPE_{kind.upper()}"): kind
+    for kind in ("spm", "bpe", "wpm", "ugm", "rwkv", "plamo2")
 }
 
 
@@ -255,60 +208,43 @@ class Vocab:
 
     def __init__(self, model: Model) -> None:
         self._model = model  # Keeps the C model alive as long as its vocabulary is used.
-        self._handle = C.llama_model_get_vocab(model.handle)
-        self.size = int(C.llama_vocab_n_tokens(self._handle))
-        self.kind = int(C.llama_vocab_type(self._handle))
-        self.bos = int(C.llama_vocab_bos(self._handle))
-        self.mask = int(C.llama_vocab_mask(self._handle))  # -1 if there is none
-        self.eos = int(C.llama_vocab_eos(self._handle))
-        turn = int(C.llama_vocab_eot(self._handle))
+        self.handle = handle = C.llama_model_get_vocab(model.handle)
+        self.size = int(C.llama_vocab_n_tokens(handle))
+        self.kind = int(C.llama_vocab_type(handle))
+        self.bos, self.eos = int(C.llama_vocab_bos(handle)), int(C.llama_vocab_eos(handle))
+        self.mask = int(C.llama_vocab_mask(handle))  # -1 if there is none
+        self.sep = int(C.llama_vocab_sep(handle))  # Separates two texts; -1 if there is none.
+        turn = int(C.llama_vocab_eot(handle))
         # The end of a turn or, without such a token, of the text.
         self.end = turn if turn >= 0 else self.eos
-        self.add_bos = bool(C.llama_vocab_get_add_bos(self._handle))
-        self.add_eos = bool(C.llama_vocab_get_add_eos(self._handle))
-        self.sep = int(C.llama_vocab_sep(self._handle))  # Separates two texts; -1 if there is none.
-        self.add_sep = bool(C.llama_vocab_get_add_sep(self._handle))
-        self.fim = FimTokens(
-            prefix=int(C.llama_vocab_fim_pre(self._handle)),
-            suffix=int(C.llama_vocab_fim_suf(self._handle)),
-            middle=int(C.llama_vocab_fim_mid(self._handle)),
-            repo=int(C.llama_vocab_fim_rep(self._handle)),
-            separator=int(C.llama_vocab_fim_sep(self._handle)),
-        )
+        self.add_bos = bool(C.llama_vocab_get_add_bos(handle))
+        self.add_eos = bool(C.llama_vocab_get_add_eos(handle))
+        self.add_sep = bool(C.llama_vocab_get_add_sep(handle))
+        fim = (getattr(C, f"llama_vocab_fim_{name}") for name in "pre suf mid rep sep".split())
+        self.fim = FimTokens(*(int(get(handle)) for get in fim))
         # Only some vocabularies of this kind are split by expressions.
-        pre_tokenizer = model.metadata("tokenizer.ggml.pre") or ""
-        by_expressions = (
-            self.kind == C.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in LOOP_PRE_TOKENIZERS
-        )
-        self._cutter = WordSplitter(pre_tokenizer, self._specials) if by_expressions else None
+        name = model.metadata("tokenizer.ggml.pre") or ""
+        by_expressions = self.kind == C.LLAMA_VOCAB_TYPE_BPE and name not in LOOP_PRE_TOKENIZERS
+        self._cutter = WordSplitter(name, self._find_splitting) if by_expressions else None
         self._callback: Any = None  # The C callback with which llguidance tokenizes.
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
-        self._control: dict[int, bool] = {}
-
-    @property
-    def handle(self) -> Any:
-        """The pointer to llama.cpp's vocabulary."""
-        return self._handle
 
     def check(self, token: int, param: str | None = None) -> int:
         """Return `token` if the vocabulary has it. param: the request field that names it.
 
-        Raises:
-            InvalidRequest: the token is out of range, for which llama.cpp would end the process.
+        Raises InvalidRequest if the token is out of range, for which llama.cpp would end the process.
         """
         if not 0 <= token < self.size:
-            raise InvalidRequest(
-                f"Token id {token} is outside the vocabulary (0…{self.size - 1}).", param=param
-            )
+            outside = f"outside the vocabulary (0…{self.size - 1})"
+            raise InvalidRequest(f"Token id {token} is {outside}.", param=param)
         return token
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of `text`, with BOS and EOS if `add_special` is set and the model adds them.
 
-        Raises:
-            InvalidRequest: the text has a lone surrogate, is too long for llama.cpp, or has a run of
-                characters that its expressions cannot split.
+        Raises InvalidRequest if the text has a lone surrogate, is too long for llama.cpp, or has a run of
+        characters that its expressions cannot split.
         """
         try:
             raw = text.encode("utf-8")
@@ -319,11 +255,8 @@ class Vocab:
         buffer = (C.llama_token * (len(raw) + 8))()
 
         def fill() -> int:
-            return int(
-                C.llama_tokenize(
-                    self._handle, raw, len(raw), buffer, len(buffer), add_special, parse_special
-                )
-            )
+            given = raw, len(raw), buffer, len(buffer), add_special, parse_special
+            return int(C.llama_tokenize(self.handle, *given))
 
         count = self._cut(text, fill)
         if count < 0:  # The buffer was too small; -count is the necessary size.
@@ -334,7 +267,6 @@ class Vocab:
         return buffer[:count]
 
     def _cut(self, text: str, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, which splits `text` into words. Raises InvalidRequest."""
         return cut(text, work) if self._cutter is None else self._cutter.run(text, work)
 
     def estimate_s(self, text: str, cuts: int = 0) -> float:
@@ -342,8 +274,10 @@ class Vocab:
 
         cuts: the number of special tokens in addition to those in the text.
         """
-        extra_s = 0.0 if self._cutter is None else self._cutter.estimate_s(text, cuts)
-        return len(text) * CHARACTER_S + extra_s
+        seconds = len(text) * CHARACTER_S
+        if self._cutter is not None:
+            seconds += cuts * SPECIAL_S + self._cutter.estimate_s(text)
+        return seconds
 
     @cached_property
     def covers_all_text(self) -> bool:
@@ -359,7 +293,7 @@ class Vocab:
     def tokenize_piece(self, raw: bytes) -> list[int]:
         """Return the tokens of at most some hundred bytes, which may begin or end within a character."""
         buffer = (C.llama_token * (len(raw) + 8))()
-        count = C.llama_tokenize(self._handle, raw, len(raw), buffer, len(buffer), False, False)
+        count = C.llama_tokenize(self.handle, raw, len(raw), buffer, len(buffer), False, False)
         return buffer[: max(count, 0)]
 
     def min_tokens(self, text: str) -> int:
@@ -375,38 +309,42 @@ class Vocab:
     @cached_property
     def _longest(self) -> int:
         """The bytes of the longest token, or 0 if bytes of a text may be in none of its tokens."""
-        strips = C.LLAMA_TOKEN_ATTR_LSTRIP | C.LLAMA_TOKEN_ATTR_RSTRIP
-        attributes = (int(C.llama_vocab_get_attr(self._handle, t)) for t in range(self.size))
-        if self.kind not in _LOSSLESS or any(flags & strips for flags in attributes):
+        if any(flags & (_LSTRIP | _RSTRIP) for flags in self._attributes):
             return 0
         pieces = [self.piece(token, special=True) for token in range(self.size)]
-        single = {piece for piece in pieces if len(piece) == 1}
-        lossless = self.kind == C.LLAMA_VOCAB_TYPE_SPM or len(single) == 256
-        return max(map(len, pieces)) if lossless else 0
+        has_all_bytes = len({piece for piece in pieces if len(piece) == 1}) == 256
+        is_lossless = self.kind == C.LLAMA_VOCAB_TYPE_SPM or (
+            self.kind == C.LLAMA_VOCAB_TYPE_BPE and has_all_bytes
+        )
+        return max(map(len, pieces)) if is_lossless else 0
 
-    def _specials(self) -> list[str]:
+    @cached_property
+    def _attributes(self) -> list[int]:
+        return [int(C.llama_vocab_get_attr(self.handle, token)) for token in range(self.size)]
+
+    def _find_splitting(self) -> list[str]:
         """Return the texts that are always one token each, whatever the text around them."""
-        splitting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return [self.text(token) for token, flags in self._attributes() if flags & splitting]
-
-    def _attributes(self) -> Iterator[tuple[int, int]]:
-        attributes = map(partial(C.llama_vocab_get_attr, self._handle), range(self.size))
-        yield from ((token, int(flags)) for token, flags in enumerate(attributes))
+        return [
+            self.text(token)
+            for token, flags in enumerate(self._attributes)
+            if flags & (_CONTROL | _USER_DEFINED)
+        ]
 
     def marked_tokens(self) -> list[MarkedToken]:
         """Return the tokens that llama.cpp looks for before it splits a text into words.
 
         These are control tokens, user-defined tokens and unknown tokens.
         """
-        tokens = []
-        for token, flags in self._attributes():
-            user_defined = bool(flags & C.LLAMA_TOKEN_ATTR_USER_DEFINED)
-            if user_defined or flags & (C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN):
-                strips_left = bool(flags & C.LLAMA_TOKEN_ATTR_LSTRIP)
-                strips_right = bool(flags & C.LLAMA_TOKEN_ATTR_RSTRIP)
-                text = self.text(token)
-                tokens.append(MarkedToken(token, text, user_defined, strips_left, strips_right))
-        return tokens
+        marks = _CONTROL | _USER_DEFINED | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        return [
+            MarkedToken(
+                token,
+                self.text(token),
+                *(bool(flags & flag) for flag in (_USER_DEFINED, _LSTRIP, _RSTRIP)),
+            )
+            for token, flags in enumerate(self._attributes)
+            if flags & marks
+        ]
 
     @property
     def adds_space(self) -> bool:
@@ -416,37 +354,25 @@ class Vocab:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes of one token, which are empty for control tokens unless `special` is set."""
         key = token * 2 + special
-        known = self._pieces.get(key)
-        if known is not None:
-            return known
-        self.check(token)
-        size = 64
-        buffer = ctypes.create_string_buffer(size)
-        count = int(C.llama_token_to_piece(self._handle, token, buffer, size, 0, special))
-        if count < 0:
-            size = -count
-            buffer = ctypes.create_string_buffer(size)
-            count = int(C.llama_token_to_piece(self._handle, token, buffer, size, 0, special))
-        piece = buffer.raw[: max(count, 0)]
-        self._pieces[key] = piece
-        return piece
+        if (known := self._pieces.get(key)) is None:
+            self.check(token)
+            buffer = ctypes.create_string_buffer(64)
+
+            def write(buffer: Any, size: int) -> int:
+                return int(C.llama_token_to_piece(self.handle, token, buffer, size, 0, special))
+
+            known = self._pieces[key] = _read_bytes(write, buffer)
+        return known
 
     def is_eog(self, token: int) -> bool:
         """Return whether a token ends a generation."""
-        known = self._eog.get(token)
-        if known is None:
-            known = bool(C.llama_vocab_is_eog(self._handle, self.check(token)))
-            self._eog[token] = known
+        if (known := self._eog.get(token)) is None:
+            known = self._eog[token] = bool(C.llama_vocab_is_eog(self.handle, self.check(token)))
         return known
 
     def is_control(self, token: int) -> bool:
         """Return whether a token is a control token, which stands for structure instead of text."""
-        known = self._control.get(token)
-        if known is None:
-            attributes = int(C.llama_vocab_get_attr(self._handle, self.check(token)))
-            known = bool(attributes & C.LLAMA_TOKEN_ATTR_CONTROL)
-            self._control[token] = known
-        return known
+        return bool(self._attributes[self.check(token)] & _CONTROL)
 
     @cached_property
     def words(self) -> list[bytes]:
@@ -455,45 +381,40 @@ class Vocab:
         Takes about 2 µs per token, once. Unlike a piece, a word has no space that the tokenizer added.
         """
         buffer = ctypes.create_string_buffer(256)
-        words = []
-        for token in range(self.size):
-            pointer = C.llama_token(token)
-            count = int(
-                C.llama_detokenize(self._handle, pointer, 1, buffer, len(buffer), False, True)
+
+        def read(token: Any) -> bytes:
+            write = C.llama_detokenize
+            return _read_bytes(
+                lambda target, size: int(write(self.handle, token, 1, target, size, False, True)),
+                buffer,
             )
-            if count < 0:
-                buffer = ctypes.create_string_buffer(-count)
-                count = int(
-                    C.llama_detokenize(self._handle, pointer, 1, buffer, -count, False, True)
-                )
-            words.append(buffer.raw[: max(count, 0)])
-        return words
+
+        return [read(C.llama_token(token)) for token in range(self.size)]
 
     @cached_property
     def suppressed(self) -> list[int]:
         """The tokens that must never be generated, by the model's file (`suppress_tokens`)."""
         count = ctypes.c_int32()
-        tokens = C.llama_vocab_get_suppress_tokens(self._handle, ctypes.byref(count))
+        tokens = C.llama_vocab_get_suppress_tokens(self.handle, ctypes.byref(count))
         return list(tokens[: count.value]) if tokens and count.value else []
 
     @cached_property
     def ends(self) -> list[int]:
-        """The tokens that end a generation."""
         return [token for token in range(self.size) if self.is_eog(token)]
 
     @cached_property
     def special_tokens(self) -> list[int]:
         """The tokens that no text of an answer matches: control tokens, and user-defined ones in brackets."""
-        special = []
-        for token in range(self.size):
-            attributes = int(C.llama_vocab_get_attr(self._handle, token))
-            if attributes & C.LLAMA_TOKEN_ATTR_CONTROL:
-                special.append(token)
-            elif attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED:
-                piece = self.piece(token, special=True)
-                if piece[:1] + piece[-1:] == b"<>":
-                    special.append(token)
-        return special
+
+        def in_brackets(token: int) -> bool:
+            piece = self.piece(token, special=True)
+            return piece[:1] + piece[-1:] == b"<>"
+
+        return [
+            token
+            for token, flags in enumerate(self._attributes)
+            if flags & _CONTROL or (flags & _USER_DEFINED and in_brackets(token))
+        ]
 
     @cached_property
     def bracketed(self) -> dict[str, int]:
@@ -511,11 +432,8 @@ class Vocab:
     @cached_property
     def without_text(self) -> frozenset[int]:
         """The tokens without any text, not even that of a marker."""
-        return frozenset(
-            token
-            for token in range(self.size)
-            if self.piece(token, special=True)[:1] in (b"", b"\0")
-        )
+        pieces = (self.piece(token, special=True) for token in range(self.size))
+        return frozenset(t for t, piece in enumerate(pieces) if piece[:1] in (b"", b"\0"))
 
     def guidance_tokenizer(self) -> Any:
         """Return llguidance's view of this vocabulary (an LLTokenizer). Takes about 10 µs per token.
@@ -533,21 +451,14 @@ class Vocab:
         function = ctypes.cast(self._callback, ctypes.c_void_p).value
         return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined] # its stubs lack it
             tokens=pieces,
-            vocab_ptr=self._handle,
+            vocab_ptr=self.handle,
             tokenize_fptr=function,
             eos_token=self.ends or self.eos,
             slices=None,
         )
 
     def _tokenize_for_c(
-        self,
-        _handle: Any,
-        raw: int,
-        size: int,
-        tokens: int,
-        capacity: int,
-        add_special: bool,
-        parse_special: bool,
+        self, _handle: Any, raw: int, size: int, tokens: int, capacity: int, *options: bool
     ) -> int:
         """Tokenize for llguidance, which does so at every token of an answer for all forced text.
 
@@ -558,24 +469,16 @@ class Vocab:
             size, head = MAX_FORCED_BYTES, ctypes.string_at(raw, MAX_FORCED_BYTES + 1)
             while size > MAX_FORCED_BYTES - 3 and head[size] & 0xC0 == 0x80:
                 size -= 1
-        return int(
-            C.llama_tokenize(
-                self._handle,
-                ctypes.cast(raw, ctypes.c_char_p),
-                size,
-                ctypes.cast(tokens, ctypes.POINTER(C.llama_token)),
-                capacity,
-                add_special,
-                parse_special,
-            )
-        )
+        text = ctypes.cast(raw, ctypes.c_char_p)
+        buffer = ctypes.cast(tokens, ctypes.POINTER(C.llama_token))
+        return int(C.llama_tokenize(self.handle, text, size, buffer, capacity, *options))
 
     def text(self, token: int) -> str:
         """Return a token's text in the vocabulary, for templates (`<|im_end|>`), or "" if out of range."""
         return self._text(token).decode("utf-8", "replace") if 0 <= token < self.size else ""
 
     def _text(self, token: int) -> bytes:
-        return C.llama_vocab_get_text(self._handle, token) or b""
+        return C.llama_vocab_get_text(self.handle, token) or b""
 
     def tokenizer(self) -> Tokenizer:
         """Return what decides whether two vocabularies are compatible. Takes about 0.5 µs per token."""
@@ -587,6 +490,15 @@ class Vocab:
             add_bos=self.add_bos,
             add_eos=self.add_eos,
         )
+
+
+def _read_bytes(write: Callable[[Any, int], int], buffer: Any) -> bytes:
+    """Return what a function of llama.cpp writes: at most a buffer's size, or else it returns −size."""
+    count = write(buffer, len(buffer))
+    if count < 0:
+        buffer = ctypes.create_string_buffer(-count)
+        count = write(buffer, -count)
+    return bytes(buffer.raw[: max(count, 0)])
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int], param: str) -> None:

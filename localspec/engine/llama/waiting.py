@@ -27,24 +27,35 @@ POLL_INTERVAL_S = 0.25  # Interval between two checks of the load by other proce
 # below IDLE_CORES, they spin long again. A process that computes without a pause gets 0.6 to 1 core. Beside
 # one that takes half a core, spinning is no worse.
 BUSY_CORES, IDLE_CORES = 0.5, 0.3
-_STAT = Path("/proc/stat")
+
+_N_STAT_FIELDS = 8  # the two fields after them are included in the first ones
 
 Clock = Callable[[], float]
 
 
-def read_foreign_cpu_s() -> float:
-    """Return the CPU seconds spent on anything but this process, including other virtual machines.
+def parse_busy_seconds(line: str, ticks: int) -> float:
+    """Return the seconds that all processors together were busy, stolen time included.
 
-    Raises OSError where the system does not report it.
+    line: the first line of /proc/stat: "cpu" and its fields. ticks: how many make a second.
+
+    Raises ValueError if it is not such a line.
     """
-    user, nice, system, _idle, _wait, irq, soft, steal = map(int, _stat().split()[1:9])
-    busy = user + nice + system + irq + soft + steal
-    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
+    name, *fields = line.split()
+    if name != "cpu" or len(fields) < _N_STAT_FIELDS:
+        raise ValueError(f"not the line of all processors: {line!r}")
+    user, nice, system, _idle, _disk_wait, *others = map(int, fields[:_N_STAT_FIELDS])
+    return (user + nice + system + sum(others)) / ticks
 
 
-def _stat() -> bytes:
-    with _STAT.open("rb") as file:
-        return file.readline()
+def read_busy_s() -> float:
+    """Return the same of now. Raises OSError or ValueError where the system does not report it."""
+    with Path("/proc/stat").open(encoding="ascii") as file:
+        return parse_busy_seconds(file.readline(), os.sysconf("SC_CLK_TCK"))
+
+
+def read_foreign_cpu_s() -> float:
+    """Return the CPU seconds spent on anything but this process. Raises as `read_busy_s`."""
+    return read_busy_s() - time.process_time()
 
 
 class SpinControl:
@@ -53,12 +64,10 @@ class SpinControl:
     def __init__(
         self, cores: int, others: Clock = read_foreign_cpu_s, clock: Clock = time.monotonic
     ) -> None:
-        self._cores = cores
-        self._others, self._clock = others, clock
+        self._cores, self._others, self._clock = cores, others, clock
         self._threads = 1
         self._team: _Team | None = None
-        self._last_look = clock()
-        self._last_others_s = others()
+        self._last_look, self._last_others_s = clock(), others()
 
     @property
     def short(self) -> bool:
@@ -89,23 +98,22 @@ class _Team:
     """Idle threads of libgomp, which counts them. They live as long as the thread that created them."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._ended = threading.Event()
-        self._started = threading.Event()
-        self._leader = threading.Thread(target=self._lead, name="idle-team", daemon=True)
+        started, self._ended = threading.Event(), threading.Event()
+
+        def lead() -> None:
+            library = ctypes.CDLL(_library())
+            no_work = ctypes.cast(library.omp_get_level, ctypes.c_void_p)
+            library.GOMP_parallel(no_work, None, ctypes.c_uint(threads), ctypes.c_uint(0))
+            started.set()
+            self._ended.wait()
+
+        self._leader = threading.Thread(target=lead, name="idle-team", daemon=True)
         self._leader.start()
-        self._started.wait()
+        started.wait()
 
     def end(self) -> None:
         self._ended.set()
         self._leader.join()
-
-    def _lead(self) -> None:
-        library = ctypes.CDLL(_library())
-        no_work = ctypes.cast(library.omp_get_level, ctypes.c_void_p)
-        library.GOMP_parallel(no_work, None, ctypes.c_uint(self._threads), ctypes.c_uint(0))
-        self._started.set()
-        self._ended.wait()
 
 
 def _library() -> str:
@@ -129,13 +137,11 @@ def start_control() -> None:
 
 
 def expect_threads(threads: int) -> None:
-    """Note that passes have up to `threads` threads."""
     for control in _ours:
         control.expect(threads)
 
 
 def check_load() -> None:
-    """Check the load by other processes, before a pass."""
     for control in _ours:
         control.look()
 

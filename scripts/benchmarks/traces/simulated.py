@@ -78,7 +78,7 @@ class _Model(Model):
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
-        self.recurrent = self.hybrid = False
+        self.recurrent, self.cuttable = False, True
         self.architecture, self.n_layer, self.n_params = "llama", 0, 0
         self.n_swa = 0
 
@@ -127,7 +127,7 @@ class SimulatedContext(Context):
         self._change, self._rows, self._repeats = costs.change, 0, 0
         self.model = _Model(_Vocab(says.vocabulary))
         self.n_ctx = says.places + n_seq * (MAX_DRAFTS + 2)
-        self.n_seq, self.n_vocab = n_seq, says.vocabulary
+        self.n_seq, self.n_vocab, self.cuttable = n_seq, says.vocabulary, True
         self.n_outputs = n_seq * (MAX_DEPTH + 1) + MAX_DRAFTS
         self._dearer = dearer
         self.n_rollback = 0
