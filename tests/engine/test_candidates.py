@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles, SpeculationSettings
 from tests.engine.drafters.test_layers import SHAPE, write_sidecar
 from tests.support.pairs import N_VOCAB, expected
-from tests.support.running import Running
+from tests.support.running import Load
 
-Load = Callable[..., Running]
 AUTO = SpeculationSettings()
 DEAD, STALE, GOOD = 0.0, 0.15, 0.9
 
@@ -37,7 +35,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(path).name)
         return open_model(path, *args, **options)
 
-    monkeypatch.setattr("localspec.engine.pair.load.open_model", record)
+    monkeypatch.setattr("localspec.engine.pair.models.open_model", record)
     return names
 
 
@@ -46,10 +44,10 @@ def write_drafts(folder: Path, named: bool = False, **rates: float) -> PairFiles
     target = folder / "target.gguf"
     write_model(target, SHAPE, target_cycle(N_VOCAB))
     kinds: dict[str, LayerReader] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-    draft, *others = (
-        str(write_sidecar(folder / f"{kind}-target.gguf", kinds[kind], SHAPE, rate))
-        for kind, rate in rates.items()
-    )
+    paths = {kind: folder / f"{kind}-target.gguf" for kind in rates}
+    for kind, rate in rates.items():
+        write_sidecar(paths[kind], kinds[kind], SHAPE, rate)
+    draft, *others = map(str, paths.values())
     return PairFiles("pair", str(target), draft, other_drafts=tuple(others), draft_named=named)
 
 
@@ -79,9 +77,7 @@ def test_the_first_good_draft_is_used_and_later_loads_open_it_at_once(
         assert engine.ask([5], 60, speculative=AUTO).tokens == expected(5, 60)
 
 
-def test_a_good_draft_is_not_compared_with_others(
-    tmp_path: Path, load: Load, opened: list[str]
-) -> None:
+def test_a_good_draft_is_used_at_once(tmp_path: Path, load: Load, opened: list[str]) -> None:
     engine = load(write_drafts(tmp_path, eagle3=GOOD, dflash=GOOD))
     assert opened == ["target.gguf", "eagle3-target.gguf"]
     assert engine.pair.notes == []
@@ -123,12 +119,9 @@ def test_own_heads_and_a_sidecar_replace_each_other(tmp_path: Path, load: Load, 
     target = write_heads(tmp_path / "target.gguf", acceptance=own, architecture="qwen35")
     rate = DEAD if own == GOOD else GOOD
     sidecar = write_sidecar(tmp_path / "eagle3-target.gguf", "eagle3", TINY_HEADS, rate)
-    paths = [str(target), str(sidecar)]
-    if own == GOOD:
-        files = PairFiles("pair", paths[0], paths[1], other_drafts=(paths[0],))
-    else:
-        files = PairFiles("pair", paths[0], other_drafts=(paths[1],))
-    pair = load(files).pair
+    paths = str(target), str(sidecar)
+    draft, other = (paths[1], paths[0]) if own == GOOD else (None, paths[1])
+    pair = load(PairFiles("pair", paths[0], draft, other_drafts=(other,))).pair
     assert pair.drafter is not None
     assert pair.drafter.kind == ("mtp" if own == GOOD else "eagle3")
     name = "Its own MTP heads draft" if own == GOOD else "eagle3-target.gguf drafts"
@@ -137,9 +130,7 @@ def test_own_heads_and_a_sidecar_replace_each_other(tmp_path: Path, load: Load, 
 
 
 @pytest.mark.parametrize("fault", ["vanished", "cut off", "no model", "not finite", "wrong layers"])
-def test_a_broken_candidate_does_not_keep_the_pair_from_loading(
-    tmp_path: Path, load: Load, fault: str
-) -> None:
+def test_a_broken_candidate_is_left_out(tmp_path: Path, load: Load, fault: str) -> None:
     files = write_drafts(tmp_path, eagle3=DEAD, dflash=GOOD, dspark=GOOD)
     broken = Path(files.other_drafts[0])
     if fault == "vanished":
@@ -177,31 +168,30 @@ def test_memory_that_holds_no_other_candidate_leaves_the_first(
             raise OutOfMemory("Memory is full.")
         return open_model(path, *args, **options)
 
-    monkeypatch.setattr("localspec.engine.pair.load.open_model", open_some)
+    monkeypatch.setattr("localspec.engine.pair.models.open_model", open_some)
     pair = load(files, n_ctx=4 * MIN_CONTEXT).pair
     assert pair.files.draft == files.draft
     assert pair.n_ctx == SHAPE.n_ctx  # nothing is reduced for a draft that is not used
     assert pair.notes[0] == "Memory does not hold dflash-target.gguf."
 
 
-def test_a_draft_that_cannot_be_loaded_alone_is_an_error(tmp_path: Path, load: Load) -> None:
+def test_without_any_draft_or_target_the_load_fails(
+    tmp_path: Path, load: Load, opened: list[str]
+) -> None:
     files = write_drafts(tmp_path, eagle3=GOOD, dflash=GOOD)
     for draft in (files.draft, *files.other_drafts):
         Path(str(draft)).write_bytes(b"no model")
     with pytest.raises(LoadFailed, match="eagle3-target"):
         load(files)
-
-
-def test_a_damaged_target_is_opened_once(tmp_path: Path, load: Load, opened: list[str]) -> None:
-    files = write_drafts(tmp_path, eagle3=GOOD, dflash=GOOD)
     Path(files.target).write_bytes(b"no model")
+    opened.clear()
     with pytest.raises(LoadFailed, match=r"target\.gguf"):
         load(files)
     assert opened == ["target.gguf"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 3, "agreement": "high"}', "\0"])
-def test_a_damaged_verdict_counts_as_none(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 3, "agreement": "high"}', "\0", None])
+def test_a_damaged_or_outdated_verdict_counts_as_none(tmp_path: Path, content: str | None) -> None:
     draft, other = tmp_path / "eagle3.gguf", tmp_path / "dflash.gguf"
     for file in (tmp_path / "target.gguf", draft, other):
         file.touch()
@@ -209,15 +199,10 @@ def test_a_damaged_verdict_counts_as_none(tmp_path: Path, content: str) -> None:
     DraftCandidates(files, str(tmp_path)).record(files.draft, Verdict(0.0, "It is dead."))
     assert DraftCandidates(files, str(tmp_path)).choose() == str(other)
     (stored,) = tmp_path.glob("draft-*.json")
-    stored.write_text(content)
-    assert DraftCandidates(files, str(tmp_path)).choose() == files.draft
-
-
-def test_a_draft_that_is_replaced_on_disk_is_judged_anew(tmp_path: Path) -> None:
-    files = write_drafts(tmp_path, eagle3=DEAD, dflash=GOOD)
-    DraftCandidates(files, str(tmp_path)).record(files.draft, Verdict(0.0, "It is dead."))
-    assert DraftCandidates(files, str(tmp_path)).choose() == files.other_drafts[0]
-    Path(str(files.draft)).write_bytes(b"another file")
+    if content is None:
+        draft.write_bytes(b"another file")
+    else:
+        stored.write_text(content)
     assert DraftCandidates(files, str(tmp_path)).choose() == files.draft
 
 

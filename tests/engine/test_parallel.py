@@ -401,7 +401,7 @@ def test_gpu_pass_reads_several_batches_of_a_prompt(
     load: Load,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loading, "gpus", lambda: ["A GPU"])
+    monkeypatch.setattr("localspec.engine.pair.models.gpus", lambda: ["A GPU"])
     engine = load(contextual_files, n_batch=64, n_ctx=1024)
     pass_tokens = 64 * loading.GPU_BATCH_FACTOR
     prompts = draw_prompts(3, pass_tokens - 3)

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.engine.llama.waiting import parse_busy_seconds
 from localspec.engine.pair.profile import (
     FIRST_WIDTHS,
     MAX_QUIET_NOISE,
@@ -31,7 +33,6 @@ from localspec.engine.pair.profile import (
     hash_identity,
     measure_passes,
     measure_widths,
-    parse_busy_seconds,
 )
 from localspec.engine.speculation.cost import (
     NO_CHANGE,
@@ -66,9 +67,7 @@ def test_padding_holds_the_rows_and_never_costs_more(measured: dict[int, float],
 
 
 @given(tables, st.integers(1, 40))
-def test_the_table_of_padded_costs_agrees_with_padding(
-    measured: dict[int, float], rows: int
-) -> None:
+def test_the_table_of_costs_agrees_with_padding(measured: dict[int, float], rows: int) -> None:
     table = CostTable(measured)
     costs = table.padded_ms(rows)
     assert costs.shape == (rows + 1,)
@@ -183,43 +182,32 @@ def test_costs_stay_positive_whatever_is_observed(
 # ---------------------------------------------------------------------------- measuring
 
 
-def test_every_width_is_measured_warm_even_without_time() -> None:
-    calls: list[int] = []
-    costs = measure_passes(calls.append, (1, 2, 4), deadline=0.0).ms
-    assert list(costs) == [1, 2, 4]
-    assert calls == [1, 2, 4, *[1] * SETTLING_PASSES, 1, 2, 4]
-
-
-def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
-    calls: list[int] = []
-    measure_passes(calls.append, (1, 4), deadline=time.monotonic() + 30)
-    assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MAX_REPEATS
-
-
-def test_slow_passes_are_repeated_fewer_times() -> None:
+@pytest.mark.parametrize(
+    ("limit_s", "pass_s", "repeats"), [(-1, 0, 1), (30, 0, MAX_REPEATS), (30, 0.03, MIN_REPEATS)]
+)
+def test_widths_take_turns_so_that_a_disturbance_falls_on_all(
+    limit_s: float, pass_s: float, repeats: int
+) -> None:
+    """Each is measured warm even without time, and slow passes are repeated fewer times."""
     calls: list[int] = []
 
-    def slow_pass(width: int) -> None:
+    def run(width: int) -> None:
         calls.append(width)
-        time.sleep(0.03)
+        time.sleep(pass_s)
 
-    measure_passes(slow_pass, (1, 4), time.monotonic() + 30)
-    assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MIN_REPEATS
+    costs = measure_passes(run, (1, 2, 4), deadline=time.monotonic() + limit_s).ms
+    assert list(costs) == [1, 2, 4]
+    assert calls == [1, 2, 4] + [*[1] * SETTLING_PASSES, 1, 2, 4] * repeats
 
 
-def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> None:
+def test_with_time_all_widths_to_sixteen_are_measured_and_two_wide_ones_else_few() -> None:
     costs = measure_widths(lambda width: None, budget_s=30.0).ms
     assert list(costs) == [*range(1, 17), *WIDE_WIDTHS]
     assert parse_cost_table({str(width): ms for width, ms in costs.items()}) is not None
-
-
-def test_few_widths_are_measured_when_passes_are_slow() -> None:
     assert list(measure_widths(lambda width: None, budget_s=0.0).ms) == [*FIRST_WIDTHS]
 
 
-def test_waiting_for_a_turn_is_not_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_waiting_for_a_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     time_s, turns = [0.0], [0]
     clock = SimpleNamespace(monotonic=lambda: time_s[0], perf_counter=lambda: time_s[0])
     monkeypatch.setattr("localspec.engine.pair.profile.time", clock)
@@ -302,21 +290,16 @@ def test_a_small_change_of_width_belongs_to_the_wider_pass() -> None:
     )
 
 
-def test_noise_is_measured_by_the_passes_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: FakeContention(0.0))
+def test_noise_is_that_of_the_passes_themselves_or_of_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contention = SimpleNamespace(share=0.0)
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: contention)
     for seed in range(30):
         assert measure_disturbed(random.Random(seed), 0.05).noise <= MAX_QUIET_NOISE
         assert measure_disturbed(random.Random(seed), 0.65).noise > MAX_QUIET_NOISE
-
-
-def test_noise_includes_the_contention_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: FakeContention(0.5))
+    contention.share = 0.5
     assert measure_disturbed(random.Random(1), 0.0).noise == 0.5
-
-
-class FakeContention:
-    def __init__(self, share: float) -> None:
-        self.share = share
 
 
 def test_contention_is_the_share_of_other_processes() -> None:
@@ -347,10 +330,8 @@ def test_only_a_disturbed_profile_is_measured_again_when_quiet() -> None:
         (float("nan"), 0.01, False),
     ):
         content = {"target_ms": {"1": 1.0}, "target_change_ms": [0.0, 0.0], "noise": noise}
-        stored = StoredProfile.of(content)
-        measured = stored.use_or_measure(
-            stored.target, contention, lambda: PassTimes({1: 2.0}, 0.0)
-        )
+        stored, quiet = StoredProfile.of(content), PassTimes({1: 2.0}, 0.0)
+        measured = stored.use_or_measure(stored.target, contention, partial(PassTimes, *quiet))
         assert measured.ms == ({1: 1.0} if used else {1: 2.0})
     known = PassTimes({1: 1.0}, 0.6)
     stored = StoredProfile(known, None, 0.6)
@@ -391,35 +372,25 @@ def test_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["profile-key.json"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        b"null",
-        json.dumps({"version": VERSION + 1, "target_ms": {"1": 1.0}}).encode(),
-        json.dumps({"target_ms": {"1": 1.0}}).encode(),
-        b"[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null", b"[" * 100_000])
 def test_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "profile-key.json").write_bytes(content)
     assert ProfileStore(tmp_path, "key").read() == {}
 
 
-def test_another_key_reads_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [{}, {"version": VERSION + 1}])
+def test_file_of_another_version_or_key_is_ignored(tmp_path: Path, version: dict[str, int]) -> None:
+    content = {**version, "target_ms": {"1": 1.0}}
+    (tmp_path / "profile-key.json").write_text(json.dumps(content))
     ProfileStore(tmp_path, "one").write({"overhead_ms": 1.0})
-    assert ProfileStore(tmp_path, "other").read() == {}
+    assert ProfileStore(tmp_path, "key").read() == ProfileStore(tmp_path, "other").read() == {}
 
 
 def test_unwritable_store_does_not_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    ProfileStore(tmp_path / "file", "key").write({"a": 1})
-    assert ProfileStore(tmp_path / "file", "key").read() == {}
-    ProfileStore(None, "key").write({"a": 1})
-    assert ProfileStore(None, "key").read() == {}
+    for folder in (tmp_path / "file", None):
+        ProfileStore(folder, "key").write({"a": 1})
+        assert ProfileStore(folder, "key").read() == {}
 
 
 @pytest.mark.parametrize(
@@ -434,12 +405,12 @@ def test_invalid_cost_table_is_rejected(stored: object) -> None:
 def test_a_profile_belongs_to_files_settings_and_build(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"one")
-    reference = hash_identity([str(file)], {"threads": 1}, "0.1")
-    assert hash_identity([str(file)], {"threads": 1}, "0.1") == reference
-    assert hash_identity([str(file)], {"threads": 2}, "0.1") != reference
-    assert hash_identity([str(file)], {"threads": 1}, "0.2") != reference
+    versions = ({"threads": 1}, "0.1"), ({"threads": 2}, "0.1"), ({"threads": 1}, "0.2")
+    keys = [hash_identity([str(file)], *version) for version in versions]
+    assert hash_identity([str(file)], *versions[0]) == keys[0]
     file.write_bytes(b"other")
-    assert hash_identity([str(file)], {"threads": 1}, "0.1") != reference
+    keys.append(hash_identity([str(file)], *versions[0]))
+    assert len(set(keys)) == 4
 
 
 # ---------------------------------------------------------------------------- changes of width

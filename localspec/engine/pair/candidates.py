@@ -45,16 +45,12 @@ def judge_agreement(called: str, share: float, *, heads: bool) -> Verdict:
     """
     if share >= (POOR_AGREEMENT if heads else DEAD_AGREEMENT):
         return Verdict(share)
-    cause = (
-        "damaged, or made for another model"
-        if share < DEAD_AGREEMENT
-        else "made for another version of this model, or quantized too far"
-    )
-    sentence = (
-        f"{called[:1].upper()}{called[1:]} predicted {share:.0%} of the target's tokens in short texts: "
-        f"probably {cause}."
-    )
-    return Verdict(share, sentence)
+    cause = "made for another version of this model, or quantized too far"
+    if share < DEAD_AGREEMENT:
+        cause = "damaged, or made for another model"
+    subject = f"{called[:1].upper()}{called[1:]}"
+    shown = f"{share:.0%} of the target's tokens in short texts"
+    return Verdict(share, f"{subject} predicted {shown}: probably {cause}.")
 
 
 class DraftCandidates:
@@ -95,8 +91,8 @@ class DraftCandidates:
         if draft == self._files.draft or store.read():
             yield
             return
-        name = _name(draft)
-        problem = f"The engine ended while {name} was loaded; to try it again, touch the file."
+        ended = f"The engine ended while {_name(draft)} was loaded"
+        problem = f"{ended}; to try it again, touch the file."
         store.write(Verdict(0.0, problem)._asdict())
         try:
             yield
@@ -124,16 +120,11 @@ class DraftCandidates:
 
         drafting: the one that is used can draft.
         """
-        notes = [
-            verdict.problem
-            for draft, verdict in self._verdicts.items()
-            if draft != used and verdict.problem
-        ]
+        others = {draft: known for draft, known in self._verdicts.items() if draft != used}
+        notes = [verdict.problem for verdict in others.values() if verdict.problem]
         if used != self._files.draft:
-            drafters = "Its own MTP heads" if drafting else "N-grams alone"
-            notes.append(
-                f"{Path(used).name} drafts instead." if used else f"{drafters} draft instead."
-            )
+            own = "Its own MTP heads" if drafting else "N-grams alone"
+            notes.append(f"{Path(used).name} drafts instead." if used else f"{own} draft instead.")
         if drafting and (problem := self._verdicts[used].problem):
             notes.append(f"{problem} Such drafts are used only where they pay.")
         return notes
@@ -144,10 +135,8 @@ def _name(draft: Draft) -> str:
 
 
 def _open_store(target: str, draft: Draft, folder: str) -> ProfileStore:
-    """Return the file that keeps the verdict on a draft for this target."""
-    paths = [target, *([draft] if draft else [])]
     try:
-        key = hash_identity(paths, {"gpus": gpus()}, llama_version())
+        key = hash_identity(filter(None, (target, draft)), {"gpus": gpus()}, llama_version())
     except OSError:  # a file is missing, which its load reports
         return ProfileStore(None, "")
     return ProfileStore(Path(folder) if folder else None, key, kind="draft")

@@ -32,8 +32,7 @@ class CpuLock:
         file: the same for all workers; None: no turns are taken. patience: seconds after which a round begins
         beside another worker's.
         """
-        self._patience = patience
-        self._holds_queue = False
+        self._patience, self._holds_queue = patience, False
         self._file = -1
         if file is not None:
             with contextlib.suppress(OSError):  # on a read-only disk no turns are taken
@@ -46,14 +45,11 @@ class CpuLock:
         if self._file < 0:
             yield
             return
-        # Without `hurry` the queue is held only until the turn comes.
-        self._holds_queue = self._holds_queue or self._try_lock(
-            _QUEUE, _HURRY_FACTOR * self._patience
-        )
+        queue_s = _HURRY_FACTOR * self._patience
+        self._holds_queue = self._holds_queue or self._try_lock(_QUEUE, queue_s)
         has_turn = self._try_lock(_TURN, self._patience)
-        if self._holds_queue and not hurry:
-            self._holds_queue = False
-            self._unlock(_QUEUE)
+        if not hurry:  # the queue is held only until the turn comes
+            self.leave_queue()
         try:
             yield
         finally:

@@ -55,12 +55,9 @@ class ExactMode:
                 f"its own cache of {missing_bytes >> 20} MiB does not fit in memory beside the context of "
                 f"{models.n_ctx} tokens; use a smaller `context`, or `exact = true`, which plans for both"
             )
-        self._models = models
+        self._models, self._draft, self._costs, self._prefixes = models, draft, costs, prefixes
         self._drafter: DraftModel | None = None
         self._acceptance: Calibration | None = None
-        self._draft = draft
-        self._costs = costs
-        self._prefixes = prefixes
 
     def draft_with(
         self, drafter: DraftModel | None, calibrations: Mapping[str, Calibration]
@@ -72,8 +69,7 @@ class ExactMode:
     def lane(self) -> Lane:
         """Return the lane, which is made at the first call.
 
-        Raises:
-            InvalidRequest: No width passes the self-test on this machine, or the model cannot roll back.
+        Raises InvalidRequest if no width passes the self-test on this machine, or the model cannot roll back.
         """
         if self.made is None and self.reason is None:
             self.made = self._make_lane()
@@ -82,8 +78,8 @@ class ExactMode:
         return self.made
 
     def _make_lane(self) -> Lane | None:
-        models, n_batch = self._models, self._models.settings.n_batch
-        rows = max(n_batch, EXACT_CHUNK_TOKENS)
+        models, draft = self._models, self._draft
+        rows = max(models.settings.n_batch, EXACT_CHUNK_TOKENS)
         context = models.make_context(
             models.target,
             sequences=1,
@@ -93,12 +89,14 @@ class ExactMode:
             rows=rows,
         )
         batch = Batch(rows)
-        self.width = self.width or self._choose_width(context, batch)
+        promising = sorted(CANDIDATE_WIDTHS, key=self._expected_rate, reverse=True)
+        self.width = self.width or next(
+            (width for width in promising if passes_self_test(context, batch, width)), None
+        )
         if self.width is None:
             context.close()
             self.reason = "no pass width gives the same logits in every row"
             return None
-        draft = self._draft
         if draft is not None and draft.heads:
             context.emit_states(draft.model.target_layers)
         if draft is not None and draft.borrows:
@@ -110,13 +108,6 @@ class ExactMode:
         if draft is not None and isinstance(self._drafter, Sidecar):
             lane.drafter = self._drafter.copy_for(draft, slots.evict)
         return lane
-
-    def _choose_width(self, context: Context, batch: Batch) -> int | None:
-        """Return the width that promises most of those that pass the self-test; None if none does."""
-        for width in sorted(CANDIDATE_WIDTHS, key=self._expected_rate, reverse=True):
-            if passes_self_test(context, batch, width):
-                return width
-        return None
 
     def _expected_rate(self, width: int) -> float:
         """Return the tokens per millisecond that passes of this width promise at the best depth.
@@ -140,13 +131,10 @@ def passes_self_test(context: Context, batch: Batch, width: int) -> bool:
     """
     step = max(context.n_vocab // 97, 1)
     tokens = [(7 + index * step) % context.n_vocab for index in range(_TEST_PASSES * width)]
-    one_by_one = _read_rows(context, batch, tokens, width, 1)
-    at_once = _read_rows(context, batch, tokens, width, width)
-    mixed = _read_rows(context, batch, tokens, width, 2)
-    return all(
-        np.array_equal(a, b) and np.array_equal(a, c)
-        for a, b, c in zip(one_by_one, at_once, mixed, strict=True)
+    one_by_one, at_once, mixed = (
+        _read_rows(context, batch, tokens, width, advance) for advance in (1, width, 2)
     )
+    return np.array_equal(one_by_one, at_once) and np.array_equal(one_by_one, mixed)
 
 
 def _read_rows(

@@ -20,12 +20,7 @@ from localspec.engine.llama import Batch, Context
 from localspec.engine.pair.profile import WIDTHS, PrefillCost, estimate_depth_ratio
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_DRAFTS, Floats
-from localspec.engine.speculation.cost import (
-    AttentionCost,
-    Clock,
-    CostTable,
-    WidthHistory,
-)
+from localspec.engine.speculation.cost import AttentionCost, Clock, CostTable, WidthHistory
 from localspec.engine.speculation.depth import MAX_DEPTH, PassCosts
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 
@@ -65,21 +60,18 @@ class Lane:
         attention: tuple[float, float] | None = None,
         on_gpu: bool = False,
     ) -> None:
-        self._clock = clock
-        self.context = context
-        self.batch = batch
-        self.slots = slots
-        self.costs = costs
+        self.context, self.batch, self.slots = context, batch, slots
+        self.costs, self.width, self._clock = costs, width, clock
         # An overestimate, because it comes from narrow passes, in which every row has logits.
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
-        self.reading = PrefillCost(first_s, estimate_depth_ratio(context.model), context.n_ctx)
+        depth_ratio = estimate_depth_ratio(context.model)
+        self.reading = PrefillCost(first_s, depth_ratio, context.n_ctx)
         # The cost that prompts show, until passes that decode have been observed.
         self.attention = AttentionCost(
             lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu
         )
         self._on_gpu = on_gpu
         self._widths = WidthHistory(costs.change)
-        self.width = width
         self.drafter: DraftModel | None = None  # only of this lane, if it is not the pair's
         self.active: list[Sequence] = []
         self.n_ended = 0  # requests that have ended in this lane
@@ -235,12 +227,6 @@ class Lane:
         known_cost = self._scored_cost or cost
         self._scored_cost = max(cost, known_cost + SCORE_COST_WEIGHT * (cost - known_cost))
 
-    def _learn_prefill(self, spent_s: float) -> None:
-        """Learn from a pass that read a prompt."""
-        if self.batch.rows < min(self.max_prompt_rows(0), MIN_LEARNED_ROWS):
-            return  # a prompt's last few rows say little about the cost of a row among many
-        self.reading.observe(self.batch.rows, self.batch.mean_position, spent_s)
-
     def decode(self, timed: bool, n_sequences: int = 1, *, scored: bool = False) -> float:
         """Make one pass over the batch of `n_sequences` sequences, and return its seconds.
 
@@ -253,28 +239,22 @@ class Lane:
         self.context.synchronize()
         spent_s = self.spent_s = self._clock() - start
         self.busy_s += spent_s
-        self.n_passes, self.n_sequence_passes = (
-            self.n_passes + 1,
-            self.n_sequence_passes + n_sequences,
-        )
+        self.n_passes += 1
+        self.n_sequence_passes += n_sequences
         rows, costs = self.batch.rows, self.costs.for_sequences(n_sequences)
         depth, width_ms = self.batch.mean_position, costs.ms(rows)
         attention_ms = self.attention.ms(float(rows), n_sequences, depth)
         self.expected_ms += width_ms + attention_ms + self._widths.settling_ms(rows)
         self._widths.note(rows)
         if timed and self._widths.is_replayed:
-            width_cost_ms = self.attention.observe(
-                rows, n_sequences, depth, spent_s * 1e3, width_ms
-            )
-            costs.observe(rows, width_cost_ms)
-        elif not timed and not scored:
-            self._learn_prefill(spent_s)
+            pass_ms = spent_s * 1e3
+            costs.observe(rows, self.attention.observe(rows, n_sequences, depth, pass_ms, width_ms))
+        elif not timed and not scored and rows >= min(self.max_prompt_rows(0), MIN_LEARNED_ROWS):
+            self.reading.observe(rows, depth, spent_s)
         return spent_s
 
 
-# ------------------------------------------------------------------------ room
 # What fits into a lane: one more text, drafts beside a prompt, and a new request while a pass runs.
-
 
 # Tokens that each sequence can still generate before one may be preempted for the others. Preemption costs
 # reading a text again, so some progress must come first.
@@ -302,18 +282,12 @@ def fits_context(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
         max_tokens = waiting.request.max_tokens
         growth += GROWTH_TOKENS if max_tokens is None else min(max_tokens, GROWTH_TOKENS)
     texts = [waiting.tokens, *(sequence.tokens for sequence in lane.active)]
-    n_free = lane.context.n_ctx - growth
-    return sum(map(len, texts)) <= n_free or count_min_cells(texts) <= n_free
-
-
-def count_min_cells(texts: list[list[int]]) -> int:
-    """Return the cells that texts take if each shares its beginning with the others as far as it can.
-
-    This is a minimum: texts that are read at the same time share less.
-    """
-    ordered = sorted(texts)
-    shared = sum(common_prefix(a, b) for a, b in pairwise(ordered))
-    return sum(map(len, texts)) - shared
+    n_cells, n_free = sum(map(len, texts)), lane.context.n_ctx - growth
+    if n_cells > n_free:
+        # At best each text shares its beginning with the others as far as it can. Texts that are read at the
+        # same time share less.
+        n_cells -= sum(common_prefix(a, b) for a, b in pairwise(sorted(texts)))
+    return n_cells <= n_free
 
 
 def max_draft_rows_beside(lane: Lane, sequences: list[Sequence], n_decoding: int) -> int:
@@ -348,18 +322,10 @@ def choose_interruptions(
     if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own_slot):
         return [], 0.0  # a pass of llama.cpp moves the states of all of them
     rows = lane.batch.rows
-    withdrawals = [
-        sequence.id
-        for sequence in sequences
-        if sequence.prefilling and 2 * len(sequence.step.read) > rows
-    ]
+    withdrawals = [s.id for s in sequences if s.prefilling and 2 * len(s.step.read) > rows]
     makes_room = lane.slots.cuttable and lane.slots.free
-    if (
-        not makes_room
-        or writing
-        or lane.exact
-        or any(sequence.reads_in_short_passes for sequence in sequences)
-    ):
+    reads_in_short_passes = any(sequence.reads_in_short_passes for sequence in sequences)
+    if not makes_room or writing or lane.exact or reads_in_short_passes:
         return withdrawals, 0.0
     if lane.is_long:
         return withdrawals, math.inf

@@ -8,12 +8,12 @@ what the settings ask for, it is tried again with less.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +33,7 @@ from localspec.engine.llama import (
     why_no_heads,
     wide_vectors,
 )
-from localspec.engine.pair import models as placement
+from localspec.engine.pair import models as pair_models
 from localspec.engine.pair import profile as measuring
 from localspec.engine.pair.candidates import (
     POOR_AGREEMENT,
@@ -44,22 +44,7 @@ from localspec.engine.pair.candidates import (
 )
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import (
-    PairModels,
-    check_finite_logits,
-    check_pair,
-    estimate_copy_cost,
-    hash_profile_key,
-    hold_sample_text,
-    make_pass_runner,
-    open_draft,
-    open_model,
-    physical_cores,
-    samples_correctly_on_device,
-    usable_cores,
-    why_kv_type_unsupported,
-    why_no_rollback,
-)
+from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.pair import NO_DRAFT, LoadedPair
 from localspec.engine.pair.profile import (
     HoldCpu,
@@ -81,7 +66,7 @@ from localspec.engine.speculation.drafters.draft_model import (
 )
 from localspec.engine.speculation.drafters.eagle import EagleDrafter, LayerHeads
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
-from localspec.engine.speculation.drafters.ngram import CAPACITY_TOKENS, NgramMemory
+from localspec.engine.speculation.drafters.ngram import CAPACITY_TOKENS
 from localspec.engine.speculation.warm_start import (
     MAX_TEXT_TOKENS,
     TEXTS,
@@ -129,14 +114,7 @@ class Costs(NamedTuple):
     noise: float
 
 
-class DraftContext(NamedTuple):
-    """The context of a draft model or of the target's heads, or why there is none, as a clause."""
-
-    context: Context | None
-    no_draft: str = NO_DRAFT
-
-
-class DrafterAndCosts(NamedTuple):
+class Drafting(NamedTuple):
     """The drafter and the costs of its steps, or the reason why there is none, as a clause."""
 
     drafter: DraftModel | None
@@ -151,10 +129,7 @@ class Earlier(NamedTuple):
     contention: float
 
     def costs(
-        self,
-        known: PassTimes | None,
-        measure: Callable[[], PassTimes],
-        max_rows_each: int = 0,
+        self, known: PassTimes | None, measure: Callable[[], PassTimes], max_rows_each: int = 0
     ) -> Costs:
         """Return the table of an earlier load if it is good enough, else measure now.
 
@@ -178,10 +153,12 @@ def load_pair(
     notice: called with sentences for the log, from any thread. turn: each pass is made inside one. opened:
     called with the target each time that its file is open, while everything else is yet to be loaded.
 
-    Raises:
-        LoadFailed: A file cannot be loaded, or the two tokenizers differ.
+    Raises LoadFailed if a file cannot be loaded, or the two tokenizers differ.
     """
-    _check_settings(settings)
+    try:  # a value of the wrong type or size, which llama.cpp would not notice
+        msgspec.convert(msgspec.to_builtins(settings), EngineSettings)
+    except msgspec.ValidationError as error:
+        raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
     candidates = DraftCandidates(files, settings.state_dir)
     while True:
         draft = candidates.choose()
@@ -203,12 +180,9 @@ def load_pair(
 def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
     """Load both models and measure their costs. If memory does not hold them, less is tried.
 
-    Raises:
-        DraftFailed: The draft cannot be loaded, or does not match the target.
-        OutOfMemory: Nothing smaller is left to try.
-        LoadFailed: The target cannot be loaded.
+    Raises DraftFailed if the draft cannot be loaded, or does not match the target. Raises OutOfMemory if
+    nothing smaller is left to try. Raises LoadFailed if the target cannot be loaded.
     """
-    files = job.files
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
         contention, notes = measuring.Contention(), list(concessions.values())
@@ -217,25 +191,22 @@ def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
         stack = ExitStack()  # closes contexts before the models they were made from
         try:
             threads = choose_threads(settings, notes)
-            remote = find_remote_devices(files, settings, notes)
-            open_with = partial(_open_model, stack, job.progress)
-            target = open_target(open_with, files, settings, remote)
+            remote = find_remote_devices(job.files, settings, notes)
+            target = open_target(job, stack, settings, remote)
             job.opened(target)
             layers, n_heads = target.n_layer, target.n_heads
             n_ctx = min(n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
-            with _blaming_draft():
-                open_file = partial(open_with, "draft", files.draft)
-                draft = open_draft(open_file, settings, remote.devices) if files.draft else None
-                models = plan_contexts(target, draft, settings, n_ctx, threads, remote, stack)
-                models = replace(models, reads_pictures=files.projector is not None)
+            models = open_beside(job, stack, target, settings, n_ctx, threads, remote)
             return assemble_pair(job, models, notes, contention)
         except OutOfMemory as error:
             stack.close()
-            plan = placement.choose_smaller_plan(
-                settings, layers, n_ctx, is_on_gpu(settings, remote.machines), n_heads
-            )
+            on_gpu = pair_models.is_on_gpu(settings, remote.machines)
+            plan = pair_models.choose_smaller_plan(settings, layers, n_ctx, on_gpu, n_heads)
             if plan is None:
-                raise _nothing_smaller(error) from error
+                raise OutOfMemory(
+                    f"{error.message} Nothing smaller is left to try; close other programs, or choose a "
+                    "smaller pair (localspec catalogue --fits)."
+                ) from error
             settings = plan.settings
             concessions.pop(plan.gives, None)
             concessions[plan.gives] = plan.told
@@ -245,65 +216,27 @@ def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
             raise
 
 
-def _check_settings(settings: EngineSettings) -> None:
-    """Raise LoadFailed if a value has the wrong type or size, which llama.cpp would not notice."""
-    try:
-        msgspec.convert(msgspec.to_builtins(settings), EngineSettings)
-    except msgspec.ValidationError as error:
-        raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
-
-
-@contextmanager
-def _blaming_draft() -> Iterator[None]:
-    """Raise DraftFailed in place of LoadFailed."""
-    try:
-        yield
-    except OutOfMemory:
-        raise
-    except LoadFailed as error:
-        raise DraftFailed(error.message) from error
-
-
-def _nothing_smaller(error: OutOfMemory) -> OutOfMemory:
-    return OutOfMemory(
-        f"{error.message} Nothing smaller is left to try; close other programs, or choose a smaller pair "
-        "(localspec catalogue --fits)."
-    )
-
-
-# ------------------------------------------------------------------------ models
-
-
-def is_on_gpu(settings: EngineSettings, machines: tuple[str, ...]) -> bool:
-    """Return whether the target computes on a GPU, or on other machines, which count as one."""
-    return settings.n_gpu_layers != 0 and bool(gpus() or machines)
-
-
 def choose_threads(settings: EngineSettings, notes: list[str]) -> int:
     """Return the number of threads, and add a note if it is smaller than requested.
 
-    Raises:
-        LoadFailed: `main_gpu` is none of this machine's GPUs.
+    Raises LoadFailed if `main_gpu` is none of this machine's GPUs.
     """
     if (n_gpus := len(gpus())) and settings.main_gpu >= n_gpus:
         raise LoadFailed(
             f"`main_gpu` is {settings.main_gpu}, and this machine has {n_gpus}: 0 is the first. To "
             "restore the default: localspec config unset main_gpu"
         )
-    threads = settings.n_threads or physical_cores()
-    if threads > (n_cores := usable_cores()):
-        notes.append(
-            f"{threads} threads were requested, but only {n_cores} are used: one per core."
-        )
-        return n_cores
-    return threads
+    threads = settings.n_threads or pair_models.physical_cores()
+    if threads > (n_cores := pair_models.usable_cores()):
+        used = f"only {n_cores} are used: one per core"
+        notes.append(f"{threads} threads were requested, but {used}.")
+    return min(threads, n_cores)
 
 
 def find_remote_devices(files: PairFiles, settings: EngineSettings, notes: list[str]) -> Remote:
     """Return what other machines have for the target, and add a note for each that cannot be reached.
 
-    Raises:
-        LoadFailed: A machine is needed and cannot be reached.
+    Raises LoadFailed if a machine is needed and cannot be reached.
     """
     if not files.rpc or not settings.n_gpu_layers:
         return Remote([], ())
@@ -318,30 +251,19 @@ def find_remote_devices(files: PairFiles, settings: EngineSettings, notes: list[
     return Remote([*remote, *devices(gpus=True)] if remote else [], tuple(reached))
 
 
-def _open_model(
-    opened: ExitStack,
-    progress: Progress,
-    stage: str,
-    path: str,
-    settings: EngineSettings,
-    **options: Any,
-) -> Model:
-    return opened.enter_context(open_model(path, settings, partial(progress, stage), **options))
-
-
-def open_target(
-    open_with: Callable[..., Model], files: PairFiles, settings: EngineSettings, remote: Remote
-) -> Model:
+def open_target(job: LoadJob, stack: ExitStack, settings: EngineSettings, remote: Remote) -> Model:
     """Open the target. Raises LoadFailed if its cache cannot be of the type in the settings, OutOfMemory."""
-    heads = files.draft is None and settings.own_heads
-    target = open_with("target", files.target, settings, heads=heads, devices=remote.devices)
+    files, heads = job.files, job.files.draft is None and settings.own_heads
+    progress = partial(job.progress, "target")
+    target = pair_models.open_model(
+        files.target, settings, progress, heads=heads, devices=remote.devices
+    )
+    stack.enter_context(target)
     if remote.machines:
         enable_keepalive(remote.machines)
-    if reason := why_kv_type_unsupported(target, settings.kv_types):
-        key = (
-            "kv_type" if why_kv_type_unsupported(target, (settings.type_kv, "f16")) else "kv_type_v"
-        )
-        key = key if settings.type_v != "same" else "kv_type"
+    if reason := pair_models.why_kv_type_unsupported(target, settings.kv_types):
+        of_values = not pair_models.why_kv_type_unsupported(target, (settings.type_kv, "f16"))
+        key = "kv_type_v" if of_values and settings.type_v != "same" else "kv_type"
         kind = settings.kv_types[key == "kv_type_v"]
         raise LoadFailed(
             f"{files.target} does not take `{key}` {kind}: {reason}. To use f16: "
@@ -350,24 +272,38 @@ def open_target(
     return target
 
 
-def plan_contexts(
+def open_beside(
+    job: LoadJob,
+    stack: ExitStack,
     target: Model,
-    draft: Model | None,
     settings: EngineSettings,
     n_ctx: int,
     threads: int,
     remote: Remote,
-    opened: ExitStack,
 ) -> PairModels:
-    """Compare both models with each other, and return them with the sizes of their contexts.
+    """Open the draft, compare both models, and return them with the sizes of their contexts.
 
-    Raises:
-        LoadFailed: The draft does not match the target.
+    Raises DraftFailed if the draft cannot be loaded, or does not match the target. Raises OutOfMemory.
     """
-    on_gpu = is_on_gpu(settings, remote.machines)
-    if remote.machines:
-        settings = _settings_for_workers(target, settings)
-    compared = check_pair(target, draft) if draft else None
+    path, draft, compared = job.files.draft, None, None
+    try:
+        if path is not None:
+            progress = partial(job.progress, "draft")
+            open_file = partial(pair_models.open_model, path, progress=progress)
+            draft = stack.enter_context(pair_models.open_draft(open_file, settings, remote.devices))
+            compared = pair_models.check_pair(target, draft)
+    except OutOfMemory:
+        raise
+    except LoadFailed as error:
+        raise DraftFailed(error.message) from error
+    # Before llama.cpp chooses flash attention by itself, it asks each device whether it has the operation,
+    # and its RPC backend says yes for every device. A worker whose GPU has no kernel for heads of such
+    # lengths ends at the first pass, and this process with it. A quantized cache of values needs flash
+    # attention.
+    is_automatic = settings.flash_attention == "auto" and settings.kv_types[1] == "f16"
+    if remote.machines and is_automatic and not target.supports_flash_attention:
+        settings = msgspec.structs.replace(settings, flash_attention="off")
+    on_gpu = pair_models.is_on_gpu(settings, remote.machines)
     has_states = target.n_heads or (draft is not None and draft.sidecar is not None)
     attention = settings.flash_attention
     if not on_gpu and not has_states and target.cuttable:
@@ -381,26 +317,11 @@ def plan_contexts(
         parallel=settings.parallel if target.multi_sequence else 1,
         threads=threads,
         rows=settings.n_batch * (GPU_BATCH_FACTOR if on_gpu and not has_states else 1),
-        opened=opened,
+        opened=stack,
         attention=attention,
         machines=remote.machines,
+        reads_pictures=job.files.projector is not None,
     )
-
-
-def _settings_for_workers(target: Model, settings: EngineSettings) -> EngineSettings:
-    """Return the settings without flash attention if a worker's GPU may not have it for this target.
-
-    Before llama.cpp chooses flash attention by itself, it asks each device whether it has the operation, and
-    its RPC backend says yes for every device. A worker whose GPU has no kernel for heads of such lengths ends
-    at the first pass, and this process with it. A quantized cache of values needs flash attention.
-    """
-    is_automatic = settings.flash_attention == "auto" and settings.kv_types[1] == "f16"
-    if not is_automatic or target.supports_flash_attention:
-        return settings
-    return msgspec.structs.replace(settings, flash_attention="off")
-
-
-# ------------------------------------------------------------------------ pair
 
 
 def assemble_pair(
@@ -414,25 +335,25 @@ def assemble_pair(
     context, batch = make_target_context(models), Batch(models.rows)
     draft, no_draft = make_draft_context(models, context, notes)
     with job.turn():
-        check_finite_logits(context, batch)
-    no_rollback = why_no_rollback(context, draft)
+        pair_models.check_finite_logits(context, batch)
+    no_rollback = pair_models.why_no_rollback(context, draft)
     chooses = can_choose_on_device(models, context, batch)
     job.progress("profile", 0.0)
-    profile = open_profile(job.files, models, chooses)
+    key = pair_models.hash_profile_key(job.files, models, measured={"choose_on_device": chooses})
+    profile = ProfileStore(_folder(models.settings.state_dir), key)
     earlier = Earlier(StoredProfile.of(profile.read()), contention.share)
     costs = measure_target(context, batch, earlier, job.turn)
     prefixes, sessions = make_prefixes(job, models, costs.table)
     slots = make_slots(models, context, draft, prefixes)
     exact = ExactMode(models, draft, costs.table, prefixes, earlier.stored.exact_width)
-    drafting = DrafterAndCosts(None, None, no_draft)
+    drafting = Drafting(None, None, no_draft)
     if draft is not None and no_rollback is None:
         make_room = slots.evict if draft.borrows else partial(_evict_draft, slots, exact)
-        with hold_sample_text(context, batch) if draft.borrows else nullcontext(0) as n_before:
+        text = pair_models.hold_sample_text if draft.borrows else _hold_nothing
+        with text(context, batch) as n_before:
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
-    learned = make_learned(costs, drafting, earlier.stored)
+    learned = make_learned(costs, drafting.costs, earlier.stored)
     exact.draft_with(drafting.drafter, learned.calibrations.answers)
-    usable = no_rollback is None
-    verdict = compare_draft(context, batch, drafting, learned, job.turn) if usable else None
     pair = LoadedPair(
         files=job.files,
         models=models,
@@ -447,75 +368,86 @@ def assemble_pair(
         prefixes=prefixes,
         sessions=sessions,
         notes=notes,
-        verdict=verdict,
-        memory=load_memory(sessions, models.target.vocab.size),
     )
+    pair.verdict = compare_draft(pair, job.turn)
+    for conversation, tokens in sessions.load_texts(CAPACITY_TOKENS, models.target.vocab.size):
+        pair.memory.add(tokens, conversation)
     job.progress("profile", 1.0)
     return pair
 
 
-def make_slots(
-    models: PairModels, context: Context, draft: Context | None, prefixes: PrefixStore
-) -> Slots:
-    """Make the slots of the shared lane."""
-    first_more = models.parallel if _count_more_sequences(models) else None
-    windowed = models.target.n_swa > 0
-    return Slots(
-        context,
-        draft,
-        0,
-        models.parallel,
-        prefixes,
-        spare=None if windowed else first_more,
-        first_pin=first_more if windowed else None,
-    )
+def _hold_nothing(_target: Context, _batch: Batch) -> AbstractContextManager[int]:
+    return nullcontext(0)
+
+
+def _folder(path: str) -> Path | None:
+    return Path(path) if path else None
 
 
 def make_target_context(models: PairModels) -> Context:
-    """Make the context of the shared lane."""
     return models.make_context(
         models.target,
-        sequences=models.parallel + _count_more_sequences(models),
+        sequences=models.parallel + _count_more_sequences(models.target, models.parallel),
         outputs=models.parallel * (MAX_DEPTH + 1) + MAX_DRAFTS,
         chooses=True,
     )
 
 
-def make_draft_context(models: PairModels, context: Context, notes: list[str]) -> DraftContext:
-    """Make a context of the draft model, or else of the target's heads.
+def _count_more_sequences(target: Model, parallel: int) -> int:
+    """Return the number of sequences of the target besides those of the slots.
+
+    One is for moving cached text. With a sliding window, one per slot keeps the cells behind the window.
+    """
+    if not target.cuttable:
+        return 0
+    return parallel if target.n_swa else 1
+
+
+def make_slots(
+    models: PairModels, context: Context, draft: Context | None, prefixes: PrefixStore
+) -> Slots:
+    n_slots, windowed = models.parallel, models.target.n_swa > 0
+    first_more = n_slots if _count_more_sequences(models.target, n_slots) else None
+    spare, first_pin = (None, first_more) if windowed else (first_more, None)
+    return Slots(context, draft, 0, n_slots, prefixes, spare=spare, first_pin=first_pin)
+
+
+def make_draft_context(
+    models: PairModels, context: Context, notes: list[str]
+) -> tuple[Context | None, str]:
+    """Make a context of the draft model, or else of the target's heads, or return why there is none.
 
     context: the target's, which is still empty. It emits its states if heads read them.
     notes: gets a sentence if the draft has less than planned.
     """
-    sequences = models.parallel + 2  # one for the exact lane, one for probes
-    outputs = max(models.parallel + 1, 16)
-    if models.draft is not None and models.draft.block_size:
-        outputs = (models.parallel + 1) * (MAX_DEPTH + 1)
-    elif models.draft is not None and models.draft.target_layers:
-        outputs = LayerHeads.count_outputs(models.parallel + 1)
-    make = partial(models.make_context, sequences=sequences, outputs=outputs)
-    draft = models.draft
+    draft, n_texts = models.draft, models.parallel + 1  # one for the exact lane
+    outputs = max(n_texts, 16)
+    if draft is not None and draft.block_size:
+        outputs = n_texts * (MAX_DEPTH + 1)
+    elif draft is not None and draft.target_layers:
+        outputs = LayerHeads.count_outputs(n_texts)
+    make = partial(models.make_context, sequences=n_texts + 1, outputs=outputs)  # one for probes
     if draft is not None and not models.sidecar:
-        if reason := why_kv_type_unsupported(draft, models.settings.kv_types):
+        if reason := pair_models.why_kv_type_unsupported(draft, models.settings.kv_types):
             notes.append(f"The draft's KV cache is f16: {reason}.")
-        return DraftContext(make(draft))
+        return make(draft), NO_DRAFT
     model = models.target if draft is None else draft
-    target = context if model.reads_target_cache or model.target_layers else None
     if draft is None and not models.settings.own_heads:
-        return DraftContext(None, LEFT_OUT)
+        return None, LEFT_OUT
     if draft is None and not model.n_heads:
-        return DraftContext(None)
+        return None, NO_DRAFT
     if reason := why_no_heads(model):
-        return DraftContext(None, reason)
+        return None, reason
+    target = context if model.reads_target_cache or model.target_layers else None
     try:
         heads = make(model, heads=True, target=target)
     except OutOfMemory:
         raise
     except LoadFailed as error:
         notes.append(f"No drafts: {error.message}")
-        return DraftContext(None, "llama.cpp cannot make a context of this model's MTP heads")
+        return None, "llama.cpp cannot make a context of this model's MTP heads"
     context.emit_states(model.target_layers)
-    return DraftContext(heads)
+    return heads, NO_DRAFT
 
 
 def can_choose_on_device(models: PairModels, context: Context, batch: Batch) -> bool:
@@ -526,22 +458,14 @@ def can_choose_on_device(models: PairModels, context: Context, batch: Batch) -> 
     """
     is_wanted = models.settings.choose_on_device
     if is_wanted is None:
-        is_wanted = is_on_gpu(models.settings, ()) and not models.machines
-    return is_wanted and samples_correctly_on_device(context, batch)
-
-
-def open_profile(files: PairFiles, models: PairModels, chooses_on_device: bool) -> ProfileStore:
-    """Open the profile of costs, with what an earlier load has left there."""
-    folder = models.settings.state_dir
-    key = hash_profile_key(files, models, measured={"choose_on_device": chooses_on_device})
-    return ProfileStore(Path(folder) if folder else None, key)
+        is_wanted = models.on_gpu and not models.machines
+    return is_wanted and pair_models.samples_correctly_on_device(context, batch)
 
 
 def measure_target(context: Context, batch: Batch, earlier: Earlier, turn: HoldCpu) -> Costs:
-    """Return the costs of the target's passes."""
-    run, budget_s = make_pass_runner(context, batch), measuring.BUDGET_S * 0.7
-    max_rows_each = 0 if context.model.cuttable else context.n_rollback + 1
+    run, budget_s = pair_models.make_pass_runner(context, batch), measuring.BUDGET_S * 0.7
     measure = partial(measuring.measure_widths, run, budget_s, turn)
+    max_rows_each = 0 if context.model.cuttable else context.n_rollback + 1
     return earlier.costs(earlier.stored.target, measure, max_rows_each)
 
 
@@ -550,7 +474,7 @@ def measure_draft(
 ) -> Costs:
     """Return the costs of the draft's passes behind `n_before` tokens."""
     deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-    run, model = make_pass_runner(context, batch, True, n_before), context.model
+    run, model = pair_models.make_pass_runner(context, batch, True, n_before), context.model
     # llama.cpp ends the process at a pass that is wider than the block of a selector.
     widest = model.block_size if model.n_selected else PREFILL_WIDTH
     widths = dict.fromkeys(min(width, widest) for width in (1, PREFILL_WIDTH, 2, 4, 16))
@@ -566,27 +490,27 @@ def make_drafter(
     n_before: int,
     earlier: Earlier,
     notes: list[str],
-) -> DrafterAndCosts:
+) -> Drafting:
     """Return the draft model, or heads, and what their steps cost.
 
     n_before: the number of tokens in the context's first sequence. notes: gets a sentence if the model is of
     no use.
     """
-    heads = context.heads
-    reads_states = heads and not context.model.block_size
+    kind = _choose_class(context)
+    reads_states = context.heads and not context.model.block_size
     batch = StateBatch(models.rows, context.n_state) if reads_states else Batch(models.rows)
     try:
         with job.turn():
-            check_finite_logits(context, batch, n_before)
+            pair_models.check_finite_logits(context, batch, n_before)
     except LoadFailed as error:
-        called = _DRAFTERS[_drafter_kind(context).kind].called
         notes.append(f"No drafts: {error.message}")
-        return DrafterAndCosts(None, None, f"NaN or infinite values from {called}")
+        called = _DRAFTERS[kind.kind].called
+        return Drafting(None, None, f"NaN or infinite values from {called}")
     costs = measure_draft(context, batch, n_before, earlier, job.turn)
     shared = SharedTokens()
     if models.compared is not None:
         shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
-    drafter = _drafter_kind(context)(
+    drafter = kind(
         context,
         batch,
         costs.table,
@@ -596,14 +520,13 @@ def make_drafter(
         pass_s=models.settings.pass_s,
         gap_s=models.settings.gap_s,
     )
-    return DrafterAndCosts(drafter, costs, "")
+    return Drafting(drafter, costs, "")
 
 
 _DRAFTERS = {kind.kind: kind for kind in (ModelDrafter, MtpDrafter, EagleDrafter, BlockDrafter)}
 
 
-def _drafter_kind(context: Context) -> type[DraftModel]:
-    """Return the class of what drafts with a context."""
+def _choose_class(context: Context) -> type[DraftModel]:
     if context.model.block_size:
         return BlockDraft
     if context.model.target_layers:
@@ -616,39 +539,34 @@ def _evict_draft(slots: Slots, exact: ExactMode) -> bool:
     return slots.evict_draft() or (exact.made is not None and exact.made.slots.evict_draft())
 
 
-def make_learned(costs: Costs, drafting: DrafterAndCosts, stored: StoredProfile) -> LearnedProfile:
-    """Return the costs, and what earlier loads have learned of each kind of drafts."""
-    steps = drafting.costs
-    profile = CostProfile(costs.table, steps.table if steps else None, stored.overhead_ms)
-    noise = max(costs.noise, steps.noise if steps else 0.0)
-    calibrations = stored.load_calibrations(Drafter.kinds)
-    return LearnedProfile(profile, calibrations, noise)
+def make_learned(costs: Costs, steps: Costs | None, stored: StoredProfile) -> LearnedProfile:
+    """Return the costs of passes and drafts, and what earlier loads have learned of each kind of drafts."""
+    return LearnedProfile(
+        CostProfile(costs.table, steps.table if steps else None, stored.overhead_ms),
+        stored.load_calibrations(Drafter.kinds),
+        max(costs.noise, steps.noise if steps else 0.0),
+    )
 
 
-def compare_draft(
-    context: Context,
-    batch: Batch,
-    drafting: DrafterAndCosts,
-    learned: LearnedProfile,
-    turn: HoldCpu,
-) -> Verdict | None:
+def compare_draft(pair: LoadedPair, turn: HoldCpu) -> Verdict | None:
     """Estimate the acceptance of a new draft and judge it, if that takes no longer than measuring.
 
     This is not possible with heads that read the target's cache, which has a text only in a slot.
     """
-    drafter = drafting.drafter
+    drafter, lane = pair.drafter, pair.shared
     if drafter is None:
-        reason = drafting.no_draft
-        return Verdict(0.0, f"A draft cannot be used: {reason}.") if reason != NO_DRAFT else None
-    calibration = learned.calibrations.answers[drafter.kind]
-    token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
+        if pair.no_draft == NO_DRAFT or pair.no_rollback is not None:
+            return None
+        return Verdict(0.0, f"A draft cannot be used: {pair.no_draft}.")
+    calibration = pair.learned.calibrations.answers[drafter.kind]
+    token_ms = lane.costs.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
     if drafter.context.borrows or not calibration.is_unused:
         return None
     if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
         return None
-    agreement = warm_start(context, batch, drafter, calibration, turn)
+    agreement = warm_start(lane.context, lane.batch, drafter, calibration, turn)
     if agreement.share < POOR_AGREEMENT:
-        agreement += compare_other_texts(context, batch, drafter, turn)
+        agreement += compare_other_texts(lane.context, lane.batch, drafter, turn)
     called = _DRAFTERS[drafter.kind].called
     return judge_agreement(called, agreement.share, heads=drafter.context.heads)
 
@@ -658,21 +576,11 @@ def make_prefixes(
 ) -> tuple[PrefixStore, SessionStore]:
     """Make the stores for texts that lose their slot: memory, and from there the disk."""
     settings = models.settings
-    copy_cost = estimate_copy_cost(models, costs, is_on_gpu(settings, models.machines))
-    prefixes = PrefixStore(settings.prefix_bytes, copy_cost)
-    folder = Path(settings.states_dir) if settings.states_dir else None
-    key = hash_profile_key(job.files, models)
-    sessions = SessionStore(folder, key, settings.states_bytes, job.notice)
+    prefixes = PrefixStore(settings.prefix_bytes, pair_models.estimate_copy_cost(models, costs))
+    key = pair_models.hash_profile_key(job.files, models)
+    sessions = SessionStore(_folder(settings.states_dir), key, settings.states_bytes, job.notice)
     prefixes.dropped = sessions.save_dropped
     return prefixes, sessions
-
-
-def load_memory(sessions: SessionStore, n_vocab: int) -> NgramMemory:
-    """Return the earlier texts to draft from, as they were when the pair was unloaded."""
-    memory = NgramMemory()
-    for conversation, tokens in sessions.load_texts(CAPACITY_TOKENS, n_vocab):
-        memory.add(tokens, conversation)
-    return memory
 
 
 def make_lane(
@@ -683,7 +591,6 @@ def make_lane(
     costs: CostTable,
     stored: StoredProfile,
 ) -> Lane:
-    """Make the lane that many sequences share."""
     return Lane(
         context,
         batch,
@@ -692,15 +599,5 @@ def make_lane(
         pass_s=models.settings.pass_s,
         gap_s=models.settings.gap_s,
         attention=stored.attention,
-        on_gpu=is_on_gpu(models.settings, models.machines),
+        on_gpu=models.on_gpu,
     )
-
-
-def _count_more_sequences(models: PairModels) -> int:
-    """Return the number of sequences of the target besides those of the slots.
-
-    One is for moving cached text. With a sliding window, one per slot keeps the cells behind the window.
-    """
-    if not models.target.cuttable:
-        return 0
-    return models.parallel if models.target.n_swa else 1

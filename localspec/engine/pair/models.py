@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -87,6 +87,10 @@ class PairModels:
         """Whether the draft is a sidecar, which reads states of the target."""
         return self.draft is not None and self.draft.sidecar is not None
 
+    @property
+    def on_gpu(self) -> bool:
+        return is_on_gpu(self.settings, self.machines)
+
     def make_context(
         self,
         model: Model,
@@ -105,16 +109,13 @@ class PairModels:
         passes, if not as many as all others have. A draft that cannot have a cache of the chosen type gets
         one of f16.
 
-        Raises:
-            OutOfMemory, LoadFailed
+        Raises OutOfMemory, LoadFailed.
         """
-        types = self.settings.kv_types
+        given, types = self.settings, self.settings.kv_types
         needs_f16 = model is self.draft and why_kv_type_unsupported(model, types)
-        attention = self.settings.flash_attention if exact else self.attention
-        n_ubatch = self.settings.n_batch
-        if attention != self.settings.flash_attention:
-            most_rows = PICTURE_PASS_ROWS if self.reads_pictures else CPU_PASS_ROWS
-            n_ubatch = min(n_ubatch, most_rows)
+        attention, n_ubatch = given.flash_attention if exact else self.attention, given.n_batch
+        if attention != given.flash_attention:
+            n_ubatch = min(n_ubatch, PICTURE_PASS_ROWS if self.reads_pictures else CPU_PASS_ROWS)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=rows or self.rows,
@@ -140,14 +141,18 @@ def usable_cores() -> int:
 
 def physical_cores() -> int:
     """Return the number of physical cores for this process. Hyper-threads do not help matrix products."""
-    n_logical = usable_cores()
+    n_logical, cpus = usable_cores(), Path("/sys/devices/system/cpu")
     try:
-        pairs = set()
-        for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):
-            pairs.add(cpu.read_text().strip())
-        return max(1, min(n_logical, len(pairs) or n_logical))
+        siblings = cpus.glob("cpu[0-9]*/topology/thread_siblings_list")
+        n_physical = len({file.read_text().strip() for file in siblings})
     except OSError:
         return n_logical
+    return min(n_logical, n_physical or n_logical)
+
+
+def is_on_gpu(settings: EngineSettings, machines: tuple[str, ...]) -> bool:
+    """Return whether the target computes on a GPU, or on other machines, which count as one."""
+    return settings.n_gpu_layers != 0 and bool(gpus() or machines)
 
 
 def choose_thread_count(model: Model, threads: int) -> int:
@@ -169,8 +174,7 @@ def open_model(
     heads: with its MTP heads. drafts: it is the draft of a pair, and may consist of heads alone. devices:
     used in place of this machine's GPUs.
 
-    Raises:
-        LoadFailed: It generates no text.
+    Raises LoadFailed if it generates no text.
     """
     if drafts and sidecar_kind("", read_tensor_names(path)) == "mtp":
         heads = True  # It has nothing else.
@@ -214,13 +218,11 @@ def _why_no_writer(model: Model) -> str:
         return "it has no tokens"
     if model.sidecar == "mtp" and not model.reads_target_cache:
         return HEADS_ONLY_REASON
-    architecture = model.metadata("general.architecture") or ""
-    pooling = model.metadata(f"{architecture}.pooling_type") or ""
     reason = explain_no_text(
-        architecture,
+        model.architecture,
         kind=model.metadata("general.type") or "",
-        causal=model.metadata(f"{architecture}.attention.causal") != "false",
-        pooling=int(pooling) if pooling.isdecimal() else 0,
+        causal=model.attends_causally,
+        pooling=model.read_int("pooling_type", 0),
     )
     return reason or ("it has an encoder" if model.has_encoder else "")
 
@@ -268,15 +270,11 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
     llama.cpp compares neither states nor caches, and would read beyond their end.
     """
     if sidecar.sidecar != "mtp":
-        if not sidecar.target_layers:
+        layers, width = sidecar.target_layers, sidecar.target_width
+        if not layers:
             return ""  # This build does not show layers, which is said where drafts are made.
-        return explain_unreadable_layers(
-            target.architecture,
-            target.n_layer,
-            target.n_embd,
-            sidecar.target_layers,
-            sidecar.target_width,
-        )
+        shape = target.architecture, target.n_layer, target.n_embd
+        return explain_unreadable_layers(*shape, layers, width)
     if reason := explain_wrong_sidecar(sidecar.architecture, target.architecture):
         return reason
     if sidecar.n_state != target.n_state:
@@ -349,48 +347,38 @@ def hash_profile_key(
     files: PairFiles, models: PairModels, measured: Mapping[str, bool] | None = None
 ) -> str:
     """Return a hash of what saved states, or `measured` costs, depend on: files, settings, machine, build."""
-    engine_settings = models.settings
-    settings = {
+    given = models.settings
+    gpu_layers = given.n_gpu_layers, given.draft_gpu_layers, given.split_mode, given.main_gpu
+    settings: dict[str, Any] = {
         "threads": models.threads,
         "gpus": gpus(),
-        "gpu_layers": [
-            engine_settings.n_gpu_layers,
-            engine_settings.draft_gpu_layers,
-            engine_settings.split_mode,
-            engine_settings.main_gpu,
-        ],
-        **({} if engine_settings.own_heads else {"own_heads": False}),
+        "gpu_layers": gpu_layers,
+        **({} if given.own_heads else {"own_heads": False}),
         "flash_attention": models.attention,
-        "kv": "/".join(dict.fromkeys(engine_settings.kv_types)),
-        "extra_buffers": engine_settings.extra_buffers,
+        "kv": "/".join(dict.fromkeys(given.kv_types)),
+        "extra_buffers": given.extra_buffers,
         **({"machines": models.machines} if models.machines else {}),
     }
     if measured is not None:
-        settings |= {
-            "batch": engine_settings.n_batch,
-            "parallel": models.parallel,
-            **measured,
-        }
+        settings |= {"batch": given.n_batch, "parallel": models.parallel, **measured}
     elif models.target.rope_depends_on_context:
         settings["n_ctx"] = models.n_ctx
-    paths = [files.target] + ([files.draft] if files.draft else [])
-    return hash_identity(paths, settings, llama_version())
+    return hash_identity(filter(None, (files.target, files.draft)), settings, llama_version())
 
 
 def why_no_rollback(target: Context, draft: Context | None) -> str | None:
     """Return why drafts cannot be rolled back; None if they can."""
     for context, name in ((target, "target"), (draft, "draft")):
         if context is not None and not context.cuttable and context.n_rollback == 0:
-            description = context.model.description
-            return f"the {name} ({description}) cannot roll back tokens"
+            return f"the {name} ({context.model.description}) cannot roll back tokens"
     return None
 
 
-def estimate_copy_cost(models: PairModels, costs: CostTable, on_gpu: bool) -> CopyCost:
+def estimate_copy_cost(models: PairModels, costs: CostTable) -> CopyCost:
     """Return the cost of leaving other texts in the target's cache, and of reading them again."""
     target, has_flash = models.target, models.attention != "off"
     # The time that a GPU takes to skip cells was not measured.
-    heads = 0 if on_gpu else target.n_layer * target.n_attention_heads
+    heads = 0 if models.on_gpu else target.n_layer * target.n_attention_heads
     threads = choose_thread_count(target, models.threads)
     heads_per_thread_ms = heads / threads / 1e6
     can_split = has_flash and threads > 1 and models.settings.kv_types == ("f16", "f16")
@@ -401,17 +389,14 @@ def estimate_copy_cost(models: PairModels, costs: CostTable, on_gpu: bool) -> Co
     )
 
 
-# ------------------------------------------------------------------------ placement
 # What to try if memory does not hold what was planned: less and less, until it fits.
 #
 # The daemon plans by arithmetic on the files' headers (registry/header/fit.py). Only the driver knows how
 # much memory is really free, so a load that fails for lack of memory is tried again with a smaller plan. The
 # target's layers leave the GPU first, because each step of the draft delays every token.
 
-
 MIN_CONTEXT = 2048  # tokens
-# The number of layers if the target could not even be opened.
-ASSUMED_LAYERS = 48
+ASSUMED_LAYERS = 48  # if the target could not even be opened
 
 
 class SmallerPlan(NamedTuple):
@@ -435,10 +420,8 @@ def choose_smaller_plan(
         n_layers = (layers or ASSUMED_LAYERS) + 1  # the output counts as one
         n_placed = n_layers if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, n_layers)
         n_fewer = n_placed * 3 // 4 if n_placed > 4 else 0
-        sentence = (
-            f"Only {n_fewer} layers of the target are on the GPU, because its memory is full."
-        )
-        return SmallerPlan(replace(settings, n_gpu_layers=n_fewer), "layers", sentence)
+        told = f"Only {n_fewer} layers of the target are on the GPU, because its memory is full."
+        return SmallerPlan(replace(settings, n_gpu_layers=n_fewer), "layers", told)
     if context > MIN_CONTEXT:
         n_ctx = max(MIN_CONTEXT, context // 2)
         sentence = f"The context is limited to {n_ctx} tokens, because memory is full."

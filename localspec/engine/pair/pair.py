@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from localspec.engine.cache.prefixes import Prefix, PrefixStore
-from localspec.engine.cache.sessions import SessionStore
+from localspec.engine.cache.sessions import ReadingTime, SessionStore
 from localspec.engine.llama import Vocab, backend
 from localspec.engine.pair.candidates import Verdict
 from localspec.engine.pair.exact import ExactMode
@@ -24,9 +24,16 @@ from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
 NO_DRAFT = "this pair has no draft model"
 MAX_SAVING_S = 6.0  # for saving states of texts at the end; the daemon waits a little longer
+# Why a pair that drafts with something else has no drafts of this kind.
+_WITHOUT = {
+    ModelDrafter.kind: NO_DRAFT,
+    EagleDrafter.kind: "this pair has no EAGLE-3 draft",
+    BlockDrafter.kind: "this pair has no DFlash or DSpark draft",
+    MtpDrafter.kind: "this pair has another draft, and MTP heads are not used beside one",
+}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LoadedPair:
     """Everything that lives as long as the pair is loaded; `load_pair` makes one.
 
@@ -85,25 +92,21 @@ class LoadedPair:
 
     def why_no_drafts(self, kind: str) -> str:
         """Return why a request for this kind of drafts gets none from a model, as a clause."""
-        if kind == ModelDrafter.kind and (self.models.draft is None or self.models.sidecar):
-            return NO_DRAFT
-        drafts_with = self.models.draft.sidecar or ModelDrafter.kind if self.models.draft else None
+        draft = self.models.draft
+        drafts_with = draft.sidecar or ModelDrafter.kind if draft else None
         if drafts_with == "dspark":
             drafts_with = BlockDrafter.kind
-        if kind == EagleDrafter.kind and drafts_with != kind:
-            return "this pair has no EAGLE-3 draft"
-        if kind == BlockDrafter.kind and drafts_with != kind:
-            return "this pair has no DFlash or DSpark draft"
-        if kind == MtpDrafter.kind and drafts_with not in (None, kind):
-            return "this pair has another draft, and MTP heads are not used beside one"
+        may_have_heads = kind == MtpDrafter.kind and draft is None
+        if kind in _WITHOUT and kind != drafts_with and not may_have_heads:
+            return _WITHOUT[kind]
         if kind == MtpDrafter.kind and self.no_draft == NO_DRAFT:
             return "this model has no MTP heads"
         return self.no_draft
 
     def busy_s(self) -> float:
         """Return the seconds spent in llama.cpp's passes so far."""
-        passes = sum(lane.busy_s for lane in self.lanes)
-        return passes + sum(drafter.busy_s for drafter in self._drafters)
+        passes_s = sum(lane.busy_s for lane in self.lanes)
+        return passes_s + sum(drafter.busy_s for drafter in self._drafters)
 
     def spent_s(self) -> float:
         """Return the seconds spent in passes and on drafting so far."""
@@ -115,13 +118,11 @@ class LoadedPair:
 
     @property
     def _drafters(self) -> set[DraftModel]:
-        drafters = (self.get_drafter(lane) for lane in self.lanes)
-        return {drafter for drafter in drafters if drafter is not None}
+        return {drafter for lane in self.lanes if (drafter := self.get_drafter(lane)) is not None}
 
     def info(self) -> Loaded:
         """Return what the daemon needs to know of the pair."""
-        target, draft, compared = self.models.target, self.models.draft, self.models.compared
-        vocab = self.vocab
+        draft, compared, vocab = self.models.draft, self.models.compared, self.vocab
         note = compared.note if compared else ""
         heads = self.drafter is not None and self.drafter.context.heads
         drafts_with = draft.description if draft else "its own MTP heads" if heads else None
@@ -130,7 +131,7 @@ class LoadedPair:
         backend_name = backend() if self.settings.n_gpu_layers else "cpu"
         return Loaded(
             name=self.files.name,
-            target_description=target.description,
+            target_description=self.models.target.description,
             draft_description=drafts_with,
             n_ctx=self.n_ctx,
             parallel=self.models.parallel,
@@ -157,12 +158,10 @@ class LoadedPair:
 
     def load_saved_prefix(self, tokens: list[int], exact: bool) -> Prefix | None:
         """Load the saved state of a text if it covers more than memory does. Safe from any thread."""
-        n_held = [
-            lane.slots.estimate_reusable(tokens) for lane in self.lanes if lane.exact == exact
-        ]
-        n_held.append(self.prefixes.find(tokens, exact=exact)[1])
+        held = [lane.slots.estimate_reusable(tokens) for lane in self.lanes if lane.exact == exact]
+        held.append(self.prefixes.find(tokens, exact=exact)[1])
         pays = self.prefixes.copy_cost.restoring_pays
-        return self.sessions.load(tokens, max(n_held), exact=exact, pays=pays)
+        return self.sessions.load(tokens, max(held), exact=exact, pays=pays)
 
     def forget(self, conversation: str | None) -> None:
         """Drop the caches of a conversation, or of all if it is None, in memory and on disk."""
@@ -173,30 +172,22 @@ class LoadedPair:
         self.sessions.forget(conversation)
         self.sessions.allow_saving()
 
-    def _save_texts(self) -> None:
-        """Save the texts in memory to disk: those in slots first, each group most recently used first."""
-        copiers: list[Callable[[], Prefix]] = []
-        reading_time = self.shared.reading.expected.range_seconds
+    def _find_texts(self, reading_time: ReadingTime) -> Iterator[Prefix]:
+        """Yield the texts in memory to save: those in slots first, each group most recently used first."""
         is_wanted = partial(self.sessions.is_worth_saving, reading_time=reading_time)
         for lane in self.lanes:
-            for slot in sorted(lane.slots, key=lambda s: -s.last_used):
-                if lane.slots.can_save(slot) and is_wanted(
-                    slot.conversation, slot.cached, lane.exact
-                ):
-                    copiers.append(partial(lane.slots.copy_state, slot))
+            for slot in sorted(filter(lane.slots.can_save, lane.slots), key=lambda s: -s.last_used):
+                if is_wanted(slot.conversation, slot.cached, lane.exact):
+                    yield lane.slots.copy_state(slot)
         for prefix in self.prefixes:
             if is_wanted(prefix.conversation, prefix.tokens, prefix.exact):
-                copiers.append(partial(_identity, prefix))
-        self.sessions.save_texts(self.memory.texts)
-        self.sessions.save_all(copiers, MAX_SAVING_S, reading_time)
-        self.sessions.close()
+                yield prefix
 
     def close(self) -> None:
         """Save what is worth it and free everything, contexts before models."""
-        self._save_texts()
+        reading_time = self.shared.reading.expected.range_seconds
+        self.sessions.save_texts(self.memory.texts)
+        self.sessions.save_all(self._find_texts(reading_time), MAX_SAVING_S, reading_time)
+        self.sessions.close()
         self.save()
         self.models.opened.close()
-
-
-def _identity(prefix: Prefix) -> Prefix:
-    return prefix

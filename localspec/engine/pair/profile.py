@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from localspec import files
 from localspec.engine.llama import Model
+from localspec.engine.llama.waiting import read_busy_s
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import (
     NO_CHANGE,
@@ -33,14 +35,11 @@ from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
 from localspec.protocol.frames import PromptCost
 
-# ------------------------------------------------------------------------ reading
 # The cost of reading prompts on this machine, learned from the passes that read them.
 #
 # The token at position p takes a + b·p seconds. The weights' part a is the same everywhere. Attention's part
-# grows with the text before it, and exceeds a many times in a long text. Both are fitted to the passes,
-# where
+# grows with the text before it, and exceeds a many times in a long text. Both are fitted to the passes, where
 # older ones count less. Until deep passes were observed, the ratio of b to a comes from the model's sizes.
-
 
 MEMORY_TOKENS = 16384  # after this many tokens, earlier observations weigh e times less
 # The expected ratio of b to a weighs as much as this many tokens read at the end of the context. So passes
@@ -105,9 +104,7 @@ class PrefillCost:
         return PromptCost(a, b)
 
 
-# ------------------------------------------------------------------------ measuring
 # Measuring what passes cost, and whether other programs disturbed the measurement.
-
 
 HoldCpu = Callable[[], AbstractContextManager[object]]  # inside it this process has the processors
 
@@ -122,61 +119,34 @@ EXTRA_REPEATS_S = 0.25  # after this time no width is run more than MIN_REPEATS 
 MIN_CHANGE_SHARE, MIN_CHANGE_MS = 0.25, 0.3
 CHANGE_REPEATS = 3
 
-_STAT = Path("/proc/stat")
-_IDLE_FIELDS = slice(3, 5)  # idle, and waiting for a disk
-_N_FIELDS = 8  # the two fields after them are included in the first ones
-
-
-def parse_busy_seconds(line: str, ticks: int) -> float:
-    """Return the seconds that all processors together were busy, stolen time included.
-
-    line: the first line of /proc/stat: "cpu" and its fields. ticks: how many make a second.
-
-    Raises:
-        ValueError: It is not such a line.
-    """
-    name, *fields = line.split()
-    if name != "cpu" or len(fields) < _N_FIELDS:
-        raise ValueError(f"not the line of all processors: {line!r}")
-    counts = [int(field) for field in fields[:_N_FIELDS]]
-    return (sum(counts) - sum(counts[_IDLE_FIELDS])) / ticks
-
-
-def _all_used_s() -> float:
-    with _STAT.open(encoding="ascii") as file:
-        return parse_busy_seconds(file.readline(), os.sysconf("SC_CLK_TCK"))
-
 
 class Contention:
     """The share of the processors that others have used since this object was made."""
 
     def __init__(
         self,
-        all_used_s: Callable[[], float] = _all_used_s,
+        all_used_s: Callable[[], float] = read_busy_s,
         own_used_s: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._readers = (all_used_s, own_used_s, clock)
         self._start = self._now()
 
-    def _now(self) -> tuple[float, float, float] | None:
+    def _now(self) -> Sequence[float] | None:
         try:
-            all_s, own_s, time_s = (read() for read in self._readers)
+            return [read() for read in self._readers]
         except (OSError, ValueError):
             return None
-        return all_s, own_s, time_s
 
     @property
     def share(self) -> float:
         """The share from 0 to 1; 0 also where the system does not report it."""
-        end = self._now()
-        if self._start is None or end is None:
+        start, end = self._start, self._now()
+        if start is None or end is None:
             return 0.0
-        used_by_all_s, own_s, elapsed_s = (
-            stop - start for start, stop in zip(self._start, end, strict=True)
-        )
+        used_s, own_s, elapsed_s = (b - a for a, b in zip(start, end, strict=True))
         all_s = elapsed_s * (os.cpu_count() or 1)
-        return min(max((used_by_all_s - own_s) / all_s, 0.0), 1.0) if all_s > 0 else 0.0
+        return min(max((used_s - own_s) / all_s, 0.0), 1.0) if all_s > 0 else 0.0
 
 
 class PassTimes(NamedTuple):
@@ -241,14 +211,12 @@ def measure_passes(
 def _time_runs(
     run: Callable[[int], None], width: int, count: int, clock: Clock, turn: HoldCpu
 ) -> list[float]:
-    """Return the milliseconds of each of `count` runs in a row."""
-    spent = []
     with turn():
+        times = [clock()]
         for _ in range(count):
-            start = clock()
             run(width)
-            spent.append((clock() - start) * 1e3)
-    return spent
+            times.append(clock())
+    return [(end - start) * 1e3 for start, end in pairwise(times)]
 
 
 def _find_change(settling: Sequence[Sequence[float]]) -> ChangeCost:
@@ -283,9 +251,6 @@ def measure_widths(
     return PassTimes(dict(sorted(measured.ms.items())), noise, measured.change)
 
 
-# ------------------------------------------------------------------------ profile
-
-
 VERSION = 3
 # A measurement with at most this noise counts as one of a quiet machine. Medians lie some per cent above the
 # shortest runs there, and one busy program on eight cores changes costs by less than rounds correct.
@@ -313,14 +278,19 @@ class StoredProfile:
     def of(cls, content: Mapping[str, Any]) -> StoredProfile:
         """Return the valid parts of a file's content."""
         noise, overhead = content.get("noise"), content.get("overhead_ms")
+        noise = float(noise) if isinstance(noise, int | float) and 0 <= noise <= 1 else 1.0
         answers, editors = content.get("calibration"), content.get("editor_calibration")
         width = content.get("exact_width")
-        is_valid = isinstance(noise, int | float) and 0 <= noise <= 1
-        known_noise = float(noise) if is_valid and noise is not None else 1.0
+
+        def parse_times(model: str) -> PassTimes | None:
+            table = parse_cost_table(content.get(f"{model}_ms"))
+            change = parse_pair_of_ms(content.get(f"{model}_change_ms"))
+            return PassTimes(table, noise, ChangeCost(*change)) if table and change else None
+
         return cls(
-            _parse_pass_times(content, "target", known_noise),
-            _parse_pass_times(content, "draft", known_noise),
-            known_noise,
+            parse_times("target"),
+            parse_times("draft"),
+            noise,
             overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
             answers if isinstance(answers, dict) else {},
             editors if isinstance(editors, dict) else {},
@@ -343,7 +313,6 @@ class StoredProfile:
         return measured if measured.noise <= self.noise else known
 
     def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> Calibrations:
-        """Return what was learned of each kind of drafts."""
 
         def load(stored: Mapping[str, Any]) -> dict[str, Calibration]:
             return {
@@ -357,13 +326,6 @@ class StoredProfile:
 
         editors = load(self.editor_calibrations) if self.editor_calibrations else {}
         return Calibrations(load(self.calibrations), editors)
-
-
-def _parse_pass_times(content: Mapping[str, Any], model: str, noise: float) -> PassTimes | None:
-    """Return the stored times of a model's passes, or None if they are not valid."""
-    table = parse_cost_table(content.get(f"{model}_ms"))
-    change = parse_pair_of_ms(content.get(f"{model}_change_ms"))
-    return PassTimes(table, noise, ChangeCost(*change)) if table and change else None
 
 
 @dataclass
@@ -398,35 +360,27 @@ class LearnedProfile:
     noise: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
+        answers, editors = self.calibrations.answers, self.calibrations.editors
         return {
             **self.costs.as_dict(),
             "noise": round(self.noise, 4),
-            "calibration": {kind: c.as_dict() for kind, c in self.calibrations.answers.items()},
-            "editor_calibration": {
-                kind: c.as_dict() for kind, c in self.calibrations.editors.items()
-            },
+            "calibration": {kind: known.as_dict() for kind, known in answers.items()},
+            "editor_calibration": {kind: known.as_dict() for kind, known in editors.items()},
         }
 
 
 def hash_identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> str:
     """Return a hash of all that a profile depends on: machine, files, backend, settings, llama.cpp."""
-    stats = []
-    for file in files:
-        info = Path(file).stat()
-        stats.append([os.path.realpath(file), info.st_size, info.st_mtime_ns])
-    machine = [platform.machine(), platform.node(), _cpu_model(), os.cpu_count()]
+    infos = [(os.path.realpath(file), Path(file).stat()) for file in files]
+    stats = [(path, info.st_size, info.st_mtime_ns) for path, info in infos]
+    cpu = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        cpu = next(names, cpu)
+    machine = [platform.machine(), platform.node(), cpu, os.cpu_count()]
     content = json.dumps([VERSION, machine, stats, dict(settings), build], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 class ProfileStore:
