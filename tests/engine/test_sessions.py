@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANONYMOUS_CLIENTS, PairFiles
 from tests.support.patience import PATIENCE
 from tests.support.rescoring import assert_alike
-from tests.support.running import Running, drafting, skip_on
+from tests.support.running import Load, Running, drafting, skip_on
 
 MIB = 1 << 20
 TEXT = list(range(1, MIN_TOKENS + 44))
@@ -44,10 +44,9 @@ class Disk:
     def save(self, conversation: str, tokens: list[int] = TEXT, size: int = 1000) -> None:
         body = np.arange(size, dtype=np.uint8)
         marks = [Mark(3, body[:9]), Mark(4, body[5:25])]
-        prefix = Prefix(
-            tokens, body, body[: size // 4], 7, 5, conversation=conversation, marks=marks
-        )
-        self.states.save_all([lambda: prefix], 10.0)
+        draft = body[: size // 4], 7
+        prefix = Prefix(tokens, body, *draft, 5, conversation=conversation, marks=marks)
+        self.states.save_all([prefix], 10.0)
 
     def load(self, tokens: list[int] = TEXT, held: int = 0) -> Prefix | None:
         return self.states.load(tokens, held)
@@ -71,10 +70,8 @@ def test_saved_state_is_found_by_the_next_process(disk: Disk) -> None:
     assert prefix is not None
     assert (list(prefix.tokens), prefix.n_draft, prefix.source) == (TEXT, 7, "disk")
     assert prefix.least == 5
-    assert [(mark.tokens, mark.state.tolist()) for mark in prefix.marks] == [
-        (3, list(range(9))),
-        (4, list(range(5, 25))),
-    ]
+    marks = {mark.tokens: mark.state.tolist() for mark in prefix.marks}
+    assert marks == {3: list(range(9)), 4: list(range(5, 25))}
     assert prefix.target.tobytes() == bytes(np.arange(1000, dtype=np.uint8))
     assert prefix.draft is not None
     assert prefix.draft.nbytes == 250
@@ -89,9 +86,8 @@ def test_state_in_memory_is_not_read_from_disk(disk: Disk) -> None:
     prefix = disk.load([*TEXT, 7], held=len(TEXT) - MIN_TOKENS)
     assert prefix is not None
     assert disk.load([*TEXT, 8]) is prefix  # a second reader shares the copy
-    assert (
-        disk.states.load(TEXT, pays=lambda tokens, size: tokens > len(TEXT) or size < 999) is prefix
-    )
+    costly = disk.states.load(TEXT, pays=lambda tokens, size: tokens > len(TEXT) or size < 999)
+    assert costly is prefix
     assert disk.load([9, *TEXT]) is None
     assert disk.states.load(TEXT, exact=True) is None
 
@@ -108,9 +104,8 @@ def test_anonymous_text_is_found_by_its_tokens(disk: Disk) -> None:
     longer = [*TEXT, *range(6000, 6300)]
     disk.save(ANONYMOUS_CLIENTS, longer)
     assert len(disk.names()) == 2  # it replaced its prefix
-    assert [
-        len(prefix.tokens) for prefix in (disk.load(TEXT), disk.load(other_text)) if prefix
-    ] == [599, 400]
+    loaded_now = disk.load(TEXT), disk.load(other_text)
+    assert [len(prefix.tokens) for prefix in loaded_now if prefix] == [599, 400]
     disk.save(ANONYMOUS_CLIENTS, TEXT)
     assert len(disk.names()) == 2
 
@@ -145,17 +140,14 @@ def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
 
 
 @given(grown=st.integers(0, 60), token_s=st.floats(1e-9, 1e-3), size=st.integers(2_000, 200_000))
-def test_unloading_saves_what_takes_longer_to_read_than_to_write(
-    grown: int, token_s: float, size: int
-) -> None:
+def test_unloading_saves_what_is_read_slowly(grown: int, token_s: float, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder))
         disk.save("ab12", size=size)
         text = [*TEXT, *range(grown)]
         write_s = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / DISK_BYTES_PER_S
-        worth_saving = disk.states.is_worth_saving(
-            "ab12", text, reading_time=lambda a, b: (b - a) * token_s
-        )
+        is_worth = partial(disk.states.is_worth_saving, "ab12", text)
+        worth_saving = is_worth(reading_time=lambda a, b: (b - a) * token_s)
         assert worth_saving == (grown * token_s > write_s)
         assert not disk.states.is_worth_saving("ab12", text)
 
@@ -195,17 +187,12 @@ def read_error(disk: Disk, content: bytes) -> str:
     return "".join(reader.messages)
 
 
-def test_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
-    disk.save("ab12")
-    content = bytearray(disk.file("ab12").read_bytes())
-    struct.pack_into("<I", content, 8, VERSION + 1)
-    assert "newer" in read_error(disk, bytes(content))
-
-
-def test_header_with_invalid_utf_8_counts_as_damage(disk: Disk) -> None:
+def test_a_newer_file_and_one_with_invalid_utf_8_are_refused_and_left_alone(disk: Disk) -> None:
     """The name is read before the hash, to see whose text the file holds."""
     disk.save("ab12")
     content = disk.file("ab12").read_bytes()
+    newer = content[:8] + struct.pack("<I", VERSION + 1) + content[12:]
+    assert "newer" in read_error(disk, newer)
     assert "damaged" in read_error(disk, content.replace(b"pair", b"\xf0air", 1))
 
 
@@ -236,11 +223,10 @@ def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
     disk.save("ab12")
     path = disk.file("ab12")
+    path.unlink()
     if place == "folder":
-        shutil.rmtree(path.parent)
         path = path.parent
-    else:
-        path.unlink()
+        path.rmdir()
     os.mkfifo(path)
     reader = Disk(disk.folder)
     assert reader.load() is None
@@ -273,42 +259,32 @@ def test_full_disk_leaves_no_partial_file(disk: Disk) -> None:
     assert disk.names() == ["ab12"]
 
 
-def test_nothing_is_saved_on_a_nearly_full_disk(
+def test_nothing_is_saved_on_an_all_but_full_disk(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    prefix = Prefix(TEXT, np.zeros(100, np.uint8), conversation="ab12")
+    disk.states.save_all([prefix], 0.0)  # nor without time
     usage = shutil.disk_usage(disk.folder.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))
     disk.save("ab12")
     assert not disk.names()
 
 
-def test_no_time_left_means_no_file(disk: Disk) -> None:
-    body = np.zeros(100, np.uint8)
-    prefix = Prefix(TEXT, body, conversation="ab12")
-    disk.states.save_all([lambda: prefix], 0.0)
-    assert not disk.names()
-
-
-def test_partial_file_of_a_dead_process_is_removed(
-    disk: Disk,
-) -> None:
+def test_partial_file_of_a_dead_process_is_removed(disk: Disk) -> None:
     disk.save("ab12")
-    complete_file = disk.file("ab12")
+    complete = disk.file("ab12")
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
-    partial_files = [
-        complete_file.with_name(f".{complete_file.name}.{pid}.2.tmp")
-        for pid in (dead.pid, os.getppid())
-    ]
+    pids = dead.pid, os.getppid()
+    partial_files = [complete.with_name(f".{complete.name}.{pid}.2.tmp") for pid in pids]
     for part in partial_files:
         part.write_bytes(b"half")
     Disk(disk.folder)
-    assert [part.exists() for part in (complete_file, *partial_files)] == [True, False, True]
+    assert [part.exists() for part in (complete, *partial_files)] == [True, False, True]
 
 
 def test_forgotten_state_is_deleted_even_while_it_is_written(disk: Disk) -> None:
-    body = np.zeros(1000, np.uint8)
-    disk.states.save_dropped(Prefix(TEXT, body, conversation="ab12"))
+    disk.states.save_dropped(Prefix(TEXT, np.zeros(1000, np.uint8), conversation="ab12"))
     disk.states.forget("ab12")
     disk.save("cd34")
     disk.states.forget(None)
@@ -319,20 +295,21 @@ def test_forgotten_state_is_deleted_even_while_it_is_written(disk: Disk) -> None
 # ------------------------------------------------------------------------------- real models
 
 
-def load_with_states(
-    load: Callable[..., Running], files: PairFiles, folder: Path, **settings: int
-) -> Running:
+on_the_same_machines = skip_on(
+    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
+)
+
+
+def load_with_states(load: Load, files: PairFiles, folder: Path, **settings: int) -> Running:
     room = {"states_bytes": 64 * MIB, "prefix_bytes": 64 * MIB}
-    engine = load(files, states_dir=str(folder), **room, **settings)
+    engine = load(files, states_dir=str(folder), **{**room, **settings})
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     return engine
 
 
-@skip_on(
-    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
-)
+@on_the_same_machines
 def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
-    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+    load: Load, contextual_files: PairFiles, tmp_path: Path
 ) -> None:
     engine = load_with_states(load, contextual_files, tmp_path)
     opening = engine.ask(TEXT, 24, speculative=drafting(3), conversation="ab12").all_tokens
@@ -352,11 +329,9 @@ def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     assert engine.ask([400, *prompt], 4, conversation="ff").done.timings.cache_n == 0
 
 
-@skip_on(
-    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
-)
+@on_the_same_machines
 def test_an_earlier_answer_is_drafted_after_a_restart_until_it_is_forgotten(
-    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+    load: Load, contextual_files: PairFiles, tmp_path: Path
 ) -> None:
     answers = []
     for conversation in ("ab12", "c1", "c2"):
@@ -374,16 +349,9 @@ def test_an_earlier_answer_is_drafted_after_a_restart_until_it_is_forgotten(
 
 
 def test_conversation_evicted_from_memory_is_found_on_disk(
-    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+    load: Load, contextual_files: PairFiles, tmp_path: Path
 ) -> None:
-    engine = load(
-        contextual_files,
-        parallel=1,
-        states_dir=str(tmp_path),
-        states_bytes=64 * MIB,
-        prefix_bytes=1000,
-    )
-    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
+    engine = load_with_states(load, contextual_files, tmp_path, parallel=1, prefix_bytes=1000)
     engine.ask(TEXT, 4, conversation="ab12")
     engine.ask([400, 401], 4)
     engine.pair.sessions._writer.submit(int).result()  # the evicted state is written
@@ -393,7 +361,7 @@ def test_conversation_evicted_from_memory_is_found_on_disk(
 
 
 def test_forgotten_conversation_is_gone_from_memory_and_disk(
-    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+    load: Load, contextual_files: PairFiles, tmp_path: Path
 ) -> None:
     engine = load_with_states(load, contextual_files, tmp_path)
     engine.ask(TEXT, 4, conversation="ab12")
@@ -403,11 +371,9 @@ def test_forgotten_conversation_is_gone_from_memory_and_disk(
     assert not list(tmp_path.glob("*/*"))
 
 
-@skip_on(
-    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
-)
+@on_the_same_machines
 def test_anonymous_prompt_is_not_read_again_after_a_restart(
-    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+    load: Load, contextual_files: PairFiles, tmp_path: Path
 ) -> None:
     """A second prompt with the same beginning is not read again either.
 
@@ -456,13 +422,9 @@ def test_texts_to_draft_from_are_those_of_the_last_save(
         for name, text in saves[-1]:
             if name is not None and name != "../x":
                 held[name] = [*held.pop(name, []), text]
+        long = {n: k for n, k in held.items() if sum(map(len, k)) + len(k) - 1 >= MIN_TOKENS}
         loaded = Disk(Path(folder)).states.load_texts(1 << 20, 10)
-        assert loaded == [
-            (name, text)
-            for name, kept in held.items()
-            if sum(map(len, kept)) + len(kept) - 1 >= MIN_TOKENS
-            for text in kept
-        ]
+        assert loaded == [(name, text) for name, kept in long.items() for text in kept]
         latest = Disk(Path(folder)).states.load_texts(limit, 10)
         assert latest == loaded[len(loaded) - len(latest) :]
         assert sum(len(text) for _, text in latest) <= limit
@@ -497,9 +459,7 @@ def test_queue_for_a_slow_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(20):
         body = np.zeros(2000, np.uint8)
         alive.append(weakref.ref(body))
-        disk.states.save_dropped(
-            Prefix([number, *TEXT], body, None, 0, 0, conversation=f"{number:04x}")
-        )
+        disk.states.save_dropped(Prefix([number, *TEXT], body, conversation=f"{number:04x}"))
         del body
     assert sum(reference() is not None for reference in alive) <= 3
     released.set()
@@ -510,7 +470,7 @@ def test_queue_for_a_slow_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(("forgotten", "remaining"), [("ab12", ["cd34"]), (None, [])])
 def test_queued_request_of_a_forgotten_conversation_is_not_saved(
-    load: Callable[..., Running],
+    load: Load,
     contextual_files: PairFiles,
     tmp_path: Path,
     forgotten: str | None,
@@ -519,11 +479,8 @@ def test_queued_request_of_a_forgotten_conversation_is_not_saved(
 ) -> None:
     """The request is answered nevertheless."""
     engine = load_with_states(load, contextual_files, tmp_path, parallel=1)
-    texts = {"ab12": TEXT, "cd34": TEXT[::-1]}
-    ids = [
-        engine.start(texts[name], 4, conversation=name, cache_prompt=cached)
-        for name in ("ab12", "cd34", "ab12")
-    ]
+    requests = ("ab12", TEXT), ("cd34", TEXT[::-1]), ("ab12", TEXT)
+    ids = [engine.start(t, 4, conversation=name, cache_prompt=cached) for name, t in requests]
     engine.admit()  # the first one runs, the others wait
     engine.engine.forget(forgotten)
     engine.finish()

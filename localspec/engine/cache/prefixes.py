@@ -61,7 +61,6 @@ class Prefix:
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
         return self.copied + sum(mark.state.nbytes for mark in self.marks)
 
     @property
@@ -71,17 +70,13 @@ class Prefix:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    limit = min(len(a), len(b))
-    if a[:limit] == b[:limit]:
-        return limit
-    low, high = 0, limit  # a[:low] is equal, a[:high] is not
+    low = high = min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    low = 0  # a[:low] is equal, a[:high] is not
     while high - low > 1:
         mid = (low + high) // 2
-        if a[low:mid] == b[low:mid]:
-            low = mid
-        else:
-            high = mid
+        low, high = (mid, high) if a[low:mid] == b[low:mid] else (low, mid)
     return low
 
 
@@ -170,7 +165,6 @@ class PrefixStore:
 
     @property
     def size(self) -> int:
-        """The size of all prefixes in bytes."""
         return sum(prefix.size for prefix in self._entries)
 
     def put(self, prefix: Prefix) -> bool:
@@ -191,14 +185,9 @@ class PrefixStore:
 
     def _expected_saving(self, prefix: Prefix) -> tuple[bool, float]:
         """Return how many tokens a byte of it is expected to save. An editor's counts less than any."""
-        covered = max(
-            (
-                other.usable(prefix.tokens)
-                for other in self._entries
-                if other is not prefix and other.exact == prefix.exact
-            ),
-            default=0,
-        )
+        others = [other for other in self._entries if other is not prefix]
+        lengths = [o.usable(prefix.tokens) for o in others if o.exact == prefix.exact]
+        covered = max(lengths, default=0)
         probability = 0.5 ** ((self.now - prefix.used_at) / HALF_LIFE_REQUESTS)
         # Of two equal copies none is worthless, or both could be dropped.
         n_saved = max(len(prefix.tokens) - covered, 1)
@@ -239,14 +228,11 @@ class PrefixStore:
 
         align: the number is a multiple of it. extra: prefixes outside the store to consider.
         """
-        best: Prefix | None = None
-        longest = 0
+        best: tuple[Prefix | None, int] = None, 0
         for prefix in [*self, *extra]:
-            if prefix.exact == exact:
-                length = prefix.usable(tokens, align)
-                if length > longest:
-                    best, longest = prefix, length
-        return best, longest
+            if prefix.exact == exact and (length := prefix.usable(tokens, align)) > best[1]:
+                best = prefix, length
+        return best
 
     def note_restored(self, prefix: Prefix, length: int) -> None:
         """Note that a slot holds the first `length` tokens. The prefix stays if it is much longer."""

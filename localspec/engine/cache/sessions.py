@@ -19,31 +19,30 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 
 from localspec import files
-from localspec.engine.cache.prefixes import Prefix, common_prefix, free_memory
-from localspec.engine.cache.slot import Mark, count_usable
+from localspec.engine.cache.prefixes import Prefix, free_memory
+from localspec.engine.cache.slot import Mark
 from localspec.engine.llama import State
 from localspec.paths import open_file, remove_tree
 from localspec.protocol.frames import ANONYMOUS_CLIENTS
 
-# ------------------------------------------------------------------------ session file
 # The file of a session: the states of target and draft, with the tokens that they belong to.
 #
 # Nothing of a file reaches llama.cpp before its hash was verified.
 
-
 MAGIC = b"LSPREFIX"
 VERSION = 2
 _PIECE_BYTES = 16 << 20
+_NO_STATE: State = np.empty(0, np.uint8)
 _HEAD = struct.Struct("<8sII32s")  # magic, version, size of the header, hash of all that follows
 
 
@@ -53,29 +52,6 @@ class UnusableFile(Exception):
 
 class WritingStopped(Exception):
     """The time for writing is over, or the conversation was forgotten."""
-
-
-class Coverage(NamedTuple):
-    """What a saved state can be reused for, as in `Prefix`. marks: after how many tokens they are."""
-
-    tokens: list[int]
-    least: int
-    marks: list[int]
-    exact: bool
-
-    @classmethod
-    def of(cls, prefix: Prefix) -> Coverage:
-        marks = [mark.tokens for mark in prefix.marks]
-        return cls(list(prefix.tokens), prefix.least, marks, prefix.exact)
-
-    def usable(self, tokens: list[int]) -> int:
-        """Return how many of these tokens the state can be cut to."""
-        return count_usable(common_prefix(self.tokens, tokens), self.least, self.marks)
-
-    def covers(self, other: Coverage) -> bool:
-        """Whether this state can be used for all that another one can."""
-        is_included = self.exact == other.exact and self.usable(other.tokens) == len(other.tokens)
-        return is_included and (self.least <= other.least or set(other.marks) <= set(self.marks))
 
 
 class _Header(msgspec.Struct):
@@ -95,33 +71,30 @@ class _Header(msgspec.Struct):
     marks: list[tuple[int, int]]
 
     @property
-    def kept(self) -> Coverage:
-        return Coverage(self.tokens, self.least, [tokens for tokens, _ in self.marks], self.exact)
-
-    @property
     def sizes(self) -> list[int]:
         return [self.target, self.draft, *(size for _, size in self.marks)]
-
-    def describes(self, size: int) -> bool:
-        """Whether this can be the header of a body of `size` bytes."""
-        count = len(self.tokens)
-        return (
-            size == sum(self.sizes)
-            and min(self.sizes) >= 0
-            and 0 <= self.n_draft <= count
-            and 0 <= self.least <= count
-            and all(0 < tokens <= count for tokens, _ in self.marks)
-        )
 
 
 def read(path: Path, identity: str) -> Prefix:
     """Read the state in a file of this identity.
 
-    Raises:
-        Unusable: The file is damaged, of another identity or version, or too large for the memory.
-        OSError: The file cannot be read.
+    Raises UnusableFile if the file is damaged, of another identity or version, or too large for the memory.
+    Raises OSError if the file cannot be read.
     """
-    raw, body = _read_verified(path)
+    with _open(path) as file:
+        raw, digest, size = _read_raw_header(file)
+        free = free_memory()
+        if free is not None and size > free // 2:
+            raise UnusableFile("there is too little free memory for it")
+        if file.tell() >= size:
+            raise UnusableFile("it is cut short")
+        # Mapped, not read, because allocating hundreds of MiB costs more than all else here. A file is never
+        # written to under its final name; where one is replaced or removed, the mapping stays valid.
+        body: State = np.asarray(np.memmap(file, np.uint8, "r", file.tell()))
+        hashed = hashlib.sha256(raw)
+        hashed.update(body.data)
+    if hashed.digest() != digest:
+        raise UnusableFile("it is damaged")
     header = _parse_header(raw, identity, len(body))
     target, draft, *marks = np.split(body, np.cumsum(header.sizes)[:-1])
     return Prefix(
@@ -135,27 +108,40 @@ def read(path: Path, identity: str) -> Prefix:
     )
 
 
-def read_coverage(path: Path, identity: str) -> Coverage:
-    """Read what the header of a file says. It is good for a search, but its hash was not verified.
-
-    Raises:
-        Unusable, OSError: As `read`.
-    """
+def read_coverage(path: Path, identity: str) -> Prefix:
+    """Read a prefix without its states from a header, whose hash is not verified. Raises as `read`."""
     with _open(path) as file:
-        raw, _ = _read_raw_header(file)
-        body = os.fstat(file.fileno()).st_size - file.tell()
-    return _parse_header(raw, identity, body).kept
+        raw, _, size = _read_raw_header(file)
+        header = _parse_header(raw, identity, size - file.tell())
+    marks = [Mark(tokens, _NO_STATE) for tokens, _ in header.marks]
+    return Prefix(header.tokens, _NO_STATE, least=header.least, exact=header.exact, marks=marks)
 
 
-def _parse_header(raw: bytes, identity: str, body: int) -> _Header:
-    """Parse the header of a file with `body` bytes behind it. Raises Unusable."""
+def _drop_states(prefix: Prefix) -> Prefix:
+    """Return what a prefix can be reused for, as `read_coverage` does."""
+    marks = [Mark(mark.tokens, _NO_STATE) for mark in prefix.marks]
+    return replace(prefix, target=_NO_STATE, draft=None, marks=marks)
+
+
+def _covers(prefix: Prefix, other: Prefix) -> bool:
+    """Whether a prefix can be used for all that another one can."""
+    is_included = prefix.exact == other.exact and prefix.usable(other.tokens) == len(other.tokens)
+    places, others = ({mark.tokens for mark in each.marks} for each in (prefix, other))
+    return is_included and (prefix.least <= other.least or others <= places)
+
+
+def _parse_header(raw: bytes, identity: str, n_bytes: int) -> _Header:
+    """Parse the header of a file with `n_bytes` behind it. Raises UnusableFile."""
     try:
         header = msgspec.msgpack.decode(raw, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnusableFile("it is damaged") from error
     if header.identity != identity:
         raise UnusableFile("it belongs to other files or settings")
-    if not header.describes(body):
+    count, marks = len(header.tokens), [tokens for tokens, _ in header.marks]
+    has_sizes = n_bytes == sum(header.sizes) and min(header.sizes) >= 0
+    has_counts = 0 <= header.n_draft <= count and 0 <= header.least <= count
+    if not has_sizes or not has_counts or not all(0 < tokens <= count for tokens in marks):
         raise UnusableFile("it is damaged")
     return header
 
@@ -164,63 +150,31 @@ def _open(path: Path) -> BinaryIO:
     return os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
 
 
-def _read_raw_header(file: BinaryIO) -> tuple[bytes, bytes]:
-    """Return the header, and the hash of it and all that follows. Raises Unusable, OSError."""
-    size = os.fstat(file.fileno()).st_size
-    start = file.read(_HEAD.size)
+def _read_raw_header(file: BinaryIO) -> tuple[bytes, bytes, int]:
+    """Return the header, the hash of it and all that follows, and the file's size. Raises as `read`."""
+    size, start = os.fstat(file.fileno()).st_size, file.read(_HEAD.size)
     if len(start) < _HEAD.size:
         raise UnusableFile("it is cut short")
     magic, version, length, digest = _HEAD.unpack(start)
     if magic != MAGIC:
         raise UnusableFile("it is not a saved state")
-    if version > VERSION:
-        raise UnusableFile("a newer localspec wrote it")
-    if version < VERSION:
-        raise UnusableFile("an older localspec wrote it")
+    if version != VERSION:
+        age = "a newer" if version > VERSION else "an older"
+        raise UnusableFile(f"{age} localspec wrote it")
     if length > size:
         raise UnusableFile("it is damaged")
-    return file.read(length), digest
-
-
-def _read_verified(path: Path) -> tuple[bytes, State]:
-    """Return the header and body of a file whose hash is right. Raises Unusable, OSError."""
-    with _open(path) as file:
-        raw, digest = _read_raw_header(file)
-        size, free = os.fstat(file.fileno()).st_size, free_memory()
-        if free is not None and size > free // 2:
-            raise UnusableFile("there is too little free memory for it")
-        if file.tell() >= size:
-            raise UnusableFile("it is cut short")
-        # Mapped, not read, because allocating hundreds of MiB costs more than all else here. A file is never
-        # written to under its final name; where one is replaced or removed, the mapping stays valid.
-        body: State = np.asarray(np.memmap(file, np.uint8, "r", file.tell()))
-        hashed = hashlib.sha256(raw)
-        hashed.update(body.data)
-    if hashed.digest() != digest:
-        raise UnusableFile("it is damaged")
-    return raw, body
+    return file.read(length), digest, size
 
 
 def write(file: BinaryIO, prefix: Prefix, identity: str, should_stop: Callable[[], bool]) -> None:
     """Write a prefix, piece by piece, calling `should_stop` before each piece.
 
-    Raises:
-        Stopped: `should_stop` returned True.
-        OSError: The file cannot be written.
+    Raises WritingStopped if `should_stop` returned True. Raises OSError if the file cannot be written.
     """
-    draft = prefix.draft if prefix.draft is not None else np.empty(0, np.uint8)
-    header = msgspec.msgpack.encode(
-        _Header(
-            identity,
-            list(prefix.tokens),
-            prefix.n_draft,
-            prefix.least,
-            prefix.exact,
-            prefix.target.nbytes,
-            draft.nbytes,
-            [(mark.tokens, mark.state.nbytes) for mark in prefix.marks],
-        )
-    )
+    draft = prefix.draft if prefix.draft is not None else _NO_STATE
+    marks = [(mark.tokens, mark.state.nbytes) for mark in prefix.marks]
+    kept, sizes = (prefix.n_draft, prefix.least, prefix.exact), (prefix.target.nbytes, draft.nbytes)
+    header = msgspec.msgpack.encode(_Header(identity, list(prefix.tokens), *kept, *sizes, marks))
     hashed = hashlib.sha256(header)
     file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
     file.write(header)
@@ -233,9 +187,6 @@ def write(file: BinaryIO, prefix: Prefix, identity: str, should_stop: Callable[[
             file.write(piece)
     file.seek(0)
     file.write(_HEAD.pack(MAGIC, VERSION, len(header), hashed.digest()))
-
-
-# ------------------------------------------------------------------------ sessions
 
 
 # Shorter texts are read again within seconds on any machine, and every file wears the disk.
@@ -266,10 +217,8 @@ class SessionStore:
     def __init__(
         self, folder: Path | None, identity: str, limit: int, notice: Callable[[str], None]
     ) -> None:
-        self._folder = folder if limit > 0 else None
-        self._identity = identity
-        self._limit = limit
-        self._notice = notice
+        self._folder, self._limit = folder if limit > 0 else None, limit
+        self._identity, self._notice = identity, notice
         self._lock = threading.Lock()
         self._queued_bytes = 0  # bytes that wait to be written or are being written
         self._forgotten: set[str] = set()  # conversations of which nothing more may be written
@@ -277,21 +226,16 @@ class SessionStore:
         # Requests that wait with the same state share it.
         self._loaded = weakref.WeakValueDictionary[Path, Prefix]()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
-        self._saved: dict[Path, Coverage] = {}  # what the files hold, according to their headers
+        self._saved: dict[Path, Prefix] = {}  # what the files hold, without the states
         self._n_saved_tokens: dict[str, int] = {}  # of the texts to draft from, per conversation
         if self._folder is not None:
             for conversation_folder in self._folder.glob("*"):
                 files.delete_unfinished(conversation_folder)
-            self._saved = dict(self._read_heads(self._folder))
-
-    def _read_heads(self, folder: Path) -> Iterator[tuple[Path, Coverage]]:
-        for path in folder.glob(f"*/{self._identity}*.state"):
-            try:
-                yield path, read_coverage(path, self._identity)
-            except (OSError, UnusableFile) as error:
-                self._notice(f"{_describe(path)} is not used: {error}")
-
-    # ------------------------------------------------------------------ reading
+            for path in self._folder.glob(f"*/{identity}*.state"):
+                try:
+                    self._saved[path] = read_coverage(path, identity)
+                except (OSError, UnusableFile) as error:
+                    notice(f"{_describe(path)} is not used: {error}")
 
     def load(
         self,
@@ -339,8 +283,6 @@ class SessionStore:
         )
         return max(candidates, key=lambda candidate: candidate[1], default=(None, 0))
 
-    # ------------------------------------------------------------------ writing
-
     def save_dropped(self, prefix: Prefix) -> None:
         """Save a prefix that is no longer in memory, in another thread, if it belongs to a conversation.
 
@@ -352,15 +294,16 @@ class SessionStore:
             fits = not self._queued_bytes or self._queued_bytes + prefix.size <= MAX_QUEUED_BYTES
             if fits:
                 self._queued_bytes += prefix.size
-        if fits:
-            self._writer.submit(self._write_queued, prefix)
 
-    def _write_queued(self, prefix: Prefix) -> None:
-        try:
-            self._write(prefix, None)
-        finally:
-            with self._lock:
-                self._queued_bytes -= prefix.size
+        def write() -> None:
+            try:
+                self._write(prefix, None)
+            finally:
+                with self._lock:
+                    self._queued_bytes -= prefix.size
+
+        if fits:
+            self._writer.submit(write)
 
     def is_worth_saving(
         self,
@@ -370,9 +313,7 @@ class SessionStore:
         reading_time: ReadingTime | None = None,
     ) -> bool:
         """Whether a text is worth writing to disk. `reading_time` is given when the pair is unloaded."""
-        if self._folder is None or conversation is None:
-            return False
-        if not _CONVERSATION.fullmatch(conversation):
+        if self._folder is None or not _CONVERSATION.fullmatch(conversation or ""):
             return False
         with self._lock:
             if self._is_gone(conversation):
@@ -389,17 +330,12 @@ class SessionStore:
         return reading_time(n_saved, len(tokens)) > size / DISK_BYTES_PER_S
 
     def save_all(
-        self,
-        prefixes: Iterable[Callable[[], Prefix]],
-        seconds: float,
-        reading_time: ReadingTime | None = None,
+        self, prefixes: Iterable[Prefix], seconds: float, reading_time: ReadingTime | None = None
     ) -> None:
         """Save the prefixes that are worth it, in this order, until the time is over."""
-        deadline = time.monotonic() + seconds
-        for make in prefixes:
-            if time.monotonic() >= deadline:
-                break
-            self._writer.submit(self._write, make(), deadline, reading_time).result()
+        deadline, remaining = time.monotonic() + seconds, iter(prefixes)
+        while time.monotonic() < deadline and (prefix := next(remaining, None)) is not None:
+            self._writer.submit(self._write, prefix, deadline, reading_time).result()
 
     def _write(
         self, prefix: Prefix, deadline: float | None, reading_time: ReadingTime | None = None
@@ -421,26 +357,25 @@ class SessionStore:
         except OSError as error:
             self._notice(f"{_describe(path)} is not saved: {error}")
             return
-        saved = Coverage.of(prefix)
+        saved = _drop_states(prefix)
         with self._lock:
             self._loaded.pop(path, None)
             self._saved[path] = saved
+            known = self._saved.items() if prefix.conversation == ANONYMOUS_CLIENTS else ()
             covered = [
                 other
-                for other, known in self._saved.items()
-                if other != path
-                and other.parent.name == ANONYMOUS_CLIENTS == prefix.conversation
-                and saved.covers(known)
+                for other, coverage in known
+                if other != path and other.parent == path.parent and _covers(saved, coverage)
             ]
         for other in covered:
             self._delete_file(other)
 
     def _write_file(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
-        def over() -> bool:
+        def is_over() -> bool:
             is_overdue = deadline is not None and time.monotonic() > deadline
             return is_overdue or self._is_gone(prefix.conversation)
 
-        write(file, prefix, self._identity, over)
+        write(file, prefix, self._identity, is_over)
         if self._is_gone(prefix.conversation):
             raise WritingStopped
 
@@ -450,31 +385,28 @@ class SessionStore:
         if size > self._limit:
             return False
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stored = sorted(self._list_other_files(path), key=lambda item: item[1].st_mtime)
-        used = sum(info.st_size for _, info in stored)
-        for stored_path, info in stored:
-            if used + size <= self._limit:
-                break
-            if stored_path.match(files.UNFINISHED_PATTERN):  # another pair's worker is writing it
-                continue
-            self._delete_file(stored_path)
-            used -= info.st_size
-        return shutil.disk_usage(self._folder).free - size >= RESERVED_BYTES
-
-    def _list_other_files(self, path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        """Iterate over all other files, also those of other pairs, whose workers may delete some."""
-        assert self._folder is not None
+        infos: dict[
+            Path, os.stat_result
+        ] = {}  # also those of other pairs, whose workers may delete some
         for other in self._folder.glob("*/*"):
             with contextlib.suppress(FileNotFoundError):
-                if other != path:
-                    yield other, other.lstat()
+                infos[other] = other.lstat()
+        infos.pop(path, None)
+        used = sum(info.st_size for info in infos.values())
+        for stored, info in sorted(infos.items(), key=lambda item: item[1].st_mtime):
+            if used + size <= self._limit:
+                break
+            if not stored.match(
+                files.UNFINISHED_PATTERN
+            ):  # else another pair's worker is writing it
+                self._delete_file(stored)
+                used -= info.st_size
+        return shutil.disk_usage(self._folder).free - size >= RESERVED_BYTES
 
     def _delete_file(self, path: Path) -> None:
         with self._lock:
             self._saved.pop(path, None)
         path.unlink(missing_ok=True)
-
-    # ------------------------------------------------------------------ texts to draft from
 
     def load_texts(self, limit: int, n_vocab: int) -> list[tuple[str, list[int]]]:
         """Load the texts that `save_texts` saved, oldest first, each with its conversation.
@@ -520,9 +452,7 @@ class SessionStore:
 
     def _write_texts(self, by_conversation: dict[str, list[int]]) -> None:
         assert self._folder is not None
-        long = {
-            name: tokens for name, tokens in by_conversation.items() if len(tokens) >= MIN_TOKENS
-        }
+        long = {name: text for name, text in by_conversation.items() if len(text) >= MIN_TOKENS}
         for path in self._list_texts():
             if path.parent.name not in long:
                 path.unlink(missing_ok=True)
@@ -540,10 +470,8 @@ class SessionStore:
                 path = self._folder / name / f"{self._identity}{_TEXTS_SUFFIX}"
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 content = np.array(long[name], np.int32).view(np.uint8)
-                with (
-                    contextlib.suppress(WritingStopped),
-                    files.replace_atomically(path, sync=False) as file,
-                ):
+                replacing = files.replace_atomically(path, sync=False)
+                with contextlib.suppress(WritingStopped), replacing as file:
                     self._write_file(file, Prefix([], content, conversation=name), None)
         except OSError as error:
             self._notice(f"texts to draft from are not saved: {error}")
@@ -552,13 +480,11 @@ class SessionStore:
         """Return the files with texts, the oldest first."""
         if self._folder is None:
             return []
-        times = {}
+        times: dict[Path, int] = {}
         for path in self._folder.glob(f"*/{self._identity}{_TEXTS_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
                 times[path] = path.lstat().st_mtime_ns
         return sorted(times, key=times.__getitem__)
-
-    # ------------------------------------------------------------------ forgetting
 
     def forget(self, conversation: str | None, done: Callable[[], None] = lambda: None) -> None:
         """Delete what is saved of a conversation, and write nothing of it again.
@@ -572,9 +498,10 @@ class SessionStore:
                 self._all_forgotten = True
             else:
                 self._forgotten.add(conversation)
-            for mapping in (self._saved, self._loaded):
-                for path in [path for path in mapping if self._is_gone(path.parent.name)]:
-                    mapping.pop(path, None)
+            for path in {*self._saved, *self._loaded}:
+                if self._is_gone(path.parent.name):
+                    self._saved.pop(path, None)
+                    self._loaded.pop(path, None)
         try:
             self._writer.submit(self._delete, conversation, done)
         except RuntimeError:  # the store is closed, so nothing is written any more
@@ -583,23 +510,18 @@ class SessionStore:
     def allow_saving(self) -> None:
         """Allow saving again, because memory no longer holds what was forgotten."""
 
-        def allow_saving() -> None:
-            self._all_forgotten = False
-
-        with contextlib.suppress(RuntimeError):
-            self._writer.submit(allow_saving)
+        with contextlib.suppress(RuntimeError):  # the store is closed
+            self._writer.submit(setattr, self, "_all_forgotten", False)
 
     def _is_gone(self, conversation: str | None) -> bool:
         return self._all_forgotten or conversation in self._forgotten
 
     def _delete(self, conversation: str | None, done: Callable[[], None]) -> None:
-        if self._folder is None:
-            pass
-        elif conversation is None:
-            for conversation_folder in self._folder.glob("*"):
+        if self._folder is not None and (
+            conversation is None or _CONVERSATION.fullmatch(conversation)
+        ):
+            for conversation_folder in self._folder.glob(conversation or "*"):
                 remove_tree(conversation_folder)
-        elif _CONVERSATION.fullmatch(conversation):
-            remove_tree(self._folder / conversation)
         done()
 
     def close(self) -> None:
@@ -618,10 +540,8 @@ class SessionStore:
 
 def _describe(path: Path) -> str:
     """Return the subject of a sentence about a file in the log."""
-    if path.suffix == _TEXTS_SUFFIX:
-        what, owner = "texts", "programs"
-    else:
-        what, owner = "state", "a prompt"
+    texts = path.suffix == _TEXTS_SUFFIX
+    what, owner = ("texts", "programs") if texts else ("state", "a prompt")
     if path.parent.name != ANONYMOUS_CLIENTS:
         owner = f"conversation {path.parent.name}"
     return f"the saved {what} of {owner}"

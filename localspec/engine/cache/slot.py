@@ -13,16 +13,14 @@ from typing import Literal
 
 import numpy as np
 
-from localspec.engine.llama import Context, State, States, begin_of_picture
+from localspec.engine.llama import Context, State, States, begin_of_picture, is_picture
 from localspec.protocol.frames import CacheLoss, CacheSource
 
-# ------------------------------------------------------------------------ borders
 # Which places of a prompt are worth going back to, in a memory that cannot be cut: where messages begin, and
 # where two texts were seen to part.
 #
 # Agents send a conversation again with a change in the middle: a reminder that moved, a summary in place of
 # old messages, other tools. What stands before the last place ahead of the change need not be read again.
-
 
 # Shorter texts are read again within one or two passes.
 MIN_TOKENS = 64
@@ -33,18 +31,6 @@ PLACE_GROWTH = 1.0625
 # The next turn of a chat shares the prompt except for its last tokens. They open an answer, or hold empty
 # thoughts that templates drop later ("<think>\n\n</think>\n\n" is four tokens).
 OPENING_TOKENS = 4
-
-
-def find_borders(tokens: Sequence[int], is_control: Callable[[int], bool], start: int) -> list[int]:
-    """Return the positions after `start` before which a message ends: groups of control tokens."""
-    positions: list[int] = []
-    last_control = start - OPENING_TOKENS - 1
-    for position in range(start, len(tokens)):
-        if is_control(tokens[position]):
-            if position - last_control > OPENING_TOKENS:
-                positions.append(position)
-            last_control = position
-    return positions
 
 
 def choose_positions(
@@ -58,11 +44,16 @@ def choose_positions(
 
     The first `start` tokens are read. forks: positions at which another text was seen to go on differently.
     """
-    end = len(tokens) - OPENING_TOKENS
-    borders: list[int] = []
-    message_ends = [at for at in find_borders(tokens, is_control, start) if at <= end]
+    end, message_ends = len(tokens) - OPENING_TOKENS, list[int]()
+    last_control = start - OPENING_TOKENS - 1
+    for position in range(start, end + 1):  # A message ends before a group of control tokens.
+        if not is_picture(tokens[position]) and is_control(tokens[position]):
+            if position - last_control > OPENING_TOKENS:
+                message_ends.append(position)
+            last_control = position
     # Agents put reminders into the last message, and leave them out of it with the next one.
-    last_border = next((at for at in reversed(message_ends) if end - at >= MIN_TOKENS // 4), end)
+    last_border = max((at for at in message_ends if end - at >= MIN_TOKENS // 4), default=end)
+    borders: list[int] = []
     for position in message_ends:
         previous = borders[-1] if borders else start
         if position - previous >= MIN_TOKENS or position == last_border:
@@ -96,8 +87,7 @@ def choose_removable(positions: Sequence[int], forks: Collection[int] = ()) -> i
     return min(removable, key=lambda index: (end - previous[index]) / (end - positions[index]))
 
 
-# Tokens by which the beginning of a change is known again.
-CHANGE_TOKENS = 4
+CHANGE_TOKENS = 4  # by which the beginning of a change is known again
 MAX_CHANGES = 64  # that are remembered, and
 MAX_CHANGES_IN_PROMPT = 8  # that are looked for in a prompt, the last ones
 
@@ -119,29 +109,27 @@ class Changes:
 
     def find(self, tokens: Sequence[int], start: int) -> list[int]:
         """Return the last positions after `start` where something stands that was changed before."""
-        firsts = {change[0] for change in self._starts}
-        positions = (
-            position
-            for position in range(len(tokens) - CHANGE_TOKENS, start, -1)
-            if tokens[position] in firsts
-            and tuple(tokens[position : position + CHANGE_TOKENS]) in self._starts
+        firsts, changes = {change[0] for change in self._starts}, self._starts
+        places = range(len(tokens) - CHANGE_TOKENS, start, -1)
+        found = (
+            p
+            for p in places
+            if tokens[p] in firsts and tuple(tokens[p : p + CHANGE_TOKENS]) in changes
         )
-        return sorted(islice(positions, MAX_CHANGES_IN_PROMPT))
-
-
-# ------------------------------------------------------------------------ hidden
-# Hidden states of the target for one text, kept until its MTP heads read them, if they ever do.
+        return sorted(islice(found, MAX_CHANGES_IN_PROMPT))
 
 
 # Limit per slot. Heads that begin late read only the end of a long text, because they draft from that.
 MAX_BYTES = 32 << 20
-TAIL_STATES = (
-    64  # states that stay after the heads have read them, because a rollback reads them again
-)
+# States that stay after the heads have read them, because a rollback reads them again.
+TAIL_STATES = 64
 
 
 class HiddenStates:
-    """The states after the tokens [start, end) of a text, one row each."""
+    """Hidden states of the target, one row each, until its MTP heads read them, if they ever do.
+
+    They are those after the tokens [start, end) of a text.
+    """
 
     def __init__(self, width: int, tail: bool = False) -> None:
         """width: numbers in a state. tail: only the last states are ever read, of which there are fewer."""
@@ -193,9 +181,8 @@ class HiddenStates:
         states: States = np.zeros((last - first, self._rows.shape[1]), np.float32)
         start, end = max(first - 1, self.start), min(last - 1, self.end)
         if start < end:
-            states[start - first + 1 : end - first + 1] = self._rows[
-                start - self.start : end - self.start
-            ]
+            known = self._rows[start - self.start : end - self.start]
+            states[start - first + 1 : end - first + 1] = known
         return states
 
     def copy_from(self, other: HiddenStates, length: int) -> None:
@@ -204,9 +191,6 @@ class HiddenStates:
         end = min(other.end, length)
         if other.start < end:
             self.put(other.start, other._rows[: end - other.start])
-
-
-# ------------------------------------------------------------------------ slot
 
 
 # Per slot. The marks of all slots take at most a quarter of the memory for prefixes, which holds far fewer of
@@ -251,9 +235,7 @@ class Slot:
     draft_mark: tuple[int, State] | None = None
     hidden: HiddenStates | None = None  # the target's hidden states, if it has MTP heads
     snapshots: int = 0  # the position of the first snapshot that the target's last pass has left
-    pinned: int = (
-        0  # tokens whose cells a sequence without passes shares, so that they are not reused
-    )
+    pinned: int = 0  # tokens whose cells a sequence without passes shares, so that they stay
     busy: bool = False
     last_used: int = 0
     requested_at: int = 0  # number of its last request, as the store of prefixes counts them
@@ -303,7 +285,6 @@ class Slot:
 
     @property
     def mark_positions(self) -> list[int]:
-        """The positions of its marks."""
         return [mark.tokens for mark in self.marks]
 
     @property
@@ -317,10 +298,11 @@ class Slot:
 
 
 class TargetMemory:
-    """The target's memory.
+    """The target's memory of `slots`.
 
     worth(tokens, size): whether a copy of `size` bytes is worth the chance that `tokens` tokens need not be
-    read again. mark_bytes: limit for the marks of all `slots` together.
+    read again. mark_bytes: limit for the marks of all slots together. first_pin: the first of as many
+    sequences, in which no pass takes place; see `pin`.
     """
 
     def __init__(
@@ -331,15 +313,8 @@ class TargetMemory:
         slots: Sequence[Slot],
         first_pin: int | None = None,
     ) -> None:
-        """Manage the target's memory of `slots`.
-
-        first_pin: the first of as many sequences, in which no pass takes place; see `pin`.
-        """
-        self._context = context
-        self._first_pin = first_pin
-        self._is_worth_copy = worth
-        self._mark_bytes = mark_bytes
-        self._slots = slots
+        self._context, self._slots, self._first_pin = context, slots, first_pin
+        self._is_worth_copy, self._mark_bytes = worth, mark_bytes
         self._cuttable = context.model.cuttable
         self._state_bytes = 0  # size of the last mark
 
@@ -354,9 +329,7 @@ class TargetMemory:
         if not self._cuttable:
             return slot.n_past
         min_length, window = self.min_length(slot), self._context.model.n_swa
-        return (
-            min_length if not window or slot.n_past <= window else max(min_length, slot.n_past - 1)
-        )
+        return max(min_length, slot.n_past - 1) if 0 < window < slot.n_past else min_length
 
     def pin(self, slot: Slot) -> None:
         """Keep the cells of what a slot has read, also those that its window has left behind.
@@ -410,8 +383,8 @@ class TargetMemory:
             return count
         if slot.n_past in slot.turns:
             self.mark(slot, is_place=True)
-        places = [turn for turn in slot.turns if slot.n_past < turn < slot.n_past + count]
-        for place in sorted(places):
+        places = sorted(turn for turn in slot.turns if slot.n_past < turn < slot.n_past + count)
+        for place in places:
             n_saved = max(place - slot.last_mark, MIN_TOKENS)
             if self._is_worth_copy(n_saved, self._state_bytes):
                 return place - slot.n_past
@@ -447,7 +420,11 @@ class TargetMemory:
         can_attach = self._first_pin is not None and slot.pinned >= n_left
         min_position = max(self.min_length(slot), 1 if can_attach else n_left, 1)
         turns = sorted({turn for turn in slot.turns if min_position <= turn < slot.n_past})
-        for turn in reversed(_thin_out(turns, slot)):
+        last = slot.n_past + MIN_TOKENS
+        for turn in reversed(turns):
+            if last - turn < MIN_TOKENS and turn not in slot.forks:
+                continue
+            last = turn
             if not self._context.remove(slot.id, turn):
                 continue
             size = self._context.state_size(slot.id, partial=True)
@@ -465,10 +442,7 @@ class TargetMemory:
         slot.marks = [marks[position] for position in sorted(marks)]
         if len(slot.marks) > MAX_MARKS:
             _remove_mark(slot)
-        while (
-            sum(mark.state.nbytes for owner in self._slots for mark in owner.marks)
-            > self._mark_bytes
-        ):
+        while sum(m.state.nbytes for owner in self._slots for m in owner.marks) > self._mark_bytes:
             candidates = [other for other in self._slots if len(other.marks) > (other is slot)]
             if not candidates:
                 break
@@ -478,17 +452,6 @@ class TargetMemory:
 def _remove_mark(slot: Slot) -> None:
     forks = [mark.tokens for mark in slot.marks if mark.is_fork]
     del slot.marks[choose_removable(slot.mark_positions, forks)]
-
-
-def _thin_out(turns: Sequence[int], slot: Slot) -> list[int]:
-    """Return those of a slot's turns that are the last, forks, or far enough from the one behind."""
-    chosen: list[int] = []
-    last = slot.n_past
-    for turn in reversed(turns):
-        if not chosen or turn in slot.forks or last - turn >= MIN_TOKENS:
-            chosen.append(turn)
-            last = turn
-    return chosen[::-1]
 
 
 class DraftMemory:
@@ -505,25 +468,17 @@ class DraftMemory:
         n_held = context.length(slot.draft_id)
         if n_held <= length:
             return length
-        if not context.cuttable:
-            return self._back_to_mark(context, slot, length)
-        is_reachable = length >= _min_cut(context, slot.draft_id, n_held)
-        if is_reachable and context.remove(slot.draft_id, length):
-            return length
-        context.remove(slot.draft_id, 0)
-        return 0
-
-    def _back_to_mark(self, context: Context, slot: Slot, length: int) -> int:
-        """Go back to where drafting began.
-
-        llama.cpp's own snapshots reach no further back than the last pass, and a draft reads its drafts one
-        by one.
-        """
-        if slot.draft_mark is not None and slot.draft_mark[0] <= length:
-            tokens, state = slot.draft_mark
-            restored = context.restore(slot.draft_id, state, partial=True)
-            if restored and context.remove(slot.draft_id, tokens):
-                return tokens
+        if not context.cuttable and slot.draft_mark is not None:
+            # Go back to where drafting began. llama.cpp's own snapshots reach no further back than the last
+            # pass, and a draft reads its drafts one by one.
+            n_marked, state = slot.draft_mark
+            is_restored = n_marked <= length and context.restore(slot.draft_id, state, partial=True)
+            if is_restored and context.remove(slot.draft_id, n_marked):
+                return n_marked
+        elif context.cuttable:
+            is_reachable = length >= _min_cut(context, slot.draft_id, n_held)
+            if is_reachable and context.remove(slot.draft_id, length):
+                return length
         context.remove(slot.draft_id, 0)
         return 0
 
@@ -559,14 +514,12 @@ def _min_cut(context: Context, sequence: int, n_held: int) -> int:
     return min(n_held, context.model.min_continuable_length(context.first_position(sequence)))
 
 
-# ------------------------------------------------------------------------ shift
 # Moving cached text that is found again at another place, instead of reading it again.
 #
 # A line that is edited above the cursor moves all that follows, and a piece of another file that is replaced
 # moves the others. llama.cpp can turn a cached key to another position (K-shift), but the influence of the
 # text that stood before it stays. So what is moved, and all that is read after it, only comes near to what a
 # fresh reading would give. It is therefore done only for requests that ask for it.
-
 
 # How often a text may be moved before it is read again, because the errors add up.
 MAX_MOVES = 64

@@ -29,7 +29,7 @@ from localspec.engine.cache.slot import (
     count_usable,
     find_chunks,
 )
-from localspec.engine.llama import Context, begin_of_picture, is_picture
+from localspec.engine.llama import Context, begin_of_picture
 
 MAX_RECENT_TEXTS = 32
 Tokens = npt.NDArray[np.int32]
@@ -121,13 +121,6 @@ def _choose_chunks(
     return best, best_chunks
 
 
-def _count_equal(a: Tokens, b: Tokens) -> int:
-    """Return the length of the longest common prefix."""
-    limit = min(len(a), len(b))
-    differs = a[:limit] != b[:limit]
-    return int(differs.argmax()) if differs.any() else limit
-
-
 class Slots:
     """The slots of one target context, and of the draft context beside it."""
 
@@ -162,9 +155,7 @@ class Slots:
         if target.n_state:
             for slot in self._slots:
                 slot.hidden = HiddenStates(target.n_state, tail=borrows)
-        self._memory = TargetMemory(
-            target, self._is_worth_saving, limit // 4, self._slots, first_pin
-        )
+        self._memory = TargetMemory(target, self._worth_saving, limit // 4, self._slots, first_pin)
         self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
         self._changes = Changes()
@@ -179,6 +170,10 @@ class Slots:
     def cuttable(self) -> bool:
         """Whether what a pass has read can be taken back, however much it is."""
         return self._target.model.cuttable
+
+    @property
+    def _goes_back_anywhere(self) -> bool:
+        return self.cuttable and not self._target.model.n_swa
 
     @property
     def free(self) -> bool:
@@ -196,10 +191,8 @@ class Slots:
     def plan(self, request: SlotRequest) -> SlotPlan:
         """Return the slot for a request, and what it keeps or gets of other slots. Changes nothing."""
         usable = {slot.id: self._usable(slot, request) for slot in self._slots}
-        chunks_move = request.moves and self._parking.free
-        return plan_slot(
-            request, self._slots, usable, chunks_move=chunks_move, cuttable=self.cuttable
-        )
+        moves = request.moves and self._parking.free
+        return plan_slot(request, self._slots, usable, chunks_move=moves, cuttable=self.cuttable)
 
     def _apply(self, request: SlotRequest, plan: SlotPlan) -> Slot:
         """Make the slot of a plan hold what it says, or more where a saved prefix is restored into it."""
@@ -208,8 +201,7 @@ class Slots:
             self._occupy(slot, prompt, n_kept, plan.chunks)
             self._save_costly_idle(prompt, n_kept, request.n_expected, (slot,))
             return slot
-        known, nearest = self._find_nearest(request)
-        forks = self._find_forks(prompt, known, nearest)
+        known, forks = self._find_known(request)
         # This comes first, so that what is read or restored now gets the cells that become free.
         self._save_costly_idle(prompt, plan.n_offered, request.n_expected, (slot, source))
         n_restored = self._restore(slot, request, plan.n_offered)
@@ -257,28 +249,22 @@ class Slots:
             slot.hidden.copy_from(source.hidden, n_offered)
         return n_offered
 
-    def _find_nearest(self, request: SlotRequest) -> tuple[int, Sequence[int]]:
-        """Return the known text that a prompt begins most like, and the number of equal tokens before it."""
-        known: list[Sequence[int]] = [slot.cached for slot in self._slots]
-        known += [prefix.tokens for prefix in self._prefixes or () if prefix.exact == self._exact]
-        if request.saved is not None:
-            known.append(request.saved.tokens)
-        return max(
-            ((common_prefix(tokens, request.prompt), tokens) for tokens in known),
-            key=lambda candidate: candidate[0],
-        )
+    def _find_known(self, request: SlotRequest) -> tuple[int, list[int]]:
+        """Return with how many tokens of a prompt some text in memory begins, and the forks of the prompt.
 
-    def _find_forks(self, prompt: list[int], shared: int, nearest: Sequence[int]) -> list[int]:
-        """Return after how many tokens of a prompt other texts part from it, or are likely to.
-
-        Where two texts part, a third often does, as those of agents with the same instructions and tools.
+        Forks are the places where other texts part from it, or are likely to. Where two texts part, a third
+        often does, as those of agents with the same instructions and tools.
         """
-        if self.cuttable and not self._target.model.n_swa:
-            return []  # every place can be gone back to
-        if shared < MIN_TOKENS:
-            return []
+        texts: list[Sequence[int]] = [slot.cached for slot in self._slots]
+        texts += [prefix.tokens for prefix in self._prefixes or () if prefix.exact == self._exact]
+        if request.saved is not None:
+            texts.append(request.saved.tokens)
+        known = [(common_prefix(tokens, request.prompt), tokens) for tokens in texts]
+        shared, nearest = max(known, key=lambda candidate: candidate[0])
+        if shared < MIN_TOKENS or self._goes_back_anywhere:
+            return shared, []
         self._changes.learn(nearest, shared)
-        return [shared, *self._changes.find(prompt, shared)]
+        return shared, [shared, *self._changes.find(request.prompt, shared)]
 
     def _explain(self, slot: Slot, request: SlotRequest, in_memory: int) -> None:
         """Note how much of a prompt was read before, and why some of it is read again.
@@ -286,13 +272,14 @@ class Slots:
         in_memory: the tokens of the prompt with which some text in memory begins.
         """
         prompt = np.array(request.prompt[:-1], np.int32)
-        slot.known = max(in_memory, *(_count_equal(text, prompt) for text in self._recent), 0)
-        slot.known = min(slot.known, len(prompt))
+        slot.known = min(in_memory, len(prompt))
+        for text in self._recent:
+            limit = min(len(text), len(prompt))
+            differs = text[:limit] != prompt[:limit]
+            slot.known = max(slot.known, int(differs.argmax()) if differs.any() else limit)
         slot.loss = None
-        if slot.known - slot.reused >= max(MIN_TOKENS, request.align):
+        if request.reuse and slot.known - slot.reused >= max(MIN_TOKENS, request.align):
             slot.loss = "evicted" if slot.known > in_memory else "checkpoint"
-        if not request.reuse:
-            slot.loss = None
 
     def _occupy(
         self,
@@ -326,20 +313,12 @@ class Slots:
             slot.moves = n_moves + 1
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
-        if not self.cuttable or self._target.model.n_swa:
+        if not self._goes_back_anywhere:
             slot.forks.update(forks)
-            slot.turns += choose_positions(
-                prompt,
-                self._is_control,
-                n_kept,
-                self._memory.max_marks,
-                slot.forks,
-            )
+            is_control, n_marks = self._target.model.vocab.is_control, self._memory.max_marks
+            slot.turns += choose_positions(prompt, is_control, n_kept, n_marks, slot.forks)
         slot.n_past_draft = min(slot.n_past_draft, n_kept)
         slot.conversation = slot.volatile_from = None
-
-    def _is_control(self, token: int) -> bool:
-        return not is_picture(token) and self._target.model.vocab.is_control(token)
 
     def forget_conversation(self, conversation: str | None) -> None:
         """Save nothing more of a conversation, or of any if it is None; idle slots lose its text."""
@@ -350,19 +329,14 @@ class Slots:
                 if not slot.busy:
                     self.clear(slot)
 
-    # ------------------------------------------------------------------ prefixes without a slot
-
     def estimate_reusable(self, tokens: list[int]) -> int:
         """Return about how many of `tokens` some slot could reuse. Safe to call from any thread."""
-        min_length = 0 if self.cuttable else len(tokens) + 1
-        return max(
-            count_usable(
-                common_prefix(slot.cached, tokens),
-                min(min_length, slot.n_past),
-                slot.mark_positions,
-            )
-            for slot in self._slots
-        )
+
+        def count(slot: Slot) -> int:
+            min_length = 0 if self.cuttable else min(len(tokens) + 1, slot.n_past)
+            return count_usable(common_prefix(slot.cached, tokens), min_length, slot.mark_positions)
+
+        return max(map(count, self._slots))
 
     def can_save(self, slot: Slot) -> bool:
         """Whether a slot's text belongs to a conversation and its state is exact."""
@@ -382,10 +356,10 @@ class Slots:
             slot.cached,
             target,
             draft,
-            slot.n_past_draft if draft is not None else 0,
-            min_length,
-            self._exact,
-            slot.conversation,
+            n_draft=slot.n_past_draft if draft is not None else 0,
+            least=min_length,
+            exact=self._exact,
+            conversation=slot.conversation,
             marks=tuple(slot.marks),
             editors=slot.volatile_from is not None,
             used_at=slot.requested_at,
@@ -394,7 +368,7 @@ class Slots:
             self._prefixes.copy_cost.observe_copy(prefix.copied, spent * 1e3)
         return prefix
 
-    def _is_worth_saving(self, tokens: int, size: int) -> bool:
+    def _worth_saving(self, tokens: int, size: int) -> bool:
         prefixes = self._prefixes
         return prefixes is not None and prefixes.copy_cost.worth_keeping(tokens, size)
 
@@ -408,10 +382,8 @@ class Slots:
             return False
         if slot.count_exact(slot.n_past) < slot.n_past:
             return False  # a moved state is inexact, and of use only for the same editor's next key
-        size = self._target.state_size(slot.id)
-        if not self._is_worth_saving(n_lost, size) or not prefixes.has_room(
-            size, slot.volatile_from is not None
-        ):
+        size, is_editors = self._target.state_size(slot.id), slot.volatile_from is not None
+        if not self._worth_saving(n_lost, size) or not prefixes.has_room(size, is_editors):
             return False
         if prefixes.touch_if_covered(slot.tokens[: slot.reusable_count], self._exact):
             return True
@@ -428,40 +400,34 @@ class Slots:
         tokens. `needed` are its slots. Nothing is moved for a sliding window, whose older cells a copy would
         lack, or for a recurrent state, which would lose the places that it can go back to.
         """
-        prefixes, target = self._prefixes, self._target
-        if (
-            prefixes is None
-            or not prefixes.copy_cost.cell_ms
-            or target.model.n_swa
-            or not self.cuttable
-        ):
+        prefixes = self._prefixes
+        if prefixes is None or not prefixes.copy_cost.cell_ms or not self._goes_back_anywhere:
             return
-        own_cells = len(prompt) + n_expected
-        n_decoded = n_expected if self._decodes_only_in(needed) else 0
-        rows, n_split = (
-            len(prompt) - n_held + n_decoded,
-            self._count_split_rows(own_cells, n_decoded, needed),
-        )
-        for slot in self._slots:
-            cells = slot.own_cells
-            if slot.busy or cells <= 0 or slot in needed:
-                continue
-            cost = slot.idle_cost_ms + prefixes.copy_cost.idle_ms(cells, own_cells, rows, n_split)
-            size = partial(target.state_size, slot.id)
-            if prefixes.copy_cost.leaving_pays(cost, size) and self._save_to_memory(slot, 0):
+        costs = self._idle_costs(len(prompt) + n_expected, len(prompt) - n_held, n_expected, needed)
+        for slot, cost_ms in costs:
+            cost_ms += slot.idle_cost_ms
+            size = partial(self._target.state_size, slot.id)
+            pays = slot.own_cells > 0 and prefixes.copy_cost.leaving_pays(cost_ms, size)
+            if pays and self._save_to_memory(slot, 0):
                 self.clear(slot)
 
-    def _count_split_rows(self, own_cells: int, n_decoded: int, own_slots: Sequence[Slot]) -> int:
-        """Return how many of `n_decoded` tokens are decoded while threads share cells with idle texts.
+    def _idle_costs(
+        self, own_cells: int, n_read: int, n_decoded: int, own_slots: Sequence[Slot]
+    ) -> list[tuple[Slot, float]]:
+        """Return the idle slots and the milliseconds that the cells of each cost a text in `own_slots`.
 
-        own_cells: the cells of the text at its end; see `CopyCost.split_ms`.
+        own_cells: those of the text at its end. n_read, n_decoded: the rows of its prompt, and of its answer.
         """
-        idle_cells = sum(slot.own_cells for slot in self._slots if slot not in own_slots)
-        return min(n_decoded, max(own_cells + idle_cells - SPLIT_CELLS, 0)) if idle_cells else 0
-
-    def _decodes_only_in(self, own_slots: Sequence[Slot]) -> bool:
-        """Whether no slot is busy but these."""
-        return not any(slot.busy and slot not in own_slots for slot in self._slots)
+        assert self._prefixes is not None
+        others = [slot for slot in self._slots if slot not in own_slots]
+        if any(slot.busy for slot in others):
+            n_decoded = 0  # the rows of an answer count only while it is decoded alone
+        # Rows that are decoded while threads share cells with idle texts; see `CopyCost.split_ms`.
+        cells = sum(slot.own_cells for slot in others)
+        n_split = min(n_decoded, max(own_cells + cells - SPLIT_CELLS, 0)) if cells else 0
+        idle_ms, rows = self._prefixes.copy_cost.idle_ms, n_read + n_decoded
+        idle = [slot for slot in others if not slot.busy]
+        return [(slot, idle_ms(slot.own_cells, own_cells, rows, n_split)) for slot in idle]
 
     def _restore(self, slot: Slot, request: SlotRequest, n_offered: int) -> int:
         """Restore into `slot` the longest saved prefix if it beats `n_offered` tokens by enough.
@@ -472,20 +438,18 @@ class Slots:
         if not request.reuse or prefixes is None or not self._can_restore:
             return 0
         # At least one token must stay unread, so a state that cannot be cut has to be shorter.
-        prefix, length = prefixes.find(
-            list(request.prompt[:-1]),
-            exact=self._exact,
-            align=request.align,
-            extra=[request.saved] if request.saved is not None else [],
-        )
-        if prefix is None or not prefixes.copy_cost.restoring_pays(
-            length - n_offered, prefix.copied
-        ):
+        tokens, extra = list(request.prompt[:-1]), [request.saved] if request.saved else []
+        prefix, length = prefixes.find(tokens, exact=self._exact, align=request.align, extra=extra)
+        cost = prefixes.copy_cost
+        if prefix is None or not cost.restoring_pays(length - n_offered, prefix.copied):
             return 0
         length = begin_of_picture(request.prompt, length)
         self._save_to_memory(slot, 0)
         self.clear(slot)
-        self._free_cells(len(prefix.tokens))
+        # llama.cpp restores a state into free cells only.
+        n_free = self._target.n_ctx - len(prefix.tokens)
+        while sum(slot.n_past for slot in self._slots) > n_free and self.evict():
+            pass
         start = time.perf_counter()
         if not self._target.restore(slot.id, prefix.target):
             self.clear(slot)
@@ -495,19 +459,11 @@ class Slots:
         slot.turns = [mark.tokens for mark in prefix.marks]
         slot.forks = {mark.tokens for mark in prefix.marks if mark.is_fork}
         slot.n_past_draft = self._draft_memory.restore(slot, prefix.draft, prefix.n_draft)
-        prefixes.copy_cost.observe_copy(prefix.copied, (time.perf_counter() - start) * 1e3)
+        cost.observe_copy(prefix.copied, (time.perf_counter() - start) * 1e3)
         prefixes.note_restored(prefix, length)
         slot.source = "disk" if prefix.source == "disk" else "memory"
         # The saved text behind the prompt is still in the store, or too short to matter.
         return self._cut(slot, length)
-
-    def _free_cells(self, count: int) -> None:
-        """Empty idle slots until `count` cells are free: llama.cpp restores a state into free ones only."""
-        while sum(slot.n_past for slot in self._slots) + count > self._target.n_ctx:
-            if not self.evict():
-                return
-
-    # ------------------------------------------------------------------ a pass
 
     def begin_pass(self, rows: Mapping[int, int]) -> None:
         """Note the rows of each slot, by its id and in this order, in the pass of the target that begins.
@@ -610,8 +566,6 @@ class Slots:
         """Cut the draft's memory to `length` tokens, or to 0 where it cannot be cut."""
         slot.n_past_draft = self._draft_memory.cut(slot, length)
 
-    # ------------------------------------------------------------------ the end
-
     def release(self, slot: Slot) -> None:
         """Make a slot idle. What the target has read stays as a cache."""
         self._parking.drop(slot)
@@ -624,19 +578,12 @@ class Slots:
         slot.last_used = self._use_count = self._use_count + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
-        self._charge_idle_texts(slot)
-
-    def _charge_idle_texts(self, released: Slot) -> None:
-        """Charge idle texts with what their cells have cost the request that has left a slot."""
-        if self._prefixes is None:
-            return
-        cost, own_cells = self._prefixes.copy_cost, released.n_past
-        n_decoded = max(own_cells - released.n_prompt, 0) if self._decodes_only_in(()) else 0
-        rows = max(min(released.n_prompt, own_cells) - released.reused, 0) + n_decoded
-        n_split = self._count_split_rows(own_cells, n_decoded, (released,))
-        for slot in self._slots:
-            if not slot.busy and slot is not released:
-                slot.idle_cost_ms += cost.idle_ms(slot.own_cells, own_cells, rows, n_split)
+        if self._prefixes is not None:
+            # Idle texts are charged with what their cells have cost this request.
+            n_read = max(min(slot.n_prompt, slot.n_past) - slot.reused, 0)
+            n_decoded = max(slot.n_past - slot.n_prompt, 0)
+            for other, cost_ms in self._idle_costs(slot.n_past, n_read, n_decoded, (slot,)):
+                other.idle_cost_ms += cost_ms
 
     def empty(self, slot: Slot) -> None:
         """Empty both memories of a slot; its text is read again."""
@@ -662,17 +609,15 @@ class Slots:
         Returns False if no idle slot has any.
         """
         idle = [slot for slot in self._slots if not slot.busy and slot.n_past_draft]
-        if not idle:
-            return False
-        self.roll_back_draft(min(idle, key=lambda s: s.last_used), 0)
-        return True
+        if idle:
+            self.roll_back_draft(min(idle, key=lambda s: s.last_used), 0)
+        return bool(idle)
 
     def evict(self) -> bool:
         """Empty the least recently used idle slot. Return False if no idle slot holds anything."""
         idle = [slot for slot in self._slots if not slot.busy and slot.n_past]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda s: s.last_used)
-        self._save_to_memory(oldest, 0)
-        self.clear(oldest)
-        return True
+        if idle:
+            oldest = min(idle, key=lambda s: s.last_used)
+            self._save_to_memory(oldest, 0)
+            self.clear(oldest)
+        return bool(idle)
