@@ -25,10 +25,8 @@ def nvidia_gpus(host: Host) -> list[Gpu]:
         return []
     rows = _query_gpus(host, "name,compute_cap,driver_version", "csv,noheader")
     if rows is not None:
-        return [
-            Gpu(name, capability if re.fullmatch(r"\d+\.\d+", capability) else "", driver)
-            for name, capability, driver in rows
-        ]
+        is_known = re.compile(r"\d+\.\d+").fullmatch
+        return [Gpu(name, cap if is_known(cap) else "", driver) for name, cap, driver in rows]
     # Drivers before version 510 do not know compute_cap.
     listed = host.run(["nvidia-smi", "-L"])
     names = re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listed.out, re.MULTILINE)
@@ -136,9 +134,6 @@ def nvidia_memory(host: Host) -> list[GpuMemory]:
     ]
 
 
-# --- the architectures of a build
-
-
 def architectures_run_on(architectures: str, capability: str) -> bool:
     """Return whether code for these CMAKE_CUDA_ARCHITECTURES ("80-real;90") runs on a GPU ("8.6").
 
@@ -149,23 +144,19 @@ def architectures_run_on(architectures: str, capability: str) -> bool:
     if not capability:
         return True
     major, minor = map(int, capability.split("."))
-    return any(_architecture_runs_on(name, major, minor) for name in architectures.split(";"))
 
+    def runs(architecture: str) -> bool:
+        match = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture.strip())
+        if not match:
+            return True  # "native", "all", "all-major"
+        built, suffix, kind = (int(match[1]), int(match[2])), match[3], match[4]
+        if suffix == "a":
+            return built == (major, minor)
+        is_newer = built <= (major, minor)
+        return is_newer and (built[0] == major or (kind != "-real" and not suffix))
 
-def _architecture_runs_on(architecture: str, major: int, minor: int) -> bool:
-    match = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture.strip())
-    if not match:
-        return True  # "native", "all", "all-major"
-    built_major, built_minor, suffix, kind = int(match[1]), int(match[2]), match[3], match[4]
-    if suffix == "a":
-        return (built_major, built_minor) == (major, minor)
-    same_generation = built_major == major and built_minor <= minor
-    return same_generation or (
-        kind != "-real" and not suffix and (built_major, built_minor) <= (major, minor)
-    )
+    return any(runs(name) for name in architectures.split(";"))
 
-
-# --- Vulkan, for all other GPUs and for machines without a CUDA compiler
 
 # Programs that test for what a Vulkan build needs. cmake would fail in the middle of the build.
 _VULKAN_PROGRAM = """

@@ -5,6 +5,7 @@ Everything is queried through a `Host`, so a test can simulate any machine.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -38,19 +39,13 @@ class CommandResult:
 
 def run_command(argv: Sequence[str]) -> CommandResult:
     """Run a command to its end and return its joined outputs. Never raise for a failure of the command."""
+    null, pipe, joined = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    run = partial(subprocess.run, text=True, errors="replace", timeout=TOOL_TIMEOUT_S)
     try:
-        process = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=TOOL_TIMEOUT_S,
-        )
+        done = run(argv, stdin=null, stdout=pipe, stderr=joined)
     except (OSError, subprocess.TimeoutExpired) as error:
         return CommandResult(127, str(error))
-    return CommandResult(process.returncode, process.stdout)
+    return CommandResult(done.returncode, done.stdout)
 
 
 def read_text(path: str) -> str:
@@ -194,6 +189,7 @@ INSTALL_COMMANDS: Mapping[str, Mapping[Requirement, str]] = {
     },
     "zypper": {"compiler": "sudo zypper install gcc-c++", "venv": "sudo zypper install python3"},
     "apk": {"compiler": "sudo apk add build-base linux-headers", "venv": "sudo apk add python3"},
+    "macOS": {"compiler": "xcode-select --install", "venv": "brew install python"},
 }
 GENERAL_HINTS: Mapping[Requirement, str] = {
     "compiler": "Install a C++ compiler (g++ or clang++)",
@@ -207,20 +203,10 @@ GENERAL_HINTS: Mapping[Requirement, str] = {
 
 def install_hint(host: Host, need: Requirement) -> str:
     """Return how to install what is missing on this system, without the final full stop."""
-    if host.system == "Darwin":
-        mac: Mapping[Requirement, str] = {
-            "compiler": "xcode-select --install",
-            "venv": "brew install python",
-        }
-        return f"Run `{mac[need]}`" if need in mac else GENERAL_HINTS[need]
-    for manager, packages in INSTALL_COMMANDS.items():
-        if host.which(manager):
-            return f"Run `{packages[need]}`" if need in packages else GENERAL_HINTS[need]
-    return GENERAL_HINTS[need]
-
-
-# ------------------------------------------------------------------------ memory
-# Measure how much memory the machine has, and how much of it a program can still use.
+    is_mac = host.system == "Darwin"
+    names = (name for name in INSTALL_COMMANDS if name != "macOS" and host.which(name))
+    commands = INSTALL_COMMANDS.get("macOS" if is_mac else next(names, ""), {})
+    return f"Run `{commands[need]}`" if need in commands else GENERAL_HINTS[need]
 
 
 _CGROUP_ROOT = PurePosixPath("/sys/fs/cgroup")
@@ -268,13 +254,7 @@ def _available_in_cgroups(host: Host) -> Iterator[int]:
                 yield int(limit) - int(used) + (int(cached[1]) if cached else 0)
 
 
-# ------------------------------------------------------------------------ power
-
-
-_POWER_SUPPLIES = Path("/sys/class/power_supply")
-
-
-def is_on_battery(host: Host, supplies: Path = _POWER_SUPPLIES) -> bool:
+def is_on_battery(host: Host, supplies: Path = Path("/sys/class/power_supply")) -> bool:
     """Return whether the machine runs on its battery; False where the system does not report it.
 
     supplies: the folder of Linux with a folder for each battery and mains adapter. The batteries of devices,
@@ -292,13 +272,9 @@ def is_on_battery(host: Host, supplies: Path = _POWER_SUPPLIES) -> bool:
     return discharges
 
 
-# ------------------------------------------------------------------------ energy
 # Measure the energy that the machine uses: processors by RAPL, NVIDIA GPUs by NVML.
 #
 # RAPL's counters are files that only root may read on most systems.
-
-
-RAPL_FOLDER = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
@@ -307,15 +283,10 @@ class EnergyMeter:
     Call `joules` at least once an hour, because the counters wrap around.
     """
 
-    def __init__(self, rapl: Path = RAPL_FOLDER) -> None:
+    def __init__(self, rapl: Path = Path("/sys/class/powercap")) -> None:
         self._counters = [*_rapl_counters(rapl), *_nvml_counters()]
         self._last = [read() for read, _ in self._counters]
         self._total = 0.0
-
-    @property
-    def has_counters(self) -> bool:
-        """Whether the machine has any energy counter."""
-        return bool(self._counters)
 
     def joules(self) -> float | None:
         """Return the joules used so far, or None if nothing is counted, or no longer."""
@@ -338,21 +309,19 @@ EnergyCounter = tuple[Callable[[], float], float]
 
 def _rapl_counters(folder: Path) -> list[EnergyCounter]:
     """Return one counter for each processor. Zones inside one (cores, memory) are parts of it."""
+
+    def read_joules(file: Path) -> float:
+        return int(file.read_text()) / 1e6
+
     counters: list[EnergyCounter] = []
-    for zone in sorted(folder.glob("*rapl:*")):
-        if zone.name.count(":") != 1:
-            continue
+    for zone in sorted(zone for zone in folder.glob("*rapl:*") if zone.name.count(":") == 1):
+        read = partial(read_joules, zone / "energy_uj")
         try:
-            max_microjoules = int((zone / "max_energy_range_uj").read_text())
-            int((zone / "energy_uj").read_text())
+            read()
+            counters.append((read, read_joules(zone / "max_energy_range_uj")))
         except (OSError, ValueError):
             continue
-        counters.append((partial(_read_joules, zone / "energy_uj"), max_microjoules / 1e6))
     return counters
-
-
-def _read_joules(file: Path) -> float:
-    return int(file.read_text()) / 1e6
 
 
 def _nvml_counters() -> list[EnergyCounter]:
@@ -376,30 +345,18 @@ def _nvml_counters() -> list[EnergyCounter]:
                 raise ValueError("this GPU counts no energy")
             return millijoules.value / 1e3
 
-        try:
+        with contextlib.suppress(ValueError, AttributeError):
             read()
-        except (ValueError, AttributeError):
-            continue
-        counters.append((read, 0.0))
+            counters.append((read, 0.0))
     return counters
 
 
-# ------------------------------------------------------------------------ quiet
 # Measure whether the machine is quiet. Other work on the same cores makes every timing meaningless.
 #
 # This reads /proc. Without it (macOS), only the load average is known.
 
-
 MAX_NOISE_CORES = 0.1  # cores that other processes may keep busy before a measurement is doubtful
 _PROC = Path("/proc")
-
-
-def load_average() -> float | None:
-    """Return the average number of runnable processes over the last minute, or None if it is unknown."""
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None
 
 
 def _read_process(stat: Path) -> tuple[str, int]:
@@ -411,12 +368,9 @@ def _read_process(stat: Path) -> tuple[str, int]:
 
 def _processes() -> dict[int, tuple[str, int]]:
     processes: dict[int, tuple[str, int]] = {}
-    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
-        if folder.name.isdecimal():
-            try:
-                processes[int(folder.name)] = _read_process(folder / "stat")
-            except (OSError, ValueError, IndexError):
-                continue  # it has ended
+    for folder in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            processes[int(folder.name)] = _read_process(folder / "stat")
     return processes
 
 
@@ -435,8 +389,11 @@ class OtherProcesses:
 
     def __init__(self) -> None:
         self._start = time.monotonic()
-        self._busy = _read_busy_ticks()
-        self._processes = _processes()
+        self._busy, self._processes = _read_busy_ticks(), _processes()
+
+    @property
+    def _elapsed_ticks(self) -> float:
+        return max((time.monotonic() - self._start) * os.sysconf("SC_CLK_TCK"), 1.0)
 
     def cores(self, ours: Iterable[int]) -> float | None:
         """Return how many cores other processes keep busy. `ours` are ids of our processes except this."""
@@ -445,24 +402,20 @@ class OtherProcesses:
             return None
         our_ticks = 0
         for pid in {os.getpid(), *ours}:
-            try:
+            with contextlib.suppress(OSError, ValueError, IndexError):
                 our_ticks += _read_process(_PROC / str(pid) / "stat")[1]
-            except (OSError, ValueError, IndexError):
-                continue
-            our_ticks -= self._processes.get(pid, ("", 0))[1]
-        elapsed_ticks = (time.monotonic() - self._start) * os.sysconf("SC_CLK_TCK")
-        return max(busy - self._busy - our_ticks, 0) / max(elapsed_ticks, 1.0)
+                our_ticks -= self._processes.get(pid, ("", 0))[1]
+        return max(busy - self._busy - our_ticks, 0) / self._elapsed_ticks
 
     def busiest(self, count: int = 3) -> list[tuple[str, float]]:
         """Return the names of the busiest other processes, and the cores that they use."""
-        elapsed_ticks = (time.monotonic() - self._start) * os.sysconf("SC_CLK_TCK")
         usage = [
-            (name, (ticks - self._processes.get(pid, (name, 0))[1]) / max(elapsed_ticks, 1.0))
+            (name, (ticks - self._processes.get(pid, (name, 0))[1]) / self._elapsed_ticks)
             for pid, (name, ticks) in _processes().items()
             if pid != os.getpid()
         ]
-        usage = [(name, cores) for name, cores in usage if cores > MAX_NOISE_CORES / 2]
-        return sorted(usage, key=lambda item: -item[1])[:count]
+        busy = [(name, cores) for name, cores in usage if cores > MAX_NOISE_CORES / 2]
+        return sorted(busy, key=lambda item: -item[1])[:count]
 
 
 def load_report(seconds: float = 1.0) -> str:
@@ -470,8 +423,10 @@ def load_report(seconds: float = 1.0) -> str:
     others = OtherProcesses()
     time.sleep(seconds)
     cores = others.cores(())
-    load = load_average()
-    line = "load average unknown" if load is None else f"load average {load:.2f}"
+    try:
+        line = f"load average {os.getloadavg()[0]:.2f}"
+    except OSError:
+        line = "load average unknown"
     if cores is None:
         return f"{line}; what other processes do is not known here"
     line += f", other processes {cores * 100:.0f} % of a core"
