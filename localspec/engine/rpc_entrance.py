@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 
 from localspec import relay
 
@@ -25,19 +26,16 @@ class Entrance:
 
     def open(self, host: str, port: int) -> None:
         """Forward this user's connections to this process's server, as soon as it listens."""
-        threading.Thread(target=self._forward, args=(host, port), daemon=True).start()
+        connect = partial(socket.create_connection, (host, port))
 
-    def _forward(self, host: str, port: int) -> None:
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection((host, port)):
-                break
-            time.sleep(_POLL_INTERVAL_S)
-        relay.forward(
-            self._listener,
-            lambda: socket.create_connection((host, port)),
-            self._tables,
-            {0, os.getuid()},
-        )
+        def forward() -> None:
+            while True:
+                with contextlib.suppress(OSError), connect():
+                    break
+                time.sleep(_POLL_INTERVAL_S)
+            relay.forward(self._listener, connect, self._tables, {0, os.getuid()})
+
+        threading.Thread(target=forward, daemon=True).start()
 
 
 def open_entrance(host: str, port: int) -> Entrance | None:

@@ -46,11 +46,7 @@ _SHOWN_NUMBERS = 4  # of a vector, where it is not printed as JSON
 )
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON for each text.")
 def command(
-    files: tuple[str, ...],
-    model: str | None,
-    dimensions: int | None,
-    truncate: bool,
-    as_json: bool,
+    files: tuple[str, ...], model: str | None, dimensions: int | None, truncate: bool, as_json: bool
 ) -> int:
     request: dict[str, Any] = {"truncate": truncate}
     if model:
@@ -64,7 +60,13 @@ def command(
         except ContextExceeded as error:
             raise UsageError(_describe_too_long(error, names)) from None
         for name, item in zip(names, response["data"], strict=True):
-            _print_vector(name, response["model"], item["embedding"], as_json)
+            vector = item["embedding"]
+            if as_json:
+                render.record({"file": name, "model": response["model"], "embedding": vector})
+                continue
+            numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN_NUMBERS])
+            ellipsis = " …" if len(vector) > _SHOWN_NUMBERS else ""
+            render.line(f"{name}: {len(vector)} numbers, {numbers}{ellipsis}")
     return 0
 
 
@@ -91,12 +93,3 @@ def _describe_too_long(error: ContextExceeded, names: Sequence[str]) -> str:
     if not number.isdecimal() or not 0 < int(number) <= len(names):
         return message
     return message.replace(f"Input {number}", names[int(number) - 1], 1)
-
-
-def _print_vector(name: str, model: str, vector: list[float], as_json: bool) -> None:
-    if as_json:
-        render.record({"file": name, "model": model, "embedding": vector})
-        return
-    numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN_NUMBERS])
-    ellipsis = " …" if len(vector) > _SHOWN_NUMBERS else ""
-    render.line(f"{name}: {len(vector)} numbers, {numbers}{ellipsis}")

@@ -1,4 +1,4 @@
-"""Prepare requests for embeddings and rerankings: turn their texts into tokens."""
+"""Run embedding models and rerankers: from a request's texts to tokens, and from passes to vectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from localspec.engine.llama import (
     NotFinite,
     OutOfMemory,
     backend,
-    check_tokens,
 )
 from localspec.engine.llama.model import States
 from localspec.engine.pair.models import choose_thread_count, physical_cores, usable_cores
@@ -81,9 +81,8 @@ class InputPreparer:
     ) -> TokenizedInputs:
         """Return the request ready for `Encoder.submit`.
 
-        Raises:
-            InvalidRequest: an input is empty or has tokens that are not in the vocabulary.
-            ContextExceeded: a text is longer than the model reads.
+        Raises InvalidRequest for an input that is empty or has tokens outside the vocabulary, and
+        ContextExceeded if a text is longer than the model reads.
         """
         match request:
             case Embed():
@@ -93,14 +92,10 @@ class InputPreparer:
                         f"{n_pooled} numbers.",
                         param="dimensions",
                     )
-                texts = [
-                    self._tokenize_input(request, index) for index in range(len(request.inputs))
-                ]
+                texts = [self._tokenize_input(request, i) for i in range(len(request.inputs))]
             case Rerank():
-                texts = [
-                    self._tokenize_document(request, index)
-                    for index in range(len(request.documents))
-                ]
+                count = len(request.documents)
+                texts = [self._tokenize_document(request, i) for i in range(count)]
             case Generate():
                 raise InvalidRequest("This model writes no text.", param="model")
         return TokenizedInputs(request, texts)
@@ -108,16 +103,10 @@ class InputPreparer:
     def answer(
         self, request: SmallRequest, _pictures: RequestPictures | None = None
     ) -> dict[str, object]:
-        """Return the answer to a small request, which needs no pass.
-
-        Raises:
-            InvalidRequest: the request is about chats.
-        """
+        """Return the answer to a request that needs no pass. Raises InvalidRequest if it is about chats."""
         if not isinstance(request, Tokenize | Detokenize):
             raise InvalidRequest("This model has no chat template: it writes no text.")
         return answer_tokenize(self._vocab, request)
-
-    # ------------------------------------------------------------------------ embeddings
 
     def _tokenize_input(self, request: Embed, index: int) -> list[int]:
         tokens = self._tokenize_parts(request.inputs[index])
@@ -134,8 +123,7 @@ class InputPreparer:
         tokens: list[int] = []
         for index, part in enumerate(value):
             if isinstance(part, int):
-                check_tokens(self._vocab, [part], "input")
-                tokens.append(part)
+                tokens.append(self._vocab.check(part, "input"))
             else:
                 tokens += self._vocab.tokenize(part, add_special=index == 0, parse_special=True)
         return tokens
@@ -147,21 +135,23 @@ class InputPreparer:
             return tokens
         if not cut:
             raise ContextExceeded(
-                f"{subject} has {len(tokens)} tokens, which {EXCEEDS_CONTEXT}: "
-                f"{self._model.files.name} reads at "
-                f"most {max_tokens} at once; shorten it, or send `truncate`: true to have its beginning "
-                "alone read.",
+                f"{subject} has {len(tokens)} tokens, which {EXCEEDS_CONTEXT}: {self._model.files.name} "
+                f"reads at most {max_tokens} at once; shorten it, or send `truncate`: true to have its "
+                "beginning alone read.",
                 param=param,
                 n_prompt_tokens=len(tokens),
                 n_ctx=max_tokens,
             )
         return _truncate(tokens, max_tokens)
 
-    # ------------------------------------------------------------------------ documents
-
     def _tokenize_document(self, request: Rerank, index: int) -> list[int]:
         """Return the tokens of the query and a document, in the model's layout or llama-server's."""
-        document = self._shorten(request.documents[index], request.most)
+        document = request.documents[index]
+        while request.most and document:
+            count = len(self._vocab.tokenize(document, add_special=False, parse_special=False))
+            if count <= request.most:
+                break
+            document = document[: len(document) * request.most // count]
         tokens = self._tokenize_pair(request.query, document)
         while request.truncate and len(tokens) > self._model.longest and document:
             document = document[: len(document) * self._model.longest // len(tokens)][:-1]
@@ -169,24 +159,13 @@ class InputPreparer:
         subject = f"Document {index + 1}, with the query,"
         return self._fit(tokens, subject, "documents", cut=False)
 
-    def _shorten(self, document: str, max_tokens: int) -> str:
-        """Return the beginning of a document with at most `max_tokens` tokens; 0 means all of it."""
-        while max_tokens and document:
-            count = len(self._vocab.tokenize(document, add_special=False, parse_special=False))
-            if count <= max_tokens:
-                break
-            document = document[: len(document) * max_tokens // count]
-        return document
-
     def _tokenize_pair(self, query: str, document: str) -> list[int]:
         vocab = self._vocab
         if self._template:
             text = self._template.replace("{query}", query).replace("{document}", document)
             return vocab.tokenize(text, add_special=False, parse_special=True)
-        first, second = (
-            vocab.tokenize(text, add_special=False, parse_special=False)
-            for text in (query, document)
-        )
+        texts = (query, document)
+        first, second = (vocab.tokenize(t, add_special=False, parse_special=False) for t in texts)
         end = [vocab.eos if vocab.eos >= 0 else vocab.sep] if vocab.add_eos else []
         between = [*end, *([vocab.sep] if vocab.add_sep else [])]
         return [*([vocab.bos] if vocab.add_bos else []), *first, *between, *second, *end]
@@ -198,7 +177,6 @@ def _truncate(tokens: list[int], max_tokens: int) -> list[int]:
 
 
 def _texts(request: Generate | Embed | Rerank | SmallRequest) -> Iterator[str]:
-    """Yield the texts of a request that will be tokenized."""
     match request:
         case Embed():
             for value in request.inputs:
@@ -211,11 +189,7 @@ def _texts(request: Generate | Embed | Rerank | SmallRequest) -> Iterator[str]:
             yield request.text
 
 
-# ------------------------------------------------------------------------ model
-# Load an embedding model or reranker and run its passes.
-#
 # A pass holds as many texts as fit in its rows. Each text is a sequence of its own, and nothing is cached.
-
 
 # Rows of a pass, unless a longer text must be read at once. Wider passes are not faster. Models that could
 # also generate text have half as many, because llama.cpp allocates logits for each row.
@@ -241,57 +215,51 @@ class EmbeddingModel:
     ) -> None:
         """Load the model. longest: tokens of the longest text; 0 means the default.
 
-        Raises:
-            OutOfMemory: memory does not hold the model and its pass.
-            LoadFailed: the model cannot be used for embeddings.
+        Raises OutOfMemory if memory does not hold the model and its pass. Raises LoadFailed if the model
+        cannot be used for embeddings.
         """
         assert files.pooling is not None
         self.files, self.pooling, self.notes = files, files.pooling, list(notes)
         self._settings = settings
-        self._opened = ExitStack()
-        try:
-            self._open(progress, longest)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opened:
+            self._open(opened, progress, longest)
+            self._opened = opened.pop_all()
 
-    def _open(self, progress: Callable[[str, float], None], longest: int) -> None:
+    def _open(
+        self, opened: ExitStack, progress: Callable[[str, float], None], longest: int
+    ) -> None:
         settings = self._settings
-        self.model = model = self._opened.enter_context(
-            Model(
-                self.files.target,
-                n_gpu_layers=settings.n_gpu_layers,
-                split_mode=settings.split_mode,
-                main_gpu=settings.main_gpu,
-                extra_buffers=settings.extra_buffers,
-                progress=lambda fraction: progress("target", fraction),
-            )
+        self.model = model = Model(
+            self.files.target,
+            n_gpu_layers=settings.n_gpu_layers,
+            split_mode=settings.split_mode,
+            main_gpu=settings.main_gpu,
+            extra_buffers=settings.extra_buffers,
+            progress=partial(progress, "target"),
         )
-        causal = model.metadata(f"{model.architecture}.attention.causal") != "false"
+        opened.enter_context(model)
         # An encoder such as T5's runs in another way.
         if model.vocab.size == 0 or model.has_encoder:
             raise LoadFailed(f"{model.path} cannot be used for embeddings.")
         trained = model.n_ctx_train or DEFAULT_TEXT_TOKENS
         self.longest = min(longest or DEFAULT_TEXT_TOKENS, trained)
-        self.whole = needs_whole_text(model.architecture, causal=causal, pooling=self.pooling)
+        self.whole = needs_whole_text(
+            model.architecture, causal=model.attends_causally, pooling=self.pooling
+        )
         self.texts = MAX_TEXTS_PER_PASS if model.multi_sequence else 1
         min_rows = PASS_ROWS if has_no_cache(model.architecture) else PASS_ROWS // 2
         self.rows = max(min_rows, self.longest) if self.whole else min_rows
         threads = min(settings.n_threads or physical_cores(), usable_cores())
-        self.context = self._opened.enter_context(
-            Context(
-                model,
-                ContextSettings(
-                    n_ctx=max(self.rows, self.longest),
-                    n_batch=self.rows,
-                    n_seq=self.texts,
-                    n_outputs=self.rows,
-                    n_threads=choose_thread_count(model, threads),
-                    flash_attention=settings.flash_attention,
-                    pooling=self.pooling,
-                ),
-            )
+        sizes = ContextSettings(
+            n_ctx=max(self.rows, self.longest),
+            n_batch=self.rows,
+            n_seq=self.texts,
+            n_outputs=self.rows,
+            n_threads=choose_thread_count(model, threads),
+            flash_attention=settings.flash_attention,
+            pooling=self.pooling,
         )
+        self.context = opened.enter_context(Context(model, sizes))
         self._batch = Batch(self.rows)
         # A trial pass shows here whether a kernel ends the process or weights are not finite.
         try:
@@ -305,32 +273,26 @@ class EmbeddingModel:
 
         All tokens must fit in `rows`, unless there is only one text.
 
-        Raises:
-            NotFinite: a result is not finite.
-            DecodeError: as in Context.decode.
+        Raises NotFinite if a result is not finite, and DecodeError as `Context.decode`.
         """
-        try:
-            self._decode_texts(texts)
-            return [np.array(self.context.pooled(sequence)) for sequence in range(len(texts))]
-        finally:
-            for sequence in range(len(texts)):
-                self.context.remove(sequence, 0)
-
-    def _decode_texts(self, texts: Sequence[Sequence[int]]) -> None:
-        batch = self._batch
+        context, batch, sequences = self.context, self._batch, range(len(texts))
         batch.clear()
-        for sequence, tokens in enumerate(texts):
-            for position, token in enumerate(tokens):
-                # A text that need not be read at once may take several passes.
-                if batch.rows == self.rows:
-                    self.context.decode(batch)
-                    batch.clear()
-                batch.add(token, position, sequence, True)
-        self.context.decode(batch)
-        self.context.synchronize()
+        try:
+            for sequence, tokens in enumerate(texts):
+                for position, token in enumerate(tokens):
+                    # A text that need not be read at once may take several passes.
+                    if batch.rows == self.rows:
+                        context.decode(batch)
+                        batch.clear()
+                    batch.add(token, position, sequence, True)
+            context.decode(batch)
+            context.synchronize()
+            return [np.array(context.pooled(sequence)) for sequence in sequences]
+        finally:
+            for sequence in sequences:
+                context.remove(sequence, 0)
 
     def info(self) -> Loaded:
-        """Return the description of the loaded model for the daemon."""
         vocab = self.model.vocab
         return Loaded(
             name=self.files.name,
@@ -347,7 +309,6 @@ class EmbeddingModel:
         )
 
     def close(self) -> None:
-        """Free the model and its context."""
         self._opened.close()
 
 
@@ -356,8 +317,7 @@ def load_embedding_model(
 ) -> EmbeddingModel:
     """Load a model, with shorter texts if memory does not hold a pass of the longest ones.
 
-    Raises:
-        LoadFailed: the model cannot be loaded.
+    Raises LoadFailed if the model cannot be loaded.
     """
     longest, notes = settings.n_ctx, list[str]()
     while True:
@@ -368,12 +328,6 @@ def load_embedding_model(
             if longest < MIN_TEXT_TOKENS:
                 raise
             notes = [f"Texts may have at most {longest} tokens: memory holds no more."]
-
-
-# ------------------------------------------------------------------------ encoder
-# The step loop of an embedding or reranking model.
-#
-# Each pass holds as many texts as fit, of all requests in turn.
 
 
 _MAX_ABS_VALUE = 32760.0  # `normalize` 0 scales a vector so that its largest component is this
@@ -402,19 +356,17 @@ class _Job:
 class Encoder:
     """Runs requests on one loaded model, in turns, so that a long request does not hold up short ones.
 
-    One thread calls `submit`, `cancel` and `step`. An exception raised on behalf of one request ends only
-    that request.
+    Each pass holds as many texts as fit. One thread calls `submit`, `cancel` and `step`. An exception raised
+    on behalf of one request ends only that request.
     """
 
     accepts = TokenizedInputs
+    has_waiting_editor = has_idle_work = False
 
     def __init__(self, model: EmbeddingModel, emit: Emit) -> None:
-        self._model = model
-        self._emit = emit
+        self._model, self._emit = model, emit
         self._jobs: deque[_Job] = deque()
         self.interruption = Interruption()  # called by other threads
-
-    # ------------------------------------------------------------------------ requests in
 
     def submit(self, inputs: TokenizedInputs) -> None:
         self._jobs.append(_Job(inputs))
@@ -429,14 +381,6 @@ class Encoder:
     @property
     def active(self) -> bool:
         return bool(self._jobs)
-
-    @property
-    def has_waiting_editor(self) -> bool:
-        return False
-
-    @property
-    def has_idle_work(self) -> bool:
-        return False
 
     def use_idle_time(self) -> None:
         """Do nothing: an encoder has nothing to learn."""
@@ -462,13 +406,10 @@ class Encoder:
     def close(self) -> None:
         self._model.close()
 
-    # ------------------------------------------------------------------------ one step
-
     def step(self) -> None:
         """Make one pass.
 
-        Raises:
-            DecodeFatal: The context can no longer be trusted; the process must end.
+        Raises DecodeFatal if the context can no longer be trusted; the process must end.
         """
         selected = self._select_texts()
         jobs = dict.fromkeys(job for job, _ in selected)
@@ -477,12 +418,19 @@ class Encoder:
         self._model.context.stop = self.interruption.begin_pass(leaver)
         try:
             encoded = self._model.encode([text for _, text in selected])
-        except (Aborted, DecodeFatal) as error:
-            if isinstance(error, DecodeFatal):
-                raise
+        except DecodeFatal:
+            raise
+        except Aborted:
             return
         except Exception as error:  # a bug of ours, too, ends only these requests
-            self._handle_failure(list(jobs), len(selected), error)
+            # NaN or infinite values may come from any text of the pass, so after a shared pass each text gets
+            # one of its own.
+            is_shared = isinstance(error, NotFinite) and len(selected) > 1
+            for job in jobs:
+                if is_shared:
+                    job.alone = True
+                else:
+                    self._fail_job(job, error)
             return
         for (job, _), vector in zip(selected, encoded, strict=True):
             job.vectors.append(vector)
@@ -505,19 +453,6 @@ class Encoder:
                 free_rows -= len(text)
         return selected
 
-    def _handle_failure(self, jobs: list[_Job], n_texts: int, error: Exception) -> None:
-        """Fail the jobs, unless a text of another one may be at fault.
-
-        NaN or infinite values may come from any text of the pass, so after a shared pass each text gets
-        one of its own.
-        """
-        if isinstance(error, NotFinite) and n_texts > 1:
-            for job in jobs:
-                job.alone = True
-            return
-        for job in jobs:
-            self._fail_job(job, error)
-
     def _fail_job(self, job: _Job, error: Exception) -> None:
         self._jobs.remove(job)
         self._emit(make_failure(job.id, error))
@@ -537,12 +472,11 @@ def normalize_vector(vector: States, norm: int) -> States:
 
     norm: -1 leaves it as it is, 0 scales by the largest component, p > 0 by the p-norm.
     """
-    magnitudes = np.abs(vector.astype(np.float64))
     if norm < 0:
         return vector
-    length = (
-        float((magnitudes**norm).sum() ** (1 / norm))
-        if norm
-        else float(magnitudes.max()) / _MAX_ABS_VALUE
-    )
+    magnitudes = np.abs(vector.astype(np.float64))
+    if norm:
+        length = float((magnitudes**norm).sum() ** (1 / norm))
+    else:
+        length = float(magnitudes.max()) / _MAX_ABS_VALUE
     return (vector / length).astype(np.float32) if length > 0 else vector

@@ -9,8 +9,6 @@ import asyncio
 import base64
 import sys
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +20,7 @@ from localspec.daemon.http.requests import (
     read_body,
     while_connected,
 )
-from localspec.daemon.state import DaemonState, state_of
+from localspec.daemon.state import state_of
 from localspec.daemon.worker.queue import DEFAULT_RETRY_AFTER_S
 from localspec.errors import InvalidRequest, QueueFull
 from localspec.protocol import frames
@@ -38,7 +36,6 @@ from localspec.protocol.answers import (
 from localspec.protocol.frames import EmbeddingInput, PairFiles
 from localspec.protocol.requests import (
     MAX_INPUTS,
-    ContentPart,
     EmbeddingRequest,
     InputObject,
     RerankRequest,
@@ -51,13 +48,12 @@ async def embed(request: Request) -> Response:
     pair, result = await _compute_embeddings(request, body)
     as_floats = body.encoding_format == "float"
 
+    def write(vector: bytes) -> list[float] | str:
+        return decode_vector(vector) if as_floats else base64.b64encode(vector).decode()
+
     def encode() -> Response:
-        data = [
-            Embedding(
-                decode_vector(vector) if as_floats else base64.b64encode(vector).decode(), index
-            )
-            for index, vector in enumerate(result["vectors"])
-        ]
+        vectors = enumerate(result["vectors"])
+        data = [Embedding(write(vector), index) for index, vector in vectors]
         usage, extra = _usage(result), ignored_extension(request)
         return json_response(EmbeddingList(data, pair.name, usage, localspec=extra))
 
@@ -130,20 +126,11 @@ async def compute(
 ) -> dict[str, Any]:
     """Return the engine's result for a request of any protocol; a client that disconnects ends the work.
 
-    Raises:
-        ClientGone: the client disconnected.
-        InvalidRequest: the model computes no such thing, or an input does not fit.
-        QueueFull: too many requests are waiting already.
+    Raises ClientGone if the client disconnected. Raises InvalidRequest if the model computes no such thing,
+    or an input does not fit. Raises QueueFull if too many requests are waiting already.
     """
     daemon = state_of(request)
-    with _admission(daemon):
-        reply = await while_connected(request.receive, daemon.pairs.ask(pair, frame))
-    return reply.value
-
-
-@contextmanager
-def _admission(daemon: DaemonState) -> Iterator[None]:
-    """Limit the number of requests that wait in the engine to that of answers that may run and wait."""
+    # No more of these requests wait in the engine than answers may run and wait.
     limit = daemon.config.parallel + daemon.config.queue
     if daemon.n_embedding_requests >= limit:
         raise QueueFull(
@@ -153,9 +140,10 @@ def _admission(daemon: DaemonState) -> Iterator[None]:
         )
     daemon.n_embedding_requests += 1
     try:
-        yield
+        reply = await while_connected(request.receive, daemon.pairs.ask(pair, frame))
     finally:
         daemon.n_embedding_requests -= 1
+    return reply.value
 
 
 def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
@@ -166,9 +154,7 @@ def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
         return [payload]
     if isinstance(payload, InputObject):
         return [_object_input(payload)]
-    entries = [
-        _object_input(entry) if isinstance(entry, InputObject) else entry for entry in payload
-    ]
+    entries = [_object_input(part) if isinstance(part, InputObject) else part for part in payload]
     inputs = [entry for entry in entries if isinstance(entry, str | list)]
     parts = [entry for entry in entries if not isinstance(entry, list)]
     if len(parts) == len(entries) and len(inputs) < len(entries):
@@ -188,8 +174,7 @@ def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
 def _object_input(payload: InputObject) -> EmbeddingInput:
     """Return the one input that an object stands for.
 
-    Raises:
-        InvalidRequest: the object has images or sound, or is empty.
+    Raises InvalidRequest if the object has images or sound, or is empty.
     """
     if payload.multimodal_data:
         raise InvalidRequest(
@@ -201,17 +186,15 @@ def _object_input(payload: InputObject) -> EmbeddingInput:
     parts = [payload.content] if isinstance(payload.content, str) else payload.content
     if not parts:
         raise InvalidRequest("'input' has neither 'prompt_string' nor 'content'.", param="input")
-    texts = [part if isinstance(part, str) else _part_text(part) for part in parts]
-    return "".join(texts)  # As in llama-server, parts are joined without a separator.
-
-
-def _part_text(part: ContentPart) -> str:
-    if part.type != "text" or part.text is None:
-        raise InvalidRequest(
-            f"'input.content' may have parts of the type 'text' only, not '{part.type[:40]}'.",
-            param="input.content",
-        )
-    return part.text
+    text = ""  # As in llama-server, parts are joined without a separator.
+    for part in parts:
+        if not isinstance(part, str) and (part.type != "text" or part.text is None):
+            raise InvalidRequest(
+                f"'input.content' may have parts of the type 'text' only, not '{part.type[:40]}'.",
+                param="input.content",
+            )
+        text += part if isinstance(part, str) else part.text or ""
+    return text
 
 
 def decode_vector(vector: bytes) -> list[float]:

@@ -76,15 +76,8 @@ def command(
         render.note(f"DANGER: whoever reaches {host}:{port} can take over this account.")
     render.stderr(f"Serving layers on {host}:{port}; Ctrl-C ends it.\n")
     sys.stderr.flush()
-    words = [
-        "-P",
-        "-m",
-        "localspec.engine",
-        "--rpc-worker",
-        host,
-        str(port),
-        str(threads or usable_cores()),
-    ]
+    words = ["-P", "-m", "localspec.engine", "--rpc-worker", host, str(port)]
+    words.append(str(threads or usable_cores()))
     os.execve(sys.executable, [sys.executable, *words], engine_environment())
     return None
 
@@ -123,9 +116,8 @@ def _run_through_ssh(host: str, port: int) -> int:
     with listener, subprocess.Popen([program, *_ssh_command(host, port, tunnel_path)[1:]]) as ssh:
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signal_number, lambda number, _: ssh.send_signal(number))
-        threading.Thread(
-            target=relay.forward, args=(listener, connect, tables, {0, os.getuid()}), daemon=True
-        ).start()
+        accepted = listener, connect, tables, {0, os.getuid()}
+        threading.Thread(target=relay.forward, args=accepted, daemon=True).start()
         return ssh.wait()
 
 
