@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from localspec.engine.llama import Batch
 from localspec.engine.speculation.cost import AttentionCost, CostTable, parse_pair_of_ms
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import BOS, expected
-from tests.support.running import GREEDY, Running, drafting
+from tests.support.running import GREEDY, Load, drafting
 
 WIDTHS = {1: 14.0, 2: 15.0, 4: 17.0, 8: 24.0, 16: 40.0, 32: 75.0}
 
@@ -29,11 +28,8 @@ def test_deep_passes_teach_the_attention_cost_and_keep_the_widths(
     a: float, c: float, guess: float, seed: int, shares: bool
 ) -> None:
     """`a` and `c` are costs of the machine, and `guess` a factor of `c`; a quarter of passes are shallow."""
-    rng, table, attention = (
-        random.Random(seed),
-        CostTable(WIDTHS),
-        AttentionCost(lambda: guess * c, shares=shares),
-    )
+    rng, table = random.Random(seed), CostTable(WIDTHS)
+    attention = AttentionCost(lambda: guess * c, shares=shares)
     for _ in range(300):
         rows, sequences = rng.choice([(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (4, 4), (8, 4)])
         depth = rng.choice([rng.randrange(20, 300), *(rng.randrange(8_000, 40_000),) * 3])
@@ -71,9 +67,7 @@ def test_invalid_stored_costs_are_ignored(stored: object) -> None:
     assert parse_pair_of_ms(stored) is None
 
 
-def test_poor_drafts_are_skipped_deep_in_a_text(
-    cycle_files: PairFiles, load: Callable[..., Running]
-) -> None:
+def test_poor_drafts_are_skipped_deep_in_a_text(cycle_files: PairFiles, load: Load) -> None:
     """At the beginning of a text rows are nearly free, and at its end they are not."""
     engine = load(cycle_files, n_ctx=2048)
     lane, elapsed, table = engine.pair.shared, [0.0], CostTable(WIDTHS)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.cache.slot import (
-    CHANGE_TOKENS,
-    MAX_CHANGES,
-    MAX_CHANGES_IN_PROMPT,
-    MAX_MARKS,
-    MIN_TOKENS,
-    OPENING_TOKENS,
-    PLACE_GROWTH,
-    Changes,
-    choose_positions,
-    choose_removable,
-)
+from localspec.engine.cache import slot
+from localspec.engine.cache.slot import MAX_MARKS, Changes, choose_positions, choose_removable
 from localspec.protocol.frames import PairFiles
 from tests.support import architectures
 from tests.support.rescoring import assert_alike
-from tests.support.running import Running
+from tests.support.running import Load
 
 MARK = 0  # a control token of these texts
 
@@ -46,13 +35,13 @@ def test_edit_has_little_read_in_vain(lengths: list[int], start: int) -> None:
     tokens = make_text(lengths)
     start = min(start, len(tokens) - 1)
     positions = choose_positions(tokens, is_mark, start, MAX_MARKS)
-    end = len(tokens) - OPENING_TOKENS
+    end = len(tokens) - slot.OPENING_TOKENS
     assert positions == sorted(set(positions))
     assert all(start < at <= end for at in positions)
     for edit in range(start, end, 7):
         back = max((at for at in (start, *positions) if at <= edit), default=0)
         # Where a border lies between two places at growing distances, it stands for both of them.
-        assert end - back <= PLACE_GROWTH**2 * (end - edit) + 3 * MIN_TOKENS
+        assert end - back <= slot.PLACE_GROWTH**2 * (end - edit) + 3 * slot.MIN_TOKENS
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=5))
@@ -64,11 +53,9 @@ def test_no_position_is_within_a_picture(parts: list[tuple[int, int]]) -> None:
 
 
 @given(chats, st.integers(1, 20), st.lists(st.integers(1, 2000), max_size=3))
-def test_few_positions_are_those_that_matter(
-    lengths: list[int], count: int, forks: list[int]
-) -> None:
+def test_few_positions_are_the_best(lengths: list[int], count: int, forks: list[int]) -> None:
     tokens = make_text(lengths)
-    end = len(tokens) - OPENING_TOKENS
+    end = len(tokens) - slot.OPENING_TOKENS
     forks = [fork for fork in forks if fork <= end]
     positions = choose_positions(tokens, is_mark, 0, count, forks)
     assert len(positions) <= count
@@ -97,9 +84,7 @@ def test_forks_are_removed_last(gaps: list[int], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "lfm2"])
-def test_text_is_restored_at_the_message_that_changed(
-    architecture: str, load: Callable[..., Running], models: Path
-) -> None:
+def test_text_is_restored_where_it_changed(architecture: str, load: Load, models: Path) -> None:
     """Another text runs beside it, and also keeps its own answer."""
     path = str(architectures.write(architecture, models))
     files = PairFiles(architecture, path)
@@ -125,15 +110,13 @@ def test_text_is_restored_at_the_message_that_changed(
         assert_alike(path, prompt, finished.tokens, anew)
 
 
-words = st.lists(st.integers(0, 9), min_size=CHANGE_TOKENS, max_size=CHANGE_TOKENS)
+words = st.lists(st.integers(0, 9), min_size=slot.CHANGE_TOKENS, max_size=slot.CHANGE_TOKENS)
 
 
 @given(
     st.lists(st.integers(10, 90), max_size=60), st.lists(st.integers(10, 90), max_size=60), words
 )
-def test_what_was_changed_is_found_again(
-    before: list[int], after: list[int], reminder: list[int]
-) -> None:
+def test_changed_text_is_found(before: list[int], after: list[int], reminder: list[int]) -> None:
     changes = Changes()
     assert changes.find([*before, *reminder, *after], 0) == []
     changes.learn([1, 2, *reminder, 3], 2)
@@ -144,13 +127,13 @@ def test_what_was_changed_is_found_again(
     assert changes.find([*before, *after, *reminder[1:]], 0) == []
 
 
-@given(st.lists(st.integers(0, 400), min_size=2 * MAX_CHANGES, max_size=2 * MAX_CHANGES))
+@given(st.lists(st.integers(0, 400), min_size=2 * slot.MAX_CHANGES, max_size=2 * slot.MAX_CHANGES))
 def test_only_the_latest_changes_are_remembered(starts: list[int]) -> None:
     changes = Changes()
     for start in starts:
         changes.learn([start, 1, 2, 3], 0)
-    latest = list(dict.fromkeys(reversed(starts)))[:MAX_CHANGES]
+    latest = list(dict.fromkeys(reversed(starts)))[: slot.MAX_CHANGES]
     for start in set(starts):
         assert bool(changes.find([9, start, 1, 2, 3], 0)) == (start in latest)
     text = [token for _ in range(20) for token in (9, starts[-1], 1, 2, 3)]
-    assert len(changes.find(text, 0)) == MAX_CHANGES_IN_PROMPT
+    assert len(changes.find(text, 0)) == slot.MAX_CHANGES_IN_PROMPT

@@ -16,7 +16,7 @@ from localspec.engine.pair import lane
 from localspec.protocol.frames import PairFiles, SpeculationSettings
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike
-from tests.support.running import GREEDY, PLAIN, Running, drafting, skip_on
+from tests.support.running import GREEDY, PLAIN, Load, Running, drafting, skip_on
 from tests.support.stops import StopAfter
 
 LONG = [(13 * at + 5) % 500 for at in range(400)]
@@ -28,10 +28,8 @@ ABORTABLE = skip_on("rpc", "cuda", why="a CPU alone is asked on the way through 
 @pytest.fixture(scope="module")
 def context(contextual_files: PairFiles) -> Iterator[Context]:
     with Model(contextual_files.target) as model:
-        context_settings = ContextSettings(
-            n_ctx=512, n_batch=256, n_seq=2, n_outputs=2, n_threads=1
-        )
-        with Context(model, context_settings) as created:
+        sizes = ContextSettings(n_ctx=512, n_batch=256, n_seq=2, n_outputs=2, n_threads=1)
+        with Context(model, sizes) as created:
             yield created
 
 
@@ -143,7 +141,7 @@ def test_cancelling_during_a_pass_changes_no_other_text(
 def test_half_updated_state_is_not_reused(
     write: Callable[..., PairFiles],
     place: int,
-    load: Callable[..., Running],
+    load: Load,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     files = write(tmp_path_factory.getbasetemp() / write.__name__)
@@ -169,9 +167,7 @@ def no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @ABORTABLE
 @pytest.mark.usefixtures("no_beginning")
-def test_prompt_pass_is_aborted_once_for_a_new_request(
-    load: Callable[..., Running], contextual_files: PairFiles
-) -> None:
+def test_prompt_pass_is_aborted_once_for_another(load: Load, contextual_files: PairFiles) -> None:
     engine = load(contextual_files, gap_s=1e-9)
     lane = engine.pair.shared
     request = engine.start(LONG, 4)
@@ -197,9 +193,7 @@ def test_prompt_pass_is_aborted_once_for_a_new_request(
 @ABORTABLE
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 12), min_size=3, max_size=3))
-def test_requests_that_arrive_as_a_pass_begins_share_it(
-    contextual: Running, places: list[int]
-) -> None:
+def test_requests_as_a_pass_begins_share_it(contextual: Running, places: list[int]) -> None:
     """They may arrive at any point of its beginning, until its patience ends."""
     prompts = [LONG[:60], *SHORT]
     truth = answer_alone(contextual, prompts, 8)
@@ -251,9 +245,7 @@ def test_cancellation_before_a_pass_is_not_lost() -> None:
 @pytest.mark.parametrize(("yields_s", "after_s", "ends"), [
     (0.0, 0.0, False), (0.5, -1.0, True), (0.5, 0.4, True), (0.5, 0.6, False), (math.inf, 1e9, True),
 ])  # fmt: skip
-def test_pass_is_aborted_for_a_request_that_comes_in_time(
-    yields_s: float, after_s: float, ends: bool
-) -> None:
+def test_request_that_comes_in_time_aborts_it(yields_s: float, after_s: float, ends: bool) -> None:
     time_s = [10.0]
     interruption = Interruption(lambda: time_s[0])
     for passes in (1, 2):  # an earlier request does not abort the next pass

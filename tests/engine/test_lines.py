@@ -33,9 +33,7 @@ def cut_text(rules: LineRules, text: str, size: int, spent_ms: float = 0.0) -> s
         (4, "a\n    ", "a\n    "),  # the indent is not known yet
     ],
 )
-def test_a_line_indented_too_little_ends_the_answer(
-    size: int, indent: int, text: str, expected: str
-) -> None:
+def test_a_line_indented_less_ends_it(size: int, indent: int, text: str, expected: str) -> None:
     assert cut_text(LineRules(indent, None), text, size) == expected
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -81,10 +82,8 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
     with Model(str(path)) as model:
         log_lines.clear()
         with make_context(model):
-            cache_mib, compute_mib = (
-                sum_buffers_mib(log_lines, "KV|RS"),
-                sum_buffers_mib(log_lines, "compute"),
-            )
+            cache_mib = sum_buffers_mib(log_lines, "KV|RS")
+            compute_mib = sum_buffers_mib(log_lines, "compute")
     assert need.cache / MIB == pytest.approx(cache_mib, abs=0.02)
     assert need.compute / MIB >= compute_mib
 
@@ -127,9 +126,7 @@ def test_gpu_without_a_kernel_for_the_heads_computes_scores(
 
 
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])
-def test_cache_and_buffers_of_heads(
-    architecture: str, tmp_path: Path, log_lines: list[str]
-) -> None:
+def test_cache_and_buffer_of_heads(architecture: str, tmp_path: Path, log_lines: list[str]) -> None:
     if architecture in get_args(Architecture):
         path = write_heads(tmp_path / "m.gguf", architecture=cast(Architecture, architecture))
     else:
@@ -140,10 +137,8 @@ def test_cache_and_buffers_of_heads(
         log_lines.clear()
         settings = ContextSettings(CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
         with Context(model, settings):
-            cache_mib, compute_mib = (
-                sum_buffers_mib(log_lines, "KV|RS"),
-                sum_buffers_mib(log_lines, "compute"),
-            )
+            cache_mib = sum_buffers_mib(log_lines, "KV|RS")
+            compute_mib = sum_buffers_mib(log_lines, "compute")
     assert (need.cache - MAX_BYTES) / MIB == pytest.approx(cache_mib, abs=0.02)
     assert need.compute / MIB >= compute_mib
 
@@ -151,10 +146,9 @@ def test_cache_and_buffers_of_heads(
 def test_heads_in_a_separate_file_need_buffers_only(tmp_path: Path, log_lines: list[str]) -> None:
     target_file, sidecar_file = write_with_sidecar(tmp_path)
     local_model = read_local_model(sidecar_file, as_draft=True)
-    need = fit.need_of_draft(local_model, fit.LoadOptions(context=CELLS, parallel=1))
-    exact_need = fit.need_of_draft(
-        local_model, fit.LoadOptions(context=CELLS, parallel=1, exact=True)
-    )
+    options = fit.LoadOptions(context=CELLS, parallel=1)
+    need = fit.need_of_draft(local_model, options)
+    exact_need = fit.need_of_draft(local_model, replace(options, exact=True))
     assert (need.cache, exact_need.compute) == (0, 2 * need.compute)
     with (
         Model(str(target_file)) as model,
@@ -162,10 +156,8 @@ def test_heads_in_a_separate_file_need_buffers_only(tmp_path: Path, log_lines: l
         make_context(model) as target,
     ):
         log_lines.clear()
-        settings = ContextSettings(
-            CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True, target=target
-        )
-        with Context(heads, settings):
+        sizes = CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1
+        with Context(heads, ContextSettings(*sizes, heads=True, target=target)):
             assert not any("KV buffer" in line for line in log_lines)
             assert need.compute / MIB >= sum_buffers_mib(log_lines, "compute")
 
@@ -186,13 +178,10 @@ def test_size_of_each_cache_type(
     assert need.cache / MIB == pytest.approx(cache_mib, abs=0.02)
 
 
-def test_unsupported_cache_type_is_refused_for_targets_only(
-    tmp_path: Path,
-) -> None:
+def test_unsupported_cache_type_is_refused_for_targets_only(tmp_path: Path) -> None:
     """The attention heads of the two models have 32 and 16 numbers."""
-    even, odd = write_pair(
-        tmp_path, Shape(2, 64, 128, 2, 512, n_ctx=512), Shape(1, 64, 128, 4, 512, n_ctx=512)
-    )
+    shapes = Shape(2, 64, 128, 2, 512, n_ctx=512), Shape(1, 64, 128, 4, 512, n_ctx=512)
+    even, odd = write_pair(tmp_path, *shapes)
     settings = EngineSettings(n_ctx=512, type_kv="q4_0")
 
     def load_notes(target: Path, draft: Path) -> list[str]:
@@ -229,9 +218,7 @@ def test_full_context_takes_the_planned_memory(kv_type: str, tokens: int, tmp_pa
 
 
 @pytest.mark.parametrize("own_heads", [True, False])
-def test_a_plan_without_heads_is_carried_out(
-    own_heads: bool, tmp_path: Path, log_lines: list[str]
-) -> None:
+def test_a_plan_leaves_heads_out(own_heads: bool, tmp_path: Path, log_lines: list[str]) -> None:
     """Half of the target is on another machine, which llama.cpp treats as a GPU."""
     path = write_heads(tmp_path / "t.gguf", architecture="qwen35")
     n_layers = read_local_model(path).layers // 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +26,22 @@ from localspec.protocol.settings import (
     SHORT_CONTEXT_TOKENS_512,
 )
 from tests.support.pairs import BOS, expected, target_alone
-from tests.support.running import Running, drafting, running, skip_on
+from tests.support.running import Load, drafting, running, skip_on
 
-Load = Callable[..., Running]
+Opened = list[Model | Context]
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Model | Context]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """Record every model and context that a pair opens, including those that are lost."""
-    objects: list[Model | Context] = []
+    objects: Opened = []
+    for kind in (Model, Context):
 
-    class NotedModel(Model):
-        def __init__(self, *args: Any, **more: Any) -> None:
+        def init(self: Any, *args: Any, original: Any = kind.__init__, **more: Any) -> None:
             objects.append(self)
-            super().__init__(*args, **more)
+            original(self, *args, **more)
 
-    class NotedContext(Context):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            objects.append(self)
-            super().__init__(*args, **more)
-
-    monkeypatch.setattr(pair_models, "Model", NotedModel)
-    monkeypatch.setattr(pair_models, "Context", NotedContext)
+        monkeypatch.setattr(kind, "__init__", init)
     return objects
 
 
@@ -60,10 +54,7 @@ def other_vocabulary(tmp_path: Path) -> str:
 
 
 def test_a_load_that_fails_frees_what_it_had_loaded(
-    opened: list[Model | Context],
-    contextual_files: PairFiles,
-    other_vocabulary: str,
-    tmp_path: Path,
+    opened: Opened, contextual_files: PairFiles, other_vocabulary: str, tmp_path: Path
 ) -> None:
     """Gigabytes would remain in the worker otherwise."""
     garbage = tmp_path / "garbage.gguf"
@@ -71,18 +62,14 @@ def test_a_load_that_fails_frees_what_it_had_loaded(
     for draft in (other_vocabulary, str(garbage), "/nowhere"):
         with pytest.raises(LoadFailed), running(PairFiles("p", contextual_files.target, draft)):
             pass
-    with (
-        pytest.raises(LoadFailed),
-        running(contextual_files, type_kv="q8_0", flash_attention="off"),
-    ):
+    wrong = {"type_kv": "q8_0", "flash_attention": "off"}
+    with pytest.raises(LoadFailed), running(contextual_files, **wrong):
         pass
     assert len(opened) > 6
     assert not any(entry.handle for entry in opened)
 
 
-def test_a_pair_that_is_closed_holds_nothing(
-    opened: list[Model | Context], contextual_files: PairFiles
-) -> None:
+def test_a_pair_that_is_closed_holds_nothing(opened: Opened, contextual_files: PairFiles) -> None:
     with running(contextual_files) as engine:
         engine.ask([1, 2, 3], 4, exact=True)
         assert sum(bool(entry.handle) for entry in opened) == 5
@@ -91,7 +78,7 @@ def test_a_pair_that_is_closed_holds_nothing(
 
 
 def test_exact_mode_is_refused_if_rows_differ_at_every_width(
-    opened: list[Model | Context], cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact, "passes_self_test", lambda *_: False)
     with running(cycle_files) as engine:
@@ -104,15 +91,10 @@ def test_exact_mode_is_refused_if_rows_differ_at_every_width(
         assert engine.ask([BOS, 7], 20).tokens == expected(7, 20)
 
 
-def test_vocabularies_that_differ_are_named(
-    contextual_files: PairFiles, other_vocabulary: str
-) -> None:
-    with (
-        pytest.raises(
-            LoadFailed, match=r"token 0 is .* in the target and 'o0' in the draft; the draft knows"
-        ),
-        running(PairFiles("p", contextual_files.target, other_vocabulary)),
-    ):
+def test_other_vocabularies_are_named(contextual_files: PairFiles, other_vocabulary: str) -> None:
+    differs = r"token 0 is .* in the target and 'o0' in the draft; the draft knows"
+    files = PairFiles("p", contextual_files.target, other_vocabulary)
+    with pytest.raises(LoadFailed, match=differs), running(files):
         pass
 
 
@@ -122,22 +104,14 @@ def test_small_batches_do_not_change_answers(
     cycle_files: PairFiles, load: Load, n_batch: int, parallel: int
 ) -> None:
     engine = load(cycle_files, n_batch=n_batch, parallel=parallel)
-    ids = [
-        engine.start([BOS, first_token], 30, speculative=drafting(64)) for first_token in range(4)
-    ]
+    ids = [engine.start([BOS, first], 30, speculative=drafting(64)) for first in range(4)]
     engine.finish()
-    for first_token, request in enumerate(ids):
-        assert engine.answers[request].tokens == expected(first_token, 30)
+    for first, request in enumerate(ids):
+        assert engine.answers[request].tokens == expected(first, 30)
 
 
-def test_the_context_is_no_larger_than_the_model_was_trained_for(
-    cycle_files: PairFiles, load: Load
-) -> None:
+def test_the_context_is_no_larger_than_in_training(cycle_files: PairFiles, load: Load) -> None:
     assert load(cycle_files, n_ctx=1_000_000).pair.n_ctx == 2048
-
-
-def override_fields(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {**content, **changes}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +136,7 @@ def test_a_damaged_profile_does_not_keep_a_pair_from_loading(
         pass
     (stored,) = tmp_path.glob("profile-*.json")
     content = json.loads(stored.read_text(encoding="utf-8"))
-    stored.write_text(json.dumps(override_fields(content, **changes)), encoding="utf-8")
+    stored.write_text(json.dumps({**content, **changes}), encoding="utf-8")
     engine = load(cycle_files, state_dir=str(tmp_path))
     answer = engine.ask([BOS, 7], 20, speculative=drafting(3), exact=True)
     assert answer.tokens == expected(7, 20)
@@ -178,9 +152,8 @@ def test_learned_values_are_restored_by_the_next_load(
         width = engine.pair.exact.width
         learned = engine.pair.learned.calibrations.answers["draft"]
     reloaded = load(cycle_files, state_dir=str(tmp_path))
-    assert (
-        reloaded.pair.learned.calibrations.answers["draft"].count.sum() == learned.count.sum() > 0
-    )
+    known = reloaded.pair.learned.calibrations.answers["draft"]
+    assert known.count.sum() == learned.count.sum() > 0
     assert reloaded.pair.exact.width == width
     # Costs are stored separately for other files or settings.
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):
@@ -246,32 +219,20 @@ def test_full_draft_context_during_the_load_is_an_error(
         assert engine.ask([BOS, 7], 5).tokens == expected(7, 5)
 
 
+LONG = SHORT_CONTEXT_TOKENS + 256
+
+
 @skip_on("rpc", "cuda", why="a CPU alone attends without flash attention to a few long texts")
 @pytest.mark.parametrize(
     ("wide", "settings", "shared", "exact"),
     [
-        (False, {"n_ctx": SHORT_CONTEXT_TOKENS + 256}, ("off", CPU_PASS_ROWS), ("auto", 256)),
+        (False, {"n_ctx": LONG}, ("off", CPU_PASS_ROWS), ("auto", 256)),
         (False, {"n_ctx": SHORT_CONTEXT_TOKENS}, ("auto", 256), ("auto", 256)),
         (True, {"n_ctx": SHORT_CONTEXT_TOKENS_512 + 256}, ("off", CPU_PASS_ROWS), ("auto", 256)),
         (True, {"n_ctx": SHORT_CONTEXT_TOKENS_512}, ("auto", 256), ("auto", 256)),
-        (
-            False,
-            {"n_ctx": SHORT_CONTEXT_TOKENS + 256, "parallel": MAX_FEW_SEQUENCES + 1},
-            ("auto", 256),
-            ("auto", 256),
-        ),
-        (
-            False,
-            {"n_ctx": SHORT_CONTEXT_TOKENS + 256, "type_v": "q8_0"},
-            ("auto", 256),
-            ("auto", 256),
-        ),
-        (
-            False,
-            {"n_ctx": SHORT_CONTEXT_TOKENS + 256, "flash_attention": "on"},
-            ("on", 256),
-            ("on", 256),
-        ),
+        (False, {"n_ctx": LONG, "parallel": MAX_FEW_SEQUENCES + 1}, ("auto", 256), ("auto", 256)),
+        (False, {"n_ctx": LONG, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
+        (False, {"n_ctx": LONG, "flash_attention": "on"}, ("on", 256), ("on", 256)),
         (True, {"flash_attention": "off"}, ("off", 256), ("off", 256)),
     ],
 )

@@ -13,14 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.cache.prefixes import (
-    RESERVED_BYTES,
-    SPLIT_CELLS,
-    CopyCost,
-    Prefix,
-    PrefixStore,
-    common_prefix,
-)
+from localspec.engine.cache import prefixes
+from localspec.engine.cache.prefixes import CopyCost, Prefix, PrefixStore, common_prefix
 from localspec.engine.cache.slot import MIN_TOKENS, Slot
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import FimTokens
@@ -28,7 +22,7 @@ from localspec.engine.pair.lane import EXACT_CHUNK_TOKENS
 from localspec.protocol.frames import PairFiles
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike
-from tests.support.running import PLAIN, Running, drafting
+from tests.support.running import PLAIN, Load, Running, drafting
 
 LIMIT = 100
 MIB = 1 << 20
@@ -43,6 +37,10 @@ def make_store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> Prefi
     return PrefixStore(limit, CopyCost(lambda: 1.0), given_up.append, lambda: None)
 
 
+def held_texts(store: PrefixStore) -> list[list[int]]:
+    return [list(entry.tokens) for entry in store]
+
+
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 actions = st.one_of(
     st.tuples(st.just("put"), texts, st.integers(1, LIMIT + 20)),
@@ -51,7 +49,7 @@ actions = st.one_of(
 
 
 @given(st.lists(actions, max_size=40))
-def test_store_keeps_within_its_limit_what_saves_most(
+def test_store_keeps_what_saves_most(
     operations: list[tuple[str, list[int], int]],
 ) -> None:
     """Nothing is lost unreported, and nothing goes while something that saves less per byte stays."""
@@ -74,29 +72,24 @@ def test_store_keeps_within_its_limit_what_saves_most(
         # The last to go saves no more than each that stays, beside the same others.
         for evicted in dropped[-1:] if len(dropped) > n_dropped and number <= LIMIT else []:
             alone._entries = [*held, evicted]
-            assert all(
-                alone._expected_saving(evicted) <= alone._expected_saving(entry) for entry in held
-            )
+            least_saving = alone._expected_saving(evicted)
+            assert all(least_saving <= alone._expected_saving(entry) for entry in held)
     assert store.size <= LIMIT
     assert len(store) + len(dropped) == len(given_prefixes)
 
 
-def test_text_that_another_copy_holds_goes_first() -> None:
+def test_text_that_another_copy_holds_or_nobody_requested_for_long_goes_first() -> None:
     """An agent's helpers share instructions, so a copy of one saves little beside a copy of another."""
-    dropped: list[Prefix] = []
-    store = make_store(dropped=dropped)
+    store = make_store()
     store.now = 1
     for tokens in ([1, 2, 3, 4, 5], [9, 8, 7, 6, 5], [9, 8, 7, 6, 4]):
         store.put(make_prefix(tokens, LIMIT * 2 // 5, used_at=1))
-    assert [list(entry.tokens) for entry in dropped] == [[9, 8, 7, 6, 5]]
-
-
-def test_text_that_was_not_requested_for_long_goes_first() -> None:
+    assert held_texts(store) == [[9, 8, 7, 6, 4], [1, 2, 3, 4, 5]]
     store = make_store()
     for at in range(4):
         store.now = at
         store.put(make_prefix([at, at], LIMIT // 3, used_at=at))
-    assert [list(entry.tokens) for entry in store] == [[3, 3], [2, 2], [1, 1]]
+    assert held_texts(store) == [[3, 3], [2, 2], [1, 1]]
 
 
 @given(st.lists(st.tuples(texts, st.integers(0, 8)), max_size=10), texts, st.integers(1, 3))
@@ -151,20 +144,17 @@ def test_prefix_of_the_exact_lane_is_for_that_lane_alone() -> None:
     assert len(store) == 1
 
 
-def test_longer_text_supersedes_its_prefixes() -> None:
+def test_longer_text_supersedes_the_prefixes_it_can_be_cut_to() -> None:
     store = make_store()
     for tokens in ([1, 2], [1, 2, 3], [1, 9]):
         store.put(make_prefix(tokens))
     store.supersede(make_prefix([1, 2, 3, 4]))
-    assert [list(entry.tokens) for entry in store] == [[1, 9]]
-
-
-def test_longer_text_keeps_a_prefix_it_cannot_be_cut_to() -> None:
+    assert held_texts(store) == [[1, 9]]
     store = make_store()
     store.put(make_prefix([1, 2], least=2))
     store.put(make_prefix([1, 2, 3], least=3))
     store.supersede(make_prefix([1, 2, 3, 4], least=3))
-    assert [list(entry.tokens) for entry in store] == [[1, 2]]
+    assert held_texts(store) == [[1, 2]]
     assert not store.touch_if_covered([1], exact=False)
 
 
@@ -181,7 +171,9 @@ def test_restored_prefix_leaves_the_store_unless_much_remains() -> None:
 
 def test_nothing_is_kept_where_memory_is_short() -> None:
     dropped: list[Prefix] = []
-    store = PrefixStore(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVED_BYTES + 9)
+    store = PrefixStore(
+        LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: prefixes.RESERVED_BYTES + 9
+    )
     assert store.put(make_prefix([1], 9))
     assert not store.put(make_prefix([2], 10))
     assert len(dropped) == 1
@@ -190,13 +182,12 @@ def test_nothing_is_kept_where_memory_is_short() -> None:
 def test_forgotten_conversation_is_not_reported_as_dropped() -> None:
     dropped: list[Prefix] = []
     store = make_store(dropped=dropped)
-    store.put(make_prefix([1], conversation="a"))
-    store.put(make_prefix([2], conversation="b"))
-    store.put(make_prefix([3]))
+    for token, conversation in ((1, "a"), (2, "b"), (3, None)):
+        store.put(make_prefix([token], conversation=conversation))
     store.forget("a")
-    assert [list(entry.tokens) for entry in store] == [[3], [2]]
+    assert held_texts(store) == [[3], [2]]
     store.forget(None)
-    assert [list(entry.tokens) for entry in store] == [[3]]
+    assert held_texts(store) == [[3]]
     assert not dropped
 
 
@@ -215,7 +206,7 @@ def test_editor_text_is_evicted_before_chats_and_evicts_none() -> None:
     store = make_store()
     for at in range(4):
         store.put(make_prefix([at], 30, editors=at in (1, 2)))
-    assert [list(entry.tokens) for entry in store] == [[3], [2], [0]]
+    assert held_texts(store) == [[3], [2], [0]]
     assert store.has_room(40, editors=True)
     assert not store.has_room(41, editors=True)
     assert store.has_room(LIMIT, editors=False)
@@ -228,16 +219,14 @@ def make_conversation(first: int, length: int) -> list[int]:
     return [1 + (first * 131 + at * at * 7 + at) % 400 for at in range(length)]
 
 
-def load_single_slot(load: Callable[..., Running], files: PairFiles, **more: Any) -> Running:
+def load_single_slot(load: Load, files: PairFiles, **more: Any) -> Running:
     """Load a pair with one slot, which every other text takes, with free copies and slow prefill."""
     engine = load(files, parallel=1, prefix_bytes=64 * MIB, **more)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     return engine
 
 
-def test_a_text_that_lost_its_slot_is_not_read_again(
-    load: Callable[..., Running], contextual_files: PairFiles
-) -> None:
+def test_text_that_lost_its_slot_is_not_reread(load: Load, contextual_files: PairFiles) -> None:
     engine = load_single_slot(load, contextual_files)
     first = make_conversation(1, 150)
     opening = engine.ask(first, 20, speculative=drafting(3)).all_tokens
@@ -253,15 +242,8 @@ def test_a_text_that_lost_its_slot_is_not_read_again(
     assert_alike(contextual_files.target, prompt, answer.tokens, plain.tokens)
     # The draft's memory was restored too: the draft did not read 170 tokens again.
     assert answer.done.speculation.accepted > 0
-
-
-def test_prefix_is_restored_as_far_as_it_agrees(
-    load: Callable[..., Running], contextual_files: PairFiles
-) -> None:
-    engine = load_single_slot(load, contextual_files)
-    first = make_conversation(1, 200)
-    engine.ask(first, 4)
-    engine.ask(make_conversation(2, 100), 4)
+    # A prefix is restored as far as it agrees.
+    engine.ask(make_conversation(3, 100), 4)
     branch = [*first[:120], 9, 8, 7]
     answer = engine.ask(branch, 16)
     assert answer.done.timings.cache_n == 120
@@ -269,8 +251,8 @@ def test_prefix_is_restored_as_far_as_it_agrees(
     assert_alike(contextual_files.target, branch, answer.tokens, anew)
 
 
-def test_a_few_tokens_or_a_slow_copy_are_not_worth_it(
-    load: Callable[..., Running], contextual_files: PairFiles
+def test_few_tokens_slow_copies_and_a_store_without_a_limit_keep_nothing(
+    load: Load, contextual_files: PairFiles
 ) -> None:
     engine = load_single_slot(load, contextual_files)
     engine.ask(make_conversation(1, MIN_TOKENS // 2), 4)
@@ -279,19 +261,14 @@ def test_a_few_tokens_or_a_slow_copy_are_not_worth_it(
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e-9
     engine.ask(make_conversation(3, 150), 4)
     assert len(engine.pair.prefixes) == 0
-
-
-def test_without_a_limit_in_bytes_nothing_is_kept(
-    load: Callable[..., Running], contextual_files: PairFiles
-) -> None:
     engine = load(contextual_files, parallel=1)
-    engine.ask(make_conversation(1, 150), 4)
-    engine.ask(make_conversation(2, 150), 4)
+    for first in (1, 2):
+        engine.ask(make_conversation(first, 150), 4)
     assert len(engine.pair.prefixes) == 0
 
 
 def test_full_context_moves_its_oldest_text_to_the_store_and_back(
-    load: Callable[..., Running], contextual: Running, contextual_files: PairFiles
+    load: Load, contextual: Running, contextual_files: PairFiles
 ) -> None:
     """There are two slots, but cells for only one of the texts."""
     engine = load(contextual_files, parallel=2, n_ctx=512, prefix_bytes=64 * MIB)
@@ -307,7 +284,7 @@ def test_full_context_moves_its_oldest_text_to_the_store_and_back(
 
 @pytest.mark.parametrize("dear", [True, False])
 def test_idle_texts_leave_cells_that_cost_more_than_copies(
-    load: Callable[..., Running], contextual: Running, contextual_files: PairFiles, dear: bool
+    load: Load, contextual: Running, contextual_files: PairFiles, dear: bool
 ) -> None:
     """All of them are still reused later, also beside a running request."""
     engine = load(contextual_files, parallel=5, n_ctx=2048, prefix_bytes=64 * MIB)
@@ -332,7 +309,7 @@ def test_idle_texts_leave_cells_that_cost_more_than_copies(
     ("length", "count", "evicted"), [(300, 12, True), (70, 12, False), (70, 120, True)]
 )
 def test_idle_texts_leave_the_cells_of_a_text_that_runs_alone(
-    load: Callable[..., Running],
+    load: Load,
     contextual: Running,
     contextual_files: PairFiles,
     length: int,
@@ -348,7 +325,7 @@ def test_idle_texts_leave_the_cells_of_a_text_that_runs_alone(
     costs.prefill_ms, costs.cell_ms, costs.split_ms = (lambda: 1e6), 1e-9, 1e3
     texts = [make_conversation(at, length) for at in range(4)]
     fresh = [contextual.ask(text, count, cache_prompt=False).tokens for text in texts]
-    assert evicted == (3 * (length + count) > SPLIT_CELLS)
+    assert evicted == (3 * (length + count) > prefixes.SPLIT_CELLS)
     for turn in range(2):
         for text, truth in zip(texts[:3], fresh, strict=False):
             answer = engine.ask(text, count)
@@ -369,7 +346,7 @@ def test_idle_texts_leave_the_cells_of_a_text_that_runs_alone(
 
 @pytest.mark.parametrize(("most", "where"), [(200, "memory"), (60, "slot")])
 def test_idle_text_leaves_when_an_answer_may_reach_its_cells(
-    load: Callable[..., Running],
+    load: Load,
     contextual: Running,
     contextual_files: PairFiles,
     most: int,
@@ -392,9 +369,7 @@ def test_idle_text_leaves_when_an_answer_may_reach_its_cells(
     assert_alike(contextual_files.target, first, repeated.tokens, fresh)
 
 
-def test_exact_answers_stay_exact_after_a_prefix_came_back(
-    load: Callable[..., Running], contextual_files: PairFiles
-) -> None:
+def test_exact_answers_stay_exact_when_restored(load: Load, contextual_files: PairFiles) -> None:
     engine = load_single_slot(load, contextual_files, n_ctx=1024)
     prompt = make_conversation(1, 3 * EXACT_CHUNK_TOKENS + 40)
     fresh = engine.ask(prompt, 40, exact=True, top_logprobs=0)
@@ -410,7 +385,7 @@ def test_exact_answers_stay_exact_after_a_prefix_came_back(
 
 @pytest.mark.parametrize("pair", [lfm2_pair, mamba_pair])
 def test_uncuttable_state_is_restored_whole_or_not_at_all(
-    pair: Callable[..., PairFiles], load: Callable[..., Running], models: Any
+    pair: Callable[..., PairFiles], load: Load, models: Any
 ) -> None:
     engine = load_single_slot(load, pair(models / pair.__name__))
     first = make_conversation(1, 100)
@@ -455,7 +430,7 @@ def find_cache(engine: Running, text: list[int]) -> str:
 @pytest.mark.parametrize("prefix_length", [300, 20])  # at the end or the beginning of a file
 @pytest.mark.parametrize("keys", [4, 40])
 def test_editor_keystrokes_copy_nothing_and_keep_chats_in_place(
-    load: Callable[..., Running],
+    load: Load,
     contextual_files: PairFiles,
     copied: list[int],
     prefix_length: int,
@@ -482,7 +457,7 @@ def test_editor_keystrokes_copy_nothing_and_keep_chats_in_place(
 
 
 def test_a_chat_that_branched_finds_its_old_branch(
-    load: Callable[..., Running], contextual_files: PairFiles, copied: list[int]
+    load: Load, contextual_files: PairFiles, copied: list[int]
 ) -> None:
     engine = load_single_slot(load, contextual_files)
     opening = make_conversation(1, 200)

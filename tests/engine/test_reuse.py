@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from tests.support.architectures import N_VOCAB, WINDOW
 from tests.support.heads import contextual_heads
 from tests.support.pairs import disturb
 from tests.support.rescoring import assert_alike
-from tests.support.running import PLAIN, Running, drafting, running
+from tests.support.running import PLAIN, Load, Running, drafting, running
 from tests.support.stops import StopAfter
 
 MIB = 1 << 20
@@ -69,10 +69,8 @@ class FreshContext:
     """A context that forgets everything between two texts."""
 
     def __init__(self, model: Model) -> None:
-        settings = ContextSettings(
-            n_ctx=CELLS, n_batch=CELLS, n_seq=1, n_outputs=CELLS, n_threads=1
-        )
-        self._context = Context(model, settings)
+        sizes = ContextSettings(n_ctx=CELLS, n_batch=CELLS, n_seq=1, n_outputs=CELLS, n_threads=1)
+        self._context = Context(model, sizes)
         self._batch = Batch(CELLS)
 
     def rounding(self) -> float:
@@ -91,9 +89,8 @@ class FreshContext:
             for at, token in enumerate(text[start : start + width], start=start):
                 self._batch.add(token, at, 0, True)
             self._context.decode(self._batch)
-            rows += [
-                self._context.logits(row).astype(np.float64) for row in range(self._batch.rows)
-            ]
+            views = map(self._context.logits, range(self._batch.rows))
+            rows += [logits.astype(np.float64) for logits in views]
         table = np.array(rows)
         return table - np.logaddexp.reduce(table, axis=1, keepdims=True)
 
@@ -104,11 +101,11 @@ class FreshContext:
         first = len(text) - last - 1
         rows = [self._batch.add(t, at, 0, at >= first) for at, t in enumerate(text[:-1])]
         self._context.decode(self._batch)
-        return [self._logprob(rows[at], text[at + 1]) for at in range(first, len(text) - 1)]
-
-    def _logprob(self, row: int, token: int) -> float:
-        logits = self._context.logits(row).astype(np.float64)
-        return float(logits[token] - np.logaddexp.reduce(logits))
+        logprobs = []
+        for at in range(first, len(text) - 1):
+            logits = self._context.logits(rows[at]).astype(np.float64)
+            logprobs.append(float(logits[text[at + 1]] - np.logaddexp.reduce(logits)))
+        return logprobs
 
     def close(self) -> None:
         self._context.close()
@@ -193,12 +190,10 @@ class ConcurrentTexts:
             return  # cancelled, or there was no room beside the others
         text = answer.all_tokens
         self.texts.append(text)
-        logprobs = answer.logprobs
-        tokens = len(answer.tokens)
-        fresh = self.truth.logprobs(text, tokens)
+        fresh = self.truth.logprobs(text, len(answer.tokens))
         self.answers += 1
         self.reused += answer.started.cached_tokens
-        for entry, true in zip(logprobs, fresh, strict=False):
+        for entry, true in zip(answer.logprobs, fresh, strict=False):
             self.worst = max(self.worst, abs(entry.logprob - true) / self.rounding)
 
     def finish(self) -> None:
@@ -242,7 +237,7 @@ def quick_profile() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ALL)
-def test_reused_prefixes_match_a_fresh_context(
+def test_reused_text_matches_a_fresh_context(
     architecture: str, models: Path, tmp_path: Path
 ) -> None:
     files = write_noisy_pair(architecture, models)
@@ -276,16 +271,14 @@ def windowed(models: Path) -> PairFiles:
 
 
 def draw_tokens(seed: int, count: int) -> list[int]:
+    """Return exactly `count` random tokens."""
     rng = random.Random(seed)
     return [rng.randrange(N_VOCAB - 8) for _ in range(count)]
 
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_text_is_continued_only_where_its_window_is_intact(
-    load: Callable[..., Running],
-    windowed: PairFiles,
-    monkeypatch: pytest.MonkeyPatch,
-    pinned: bool,
+    load: Load, windowed: PairFiles, monkeypatch: pytest.MonkeyPatch, pinned: bool
 ) -> None:
     """Another text would take the oldest cells of an idle slot, although the slot counts them as read."""
     if not pinned:
@@ -298,9 +291,8 @@ def test_text_is_continued_only_where_its_window_is_intact(
         engine.ask(draw_tokens(2, 200), 1)
         # It takes the slot of the first text, and fifty cells of the second where they are not kept.
         engine.ask(draw_tokens(3, 150), 1)
-        first = next(
-            context.first_position(s.id) for s in engine.pair.shared.slots if s.n_past == 200
-        )
+        second_slot = next(slot for slot in engine.pair.shared.slots if slot.n_past == 200)
+        first = context.first_position(second_slot.id)
         assert first == 0 if pinned else 60 - WINDOW < first <= 120 - WINDOW
         prompt = [*draw_tokens(2, 200)[:length], 7, 8]
         answer = engine.ask(prompt, 8)
@@ -309,9 +301,7 @@ def test_text_is_continued_only_where_its_window_is_intact(
         assert_alike(windowed.target, prompt, answer.tokens, anew)
 
 
-def test_idle_windows_are_kept_while_cells_last(
-    load: Callable[..., Running], windowed: PairFiles
-) -> None:
+def test_idle_windows_are_kept_while_cells_last(load: Load, windowed: PairFiles) -> None:
     """Where a text was cut, llama.cpp looks for cells from there on, where those of another text follow."""
     engine, fresh = load(windowed, parallel=4, n_ctx=1024), load(windowed, parallel=1)
     texts = [draw_tokens(seed, 150) for seed in range(3)]
@@ -326,19 +316,14 @@ def test_idle_windows_are_kept_while_cells_last(
             assert_alike(windowed.target, changed, answer.tokens, anew)
 
 
-def test_exact_answers_with_a_window_stay_exact_after_other_texts(
-    load: Callable[..., Running], windowed: PairFiles
-) -> None:
+def test_exact_answers_with_a_window_stay_exact(load: Load, windowed: PairFiles) -> None:
     """A restored window occupies other cells, so its sums would run in a different order."""
     engine = load(windowed, parallel=1, n_ctx=1024, prefix_bytes=64 << 20)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     prompt = draw_tokens(1, 300)
     fresh = engine.ask(prompt, 24, exact=True, top_logprobs=0)
-    for other_prompt in (
-        draw_tokens(2, 400),
-        [*draw_tokens(1, 200), *draw_tokens(3, 100)],
-        draw_tokens(4, 20),
-    ):
+    branch = [*draw_tokens(1, 200), *draw_tokens(3, 100)]
+    for other_prompt in (draw_tokens(2, 400), branch, draw_tokens(4, 20)):
         engine.ask(other_prompt, 4, exact=True)
         repeated = engine.ask(prompt, 24, exact=True, top_logprobs=0, speculative=drafting(3))
         assert repeated.tokens == fresh.tokens
@@ -346,9 +331,7 @@ def test_exact_answers_with_a_window_stay_exact_after_other_texts(
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "falcon-h1", "mamba2", "lfm2"])
-def test_uncuttable_state_is_restored_at_its_marks(
-    architecture: str, load: Callable[..., Running], models: Path
-) -> None:
+def test_uncuttable_state_returns_to_its_marks(architecture: str, load: Load, models: Path) -> None:
     """Templates drop the thoughts of an answer in the next turn, and users edit their messages."""
     files = write_noisy_pair(architecture, models)
     engine = load(files, parallel=1, prefix_bytes=64 << 20)
@@ -375,9 +358,7 @@ def test_uncuttable_state_is_restored_at_its_marks(
     assert count_read_tokens([*thoughtful, 3]) == 2
 
 
-def test_evicted_window_is_restored_at_the_start_of_a_turn(
-    load: Callable[..., Running], windowed: PairFiles
-) -> None:
+def test_evicted_window_is_restored_at_the_start_of_a_turn(load: Load, windowed: PairFiles) -> None:
     """Its copy holds the last window only, which also applies to the text of a busy slot."""
     engine = load(windowed, parallel=2, n_ctx=1024, prefix_bytes=64 * MIB)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
@@ -402,23 +383,19 @@ def test_evicted_window_is_restored_at_the_start_of_a_turn(
 
 
 @pytest.mark.parametrize("names", [("llama", "gpt-oss"), ("gpt-oss", "gemma3")])
-def test_target_and_draft_hold_the_windows_of_reused_text(
-    names: tuple[str, str], models: Path
-) -> None:
+def test_both_hold_the_windows_of_reused_text(names: tuple[str, str], models: Path) -> None:
     """Target or draft have a window, and the texts of three slots share few cells."""
     sizes = ContextSettings(n_ctx=CELLS, n_batch=CELLS, n_seq=3, n_outputs=3, n_threads=1)
     with ExitStack() as stack:
-        loaded = [
-            stack.enter_context(Model(write_noisy_pair(name, models).target)) for name in names
-        ]
+        paths = [write_noisy_pair(name, models).target for name in names]
+        loaded = [stack.enter_context(Model(path)) for path in paths]
         target, draft = (stack.enter_context(Context(model, sizes)) for model in loaded)
         slots, batch, rng = Slots(target, draft, 0, 3), Batch(CELLS), random.Random(3)
         texts, reused = [draw_tokens(0, 120)], 0
         for _ in range(120):
             base = rng.choice(texts[-4:])
-            prompt = [*base[: rng.randint(1, len(base))], *draw_tokens(rng.randrange(999), 40)][
-                :170
-            ]
+            kept = base[: rng.randint(1, len(base))]
+            prompt = [*kept, *draw_tokens(rng.randrange(999), 40)][:170]
             slot = slots.acquire(SlotRequest(prompt))
             reused += slot.n_past_draft
             for context, length in ((target, slot.n_past), (draft, slot.n_past_draft)):

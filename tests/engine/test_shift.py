@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,10 @@ import localspec
 from localspec.engine import scheduler
 from localspec.engine.cache.slot import MAX_MOVES, REREAD_TOKENS, find_chunks
 from localspec.protocol.frames import PairFiles
-from tests.engine.test_reuse import (
-    DENSE,
-    EXPERTS,
-    STEPS,
-    WINDOWED,
-    ConcurrentTexts,
-    open_texts,
-    write_noisy_pair,
-)
+from tests.engine import test_reuse as reuse
+from tests.engine.test_reuse import ConcurrentTexts, draw_tokens, open_texts, write_noisy_pair
 from tests.support.architectures import N_VOCAB
-from tests.support.running import Running
+from tests.support.running import Load
 
 LEAST = 8
 # These have multi-dimensional positions, or a window that is longer than these texts.
@@ -74,18 +66,9 @@ def test_all_unchanged_text_around_an_edit_is_found(text: list[int], data: st.Da
 
 def make_editor_prompts(seed: int, keys: int) -> list[list[int]]:
     """Return the prompts of a user who types far above the end of a file."""
-    above, below, line = (
-        draw_tokens(seed, 120),
-        draw_tokens(seed + 1, 400),
-        draw_tokens(seed + 2, keys),
-    )
+    above, below = draw_tokens(seed, 120), draw_tokens(seed + 1, 400)
+    line = draw_tokens(seed + 2, keys)
     return [[*above[:9], *line[: count + 1], *below] for count in range(keys)]
-
-
-def draw_tokens(seed: int, count: int) -> list[int]:
-    """Return exactly `count` random tokens."""
-    rng = random.Random(seed)
-    return [rng.randrange(N_VOCAB - 8) for _ in range(count)]
 
 
 @pytest.fixture
@@ -95,7 +78,7 @@ def llama(models: Path) -> PairFiles:
 
 @pytest.mark.parametrize(("priority", "n_reread"), [("editor", REREAD_TOKENS), ("chat", 1)])
 def test_edit_above_rereads_only_new_tokens_and_the_end(
-    load: Callable[..., Running], llama: PairFiles, priority: str, n_reread: int
+    load: Load, llama: PairFiles, priority: str, n_reread: int
 ) -> None:
     engine = load(llama, parallel=2, n_ctx=1024)
     first, *later_prompts = make_editor_prompts(1, 6)
@@ -109,15 +92,10 @@ def test_edit_above_rereads_only_new_tokens_and_the_end(
     assert engine.pair.shared.context.length(2) == 0  # the sequence where chunks are parked
 
 
-def test_rotated_snippets_and_text_after_deletions_are_moved(
-    load: Callable[..., Running], llama: PairFiles
-) -> None:
+def test_rotated_snippets_and_text_after_deletions_are_moved(load: Load, llama: PairFiles) -> None:
     engine = load(llama, parallel=2, n_ctx=1024)
-    head, pieces, near = (
-        draw_tokens(1, 9),
-        [draw_tokens(9 + number, 50) for number in range(5)],
-        draw_tokens(2, 340),
-    )
+    head, near = draw_tokens(1, 9), draw_tokens(2, 340)
+    pieces = [draw_tokens(9 + number, 50) for number in range(5)]
 
     def prompt(first: int, cut: int = 0) -> list[int]:
         ring = [token for number in range(first, first + 3) for token in pieces[number % 5]]
@@ -131,31 +109,21 @@ def test_rotated_snippets_and_text_after_deletions_are_moved(
     assert answer.done.timings.prompt_n == REREAD_TOKENS
 
 
-def test_text_that_was_moved_often_is_read_again(
-    load: Callable[..., Running], llama: PairFiles
-) -> None:
+def test_text_that_was_moved_often_is_read_again(load: Load, llama: PairFiles) -> None:
     engine = load(llama, parallel=1, n_ctx=1024)
-    prompt_counts = [
-        engine.ask(prompt, 1, n_cache_reuse=LEAST, priority="editor").done.timings.prompt_n
-        for prompt in make_editor_prompts(1, MAX_MOVES + 4)
-    ]
-    assert [at for at, count in enumerate(prompt_counts) if count > 1 + REREAD_TOKENS] == [
-        0,
-        MAX_MOVES + 1,
-    ]
+    read_again = []
+    for at, prompt in enumerate(make_editor_prompts(1, MAX_MOVES + 4)):
+        answer = engine.ask(prompt, 1, n_cache_reuse=LEAST, priority="editor")
+        if answer.done.timings.prompt_n > 1 + REREAD_TOKENS:
+            read_again.append(at)
+    assert read_again == [0, MAX_MOVES + 1]
 
 
-def test_exact_and_plain_requests_never_reuse_moved_chunks(
-    load: Callable[..., Running], llama: PairFiles
-) -> None:
-    engine = load(llama, parallel=2, n_ctx=1024)
-    fresh = load(llama, parallel=2, n_ctx=1024)
-    option_sets: list[dict[str, object]] = [
-        {},
-        {"exact": True},
-        {"conversation": "a1", "n_cache_reuse": LEAST},
-    ]
-    for seed, options in enumerate(option_sets):
+def test_exact_and_plain_requests_never_reuse_moved_chunks(load: Load, llama: PairFiles) -> None:
+    engine, fresh = (load(llama, parallel=2, n_ctx=1024) for _ in range(2))
+    saved: dict[str, object] = {"conversation": "a1", "n_cache_reuse": LEAST}
+    kinds: list[dict[str, object]] = [{}, {"exact": True}, saved]
+    for seed, options in enumerate(kinds):
         for prompt in make_editor_prompts(10 * seed, 5):
             engine.ask(prompt, 4, n_cache_reuse=LEAST)
         answer = engine.ask(prompt, 8, top_logprobs=0, **options)
@@ -165,9 +133,7 @@ def test_exact_and_plain_requests_never_reuse_moved_chunks(
         assert answer.done.timings.cache_n <= 14  # up to the position of the first edit
 
 
-def test_cancelled_request_leaves_no_parked_chunks(
-    load: Callable[..., Running], llama: PairFiles
-) -> None:
+def test_cancelled_request_leaves_no_parked_chunks(load: Load, llama: PairFiles) -> None:
     engine = load(llama, parallel=1, n_ctx=1024, n_batch=64)
     above, below = draw_tokens(1, 60), draw_tokens(3, 400)
     engine.ask([*above, *below], 2, n_cache_reuse=LEAST)
@@ -185,10 +151,8 @@ def test_cancelled_request_leaves_no_parked_chunks(
     assert answer.done.timings.cache_n == n_past
 
 
-@pytest.mark.parametrize("architecture", [*WINDOWED[:2], "gpt-oss", "qwen35", "mamba2"])
-def test_model_without_a_plain_cache_reads_again(
-    architecture: str, load: Callable[..., Running], models: Path
-) -> None:
+@pytest.mark.parametrize("architecture", [*reuse.WINDOWED[:2], "gpt-oss", "qwen35", "mamba2"])
+def test_model_without_plain_cache_rereads(architecture: str, load: Load, models: Path) -> None:
     engine = load(write_noisy_pair(architecture, models), parallel=1, n_ctx=1024)
     for prompt in make_editor_prompts(1, 3):
         answer = engine.ask(prompt, 2, n_cache_reuse=LEAST)
@@ -216,10 +180,8 @@ class Editors(ConcurrentTexts):
         text = list(rng.choice(self.texts[-4:])) if self.texts else self._words(200)
         for _ in range(rng.randint(1, 2)):
             at = rng.randrange(len(text) + 1)
-            n_deleted = rng.choice([0, 0, 1, 30])
-            text[at : at + n_deleted] = [
-                rng.randrange(N_VOCAB - 8) for _ in range(rng.choice([0, 1, 1, 40]))
-            ]
+            n_deleted, n_new = rng.choice([0, 0, 1, 30]), rng.choice([0, 1, 1, 40])
+            text[at : at + n_deleted] = [rng.randrange(N_VOCAB - 8) for _ in range(n_new)]
         if text := text[:250]:
             request = self.engine.start(text, rng.randint(1, 6), n_cache_reuse=LEAST)
             self.running[request] = -1
@@ -253,13 +215,11 @@ def editors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("editors")
-@pytest.mark.parametrize("architecture", DENSE + EXPERTS)
-def test_chats_beside_editors_match_a_fresh_context(
-    architecture: str, models: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("architecture", reuse.DENSE + reuse.EXPERTS)
+def test_chats_beside_editors_match_fresh(architecture: str, models: Path, tmp_path: Path) -> None:
     with open_texts(write_noisy_pair(architecture, models), tmp_path, 0) as texts:
         assert isinstance(texts, Editors)
-        while texts.answers < STEPS:
+        while texts.answers < reuse.STEPS:
             texts.step()
             for slot in texts.engine.pair.shared.slots:
                 assert slot.busy or texts.engine.pair.shared.context.length(slot.id) == slot.n_past
@@ -287,7 +247,7 @@ def test_reuse_of_moved_chunks_by_chats_is_detected(
 # ------------------------------------------------------------------------ accuracy
 
 
-def test_suggestions_mostly_match_those_of_a_fresh_context(load: Callable[..., Running]) -> None:
+def test_suggestions_mostly_match_those_of_a_fresh_context(load: Load) -> None:
     """The shipped pair completes a real file, while snippets rotate and lines far above are edited."""
     folder = Path(localspec.__file__).parent / "builtin"
     files = PairFiles("builtin", str(folder / "target.gguf"), None)
@@ -302,13 +262,8 @@ def test_suggestions_mostly_match_those_of_a_fresh_context(load: Callable[..., R
     alike = total = moved = 0
     for _ in range(4):
         at = rng.randrange(200, len(lines) - 60)
-        near = [
-            fim.prefix,
-            *tokenize_lines(at - 36, 36),
-            fim.suffix,
-            *tokenize_lines(at + 1, 12),
-            fim.middle,
-        ]
+        above, below = tokenize_lines(at - 36, 36), tokenize_lines(at + 1, 12)
+        near = [fim.prefix, *above, fim.suffix, *below, fim.middle]
         ring = [tokenize_lines(rng.randrange(1500), 6) for _ in range(8)]
         for first in range(5):
             prompt = [token for piece in ring[first : first + 3] for token in piece] + near

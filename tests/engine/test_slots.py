@@ -78,10 +78,8 @@ class Bench:
 
 
 def _context(model: Model, count: int) -> Context:
-    return Context(
-        model,
-        ContextSettings(n_ctx=CELLS, n_batch=128, n_seq=count, n_outputs=count, n_threads=1),
-    )
+    sizes = ContextSettings(n_ctx=CELLS, n_batch=128, n_seq=count, n_outputs=count, n_threads=1)
+    return Context(model, sizes)
 
 
 @pytest.fixture(scope="module")
@@ -111,29 +109,21 @@ def test_a_conversation_goes_on_in_its_slot(bench: Bench) -> None:
     assert reused == 19
 
 
-def test_at_least_the_last_token_is_left_to_be_read(bench: Bench) -> None:
-    bench.serve([*range(20)])
-    _, reused = bench.serve([*range(10)])
-    assert reused == 9
-
-
-def test_reuse_ends_at_the_first_difference(bench: Bench) -> None:
-    bench.serve([*range(20)])
-    _, reused = bench.serve([*range(15), 99, 98, 97])
-    assert reused == 15
-
-
-def test_reuse_can_be_declined(bench: Bench) -> None:
-    bench.serve([*range(20)])
-    slot = bench.slots.acquire(SlotRequest([*range(20)], reuse=False))
-    assert slot.n_past == 0
-    bench.check(slot)
-
-
-def test_reuse_ends_at_a_multiple_of_the_alignment(bench: Bench) -> None:
-    bench.serve([*range(60)])
-    slot = bench.slots.acquire(SlotRequest([*range(60)], align=16))
-    assert slot.n_past == 48
+@pytest.mark.parametrize(
+    ("length", "request_", "reused"),
+    [
+        (20, SlotRequest([*range(10)]), 9),  # at least the last token is left to be read
+        (20, SlotRequest([*range(15), 99, 98, 97]), 15),
+        (20, SlotRequest([*range(20)], reuse=False), 0),
+        (60, SlotRequest([*range(60)], align=16), 48),
+    ],
+)
+def test_reuse_ends_at_the_first_difference(
+    bench: Bench, length: int, request_: SlotRequest, reused: int
+) -> None:
+    bench.serve([*range(length)])
+    slot = bench.slots.acquire(request_)
+    assert slot.n_past == reused
     bench.check(slot)
 
 
@@ -143,25 +133,21 @@ def test_a_prefix_shared_with_a_busy_slot_is_copied(bench: Bench) -> None:
     bench.read(busy, [*system, 100, 101])
     copy_slot = bench.slots.acquire(SlotRequest([*system, 200, 201]))
     assert copy_slot is not busy
-    assert copy_slot.n_past == 40
-    assert copy_slot.n_past_draft == 40
+    assert copy_slot.n_past == copy_slot.n_past_draft == 40
     bench.check(copy_slot)
     assert busy.n_past == 41
 
 
-def test_unrelated_conversation_takes_an_empty_slot(bench: Bench) -> None:
-    first_slot, _ = bench.serve([*range(30)])
-    second_slot, _ = bench.serve([*range(100, 130)])
-    assert second_slot is not first_slot
-    assert first_slot.n_past == 29
-
-
-def test_a_branch_of_a_long_conversation_leaves_the_trunk_alone(bench: Bench) -> None:
-    trunk, _ = bench.serve([*range(60)])
-    branch, reused = bench.serve([*range(10), 200, 201])
-    assert branch is not trunk
-    assert reused == 10
-    assert trunk.n_past == 59
+@pytest.mark.parametrize(
+    ("length", "other", "shared"), [(30, [*range(100, 130)], 0), (60, [*range(10), 200, 201], 10)]
+)
+def test_unrelated_text_and_a_branch_leave_a_long_text_in_its_slot(
+    bench: Bench, length: int, other: list[int], shared: int
+) -> None:
+    trunk, _ = bench.serve([*range(length)])
+    slot, reused = bench.serve(other)
+    assert slot is not trunk
+    assert (reused, trunk.n_past) == (shared, length - 1)
 
 
 def test_oldest_of_three_caches_is_evicted(bench: Bench) -> None:
@@ -275,13 +261,8 @@ def test_text_is_the_same_with_and_without_reuse(contextual: Running, data: st.D
         depth = data.draw(st.sampled_from([0, 3, None]))
         answer = contextual.ask(prompt, 12, speculative=drafting(depth, "auto"))
         texts.append(answer.all_tokens)
-        truth = _without_reuse(contextual, prompt)
+        truth = contextual.ask(prompt, 12, cache_prompt=False).tokens
         assert_alike(contextual.pair.files.target, prompt, answer.tokens, truth)
-
-
-def _without_reuse(engine: Running, prompt: list[int]) -> list[int]:
-    """Return the answer to a request that neither uses nor changes any cache."""
-    return engine.ask(prompt, 12, cache_prompt=False).tokens
 
 
 def test_draft_that_is_behind_reads_the_missing_text(contextual: Running) -> None:

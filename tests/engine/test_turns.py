@@ -66,10 +66,8 @@ def test_rounds_of_several_workers_never_overlap(start: Start, tmp_path: Path) -
     assert [worker.wait(PATIENCE) for worker in workers] == [0, 0, 0]
     events = read_log(tmp_path)
     assert len(events) == 2 * 3 * 40
-    assert all(
-        (begins[0], ends[0], begins[1:]) == ("+", "-", ends[1:])
-        for begins, ends in zip(events[::2], events[1::2], strict=True)
-    )
+    for begins, ends in zip(events[::2], events[1::2], strict=True):
+        assert (begins[0], ends[0], begins[1:]) == ("+", "-", ends[1:])
 
 
 def test_killed_worker_releases_its_turn(start: Start, tmp_path: Path) -> None:

@@ -105,9 +105,7 @@ def test_idle_cores_do_not_shorten_the_wait(teams: list[int]) -> None:
 @given(
     looks=st.lists(st.tuples(st.floats(0.001, 3.0), st.floats(0.0, 2.0)), min_size=1, max_size=40)
 )
-def test_wait_follows_the_usage_since_the_last_poll(
-    looks: list[tuple[float, float]],
-) -> None:
+def test_wait_follows_the_usage_since_the_last_poll(looks: list[tuple[float, float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waiting, "_Team", lambda threads: type("Team", (), {"end": lambda _: None})())
         machine, short = Machine(cores=2, threads=2), False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,11 @@ NVCC_13 = "Cuda compilation tools, release 13.0, V13.0.88\n"
 ARCHITECTURES_13 = "compute_75\ncompute_80\ncompute_90\ncompute_120\n"
 
 
+Tool = str | Callable[[Sequence[str]], CommandResult]
+
+
 def make_host(
-    tools: Mapping[str, str | Callable[[Sequence[str]], CommandResult]] | None = None,
+    tools: Mapping[str, Tool] | None = None,
     *,
     system: str = "Linux",
     arch: str = "x86_64",
@@ -72,11 +76,9 @@ def make_host(
 
 def nvidia(capability: str, driver_cuda: str) -> Callable[[Sequence[str]], CommandResult]:
     def smi(argv: Sequence[str]) -> CommandResult:
-        if argv[1] == "-q":
-            return CommandResult(
-                0, f"    CUDA Version                              : {driver_cuda}\n"
-            )
-        return CommandResult(0, f"NVIDIA L4, {capability}, 580.65.06\n")
+        version = f"    CUDA Version                              : {driver_cuda}\n"
+        listed = f"NVIDIA L4, {capability}, 580.65.06\n"
+        return CommandResult(0, version if argv[1] == "-q" else listed)
 
     return smi
 
@@ -86,104 +88,58 @@ def nvcc(argv: Sequence[str]) -> CommandResult:
 
 
 def without_cublas(argv: Sequence[str]) -> CommandResult:
-    return (
-        CommandResult(1, "cublas_v2.h: No such file or directory") if "-E" in argv else nvcc(argv)
-    )
+    missing = CommandResult(1, "cublas_v2.h: No such file or directory")
+    return missing if "-E" in argv else nvcc(argv)
 
 
 def broken(_argv: Sequence[str]) -> CommandResult:
-    return CommandResult(
-        9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    )
+    failed = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    return CommandResult(9, failed)
+
+
+def gpu(nvcc: Tool, capability: str = "9.0", driver_cuda: str = "13.0", **more: str) -> Host:
+    return make_host({"nvcc": nvcc, "nvidia-smi": nvidia(capability, driver_cuda), **more})
+
+
+NO_GPU = "CPU: there is a CUDA 13.0 compiler, but no working NVIDIA GPU"
+NO_NVCC = "CPU: there is an NVIDIA L4, but no CUDA compiler"
+INSTALL_CUDA = "Run `sudo apt-get install nvidia-cuda-toolkit`, then run `scripts/setup --again`."
+NO_CUBLAS = "CPU: CUDA 13.0 is installed without cuBLAS. Install the development files of cuBLAS"
+TOO_NEW = "CPU: CUDA 13.0 no longer supports NVIDIA L4 (compute 7.0)."
+OLD_DRIVER = "CPU: nvcc is CUDA 13.0, but the GPU's driver supports at most CUDA 12.4."
+WITHOUT_NVCC: dict[str, Tool] = {"nvidia-smi": nvidia("8.9", "13.0"), "apt-get": ""}
+BROKEN_NVCC: dict[str, Tool] = {"/usr/local/cuda/bin/nvcc": "", "nvidia-smi": nvidia("9.0", "13.0")}
+APPLE = "Metal: this is a Mac with an Apple GPU."
+INTEL_MAC = "CPU: llama.cpp's Metal code is for Apple's GPUs"
 
 
 @pytest.mark.parametrize(
-    ("host", "backend", "flags", "reason"),
+    ("host", "backend", "made", "reason"),
     [
-        pytest.param(make_host(), "cpu", "", "CPU: there is no working NVIDIA GPU", id="plain"),
-        pytest.param(
-            make_host({"nvcc": nvcc}),
-            "cpu",
-            "",
-            "CPU: there is a CUDA 13.0 compiler, but no working NVIDIA GPU",
-            id="CUDA without GPU",
-        ),
-        pytest.param(
-            make_host({"nvcc": nvcc, "nvidia-smi": broken}),
-            "cpu",
-            "",
-            "CPU: there is a CUDA 13.0 compiler, but no working NVIDIA GPU",
-            id="driver does not answer",
-        ),
-        pytest.param(
-            make_host({"nvidia-smi": nvidia("8.9", "13.0"), "apt-get": ""}),
-            "cpu",
-            "",
-            "CPU: there is an NVIDIA L4, but no CUDA compiler (nvcc). "
-            "Run `sudo apt-get install nvidia-cuda-toolkit`, then run `scripts/setup --again`.",
-            id="GPU without CUDA",
-        ),
-        pytest.param(
-            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("9.0", "13.0")}),
+        (make_host(), "cpu", "", "CPU: there is no working NVIDIA GPU"),
+        (make_host({"nvcc": nvcc}), "cpu", "", NO_GPU),
+        (make_host({"nvcc": nvcc, "nvidia-smi": broken}), "cpu", "", NO_GPU),
+        (make_host(WITHOUT_NVCC), "cpu", "", f"{NO_NVCC} (nvcc). {INSTALL_CUDA}"),
+        (make_host(BROKEN_NVCC), "cpu", "", NO_NVCC),
+        (gpu(nvcc), "cuda", "90-real", "CUDA 13.0 for NVIDIA L4 (architecture 90-real)."),
+        (
+            gpu(nvcc, "13.5", "14.1"),
             "cuda",
-            "-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real",
-            "CUDA 13.0 for NVIDIA L4 (architecture 90-real).",
-            id="CUDA and GPU",
+            "120-virtual",
+            "CUDA 13.0 for NVIDIA L4 (architecture 120",
         ),
-        pytest.param(
-            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("13.5", "14.1")}),
-            "cuda",
-            "-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=120-virtual",
-            "CUDA 13.0 for NVIDIA L4 (architecture 120-virtual).",
-            id="GPU newer than the toolkit",
-        ),
-        pytest.param(
-            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("7.0", "13.0")}),
-            "cpu",
-            "",
-            "CPU: CUDA 13.0 no longer supports NVIDIA L4 (compute 7.0).",
-            id="GPU older than the toolkit",
-        ),
-        pytest.param(
-            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("8.0", "12.4")}),
-            "cpu",
-            "",
-            "CPU: nvcc is CUDA 13.0, but the GPU's driver supports at most CUDA 12.4.",
-            id="driver older than the toolkit",
-        ),
-        pytest.param(
-            make_host({"nvcc": without_cublas, "nvidia-smi": nvidia("9.0", "13.0")}),
-            "cpu",
-            "",
-            "CPU: CUDA 13.0 is installed without cuBLAS. Install the development files of cuBLAS",
-            id="a toolkit without cuBLAS",
-        ),
-        pytest.param(
-            make_host({"/usr/local/cuda/bin/nvcc": "", "nvidia-smi": nvidia("9.0", "13.0")}),
-            "cpu",
-            "",
-            "CPU: there is an NVIDIA L4, but no CUDA compiler",
-            id="an nvcc that does not run",
-        ),
-        pytest.param(
-            make_host(system="Darwin", arch="arm64"),
-            "metal",
-            "-DGGML_METAL=ON",
-            "Metal: this is a Mac with an Apple GPU.",
-            id="Apple silicon",
-        ),
-        pytest.param(
-            make_host(system="Darwin", arch="x86_64"),
-            "cpu",
-            "-DGGML_METAL=OFF",
-            "CPU: llama.cpp's Metal code is for Apple's GPUs",
-            id="Intel Mac",
-        ),
+        (gpu(nvcc, "7.0"), "cpu", "", TOO_NEW),
+        (gpu(nvcc, "8.0", "12.4"), "cpu", "", OLD_DRIVER),
+        (gpu(without_cublas), "cpu", "", NO_CUBLAS),
+        (make_host(system="Darwin", arch="arm64"), "metal", "-DGGML_METAL=ON", APPLE),
+        (make_host(system="Darwin"), "cpu", "-DGGML_METAL=OFF", INTEL_MAC),
     ],
 )
-def test_the_backend_follows_what_works(
-    host: Host, backend: Backend, flags: str, reason: str
+def test_the_backend_is_one_that_works(
+    host: Host, backend: Backend, made: str, reason: str
 ) -> None:
+    """made: the architectures of CUDA, or flags."""
+    flags = f"-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={made}" if backend == "cuda" else made
     plan = plan_build(host, GCC)
     assert plan.backend == backend
     assert plan.cmake_args == f"-DLLAVA_BUILD=ON -DMTMD_VIDEO=OFF -DGGML_RPC=ON {flags}".strip()
@@ -192,28 +148,20 @@ def test_the_backend_follows_what_works(
 
 def test_nvcc_outside_the_path_is_passed_to_cmake() -> None:
     host = make_host({"nvidia-smi": nvidia("9.0", "13.0")}, env={"CUDA_HOME": "/opt/cuda-13"})
-    run = host.run
-    host_with_cuda = Host(
-        host.system,
-        host.arch,
-        host.env,
-        lambda argv: nvcc(argv) if argv[0].endswith("nvcc") else run(argv),
-        lambda name: name if name == "/opt/cuda-13/bin/nvcc" else host.which(name),
-        host.read,
+    path = "/opt/cuda-13/bin/nvcc"
+    with_cuda = replace(
+        host,
+        run=lambda argv: nvcc(argv) if argv[0].endswith("nvcc") else host.run(argv),
+        which=lambda name: name if name == path else host.which(name),
     )
-    assert (
-        "-DCMAKE_CUDA_COMPILER=/opt/cuda-13/bin/nvcc" in plan_build(host_with_cuda, GCC).cmake_args
-    )
+    assert f"-DCMAKE_CUDA_COMPILER={path}" in plan_build(with_cuda, GCC).cmake_args
 
 
 def test_a_gpu_with_an_old_driver_is_found_without_its_capability() -> None:
     def smi(argv: Sequence[str]) -> CommandResult:
-        listing = "GPU 0: Tesla T4 (UUID: GPU-1)\n"
-        return (
-            CommandResult(0, listing)
-            if argv[1] == "-L"
-            else CommandResult(2, 'Field "compute_cap" is not valid')
-        )
+        if argv[1] == "-L":
+            return CommandResult(0, "GPU 0: Tesla T4 (UUID: GPU-1)\n")
+        return CommandResult(2, 'Field "compute_cap" is not valid')
 
     host = make_host({"nvidia-smi": smi, "nvcc": nvcc})
     assert [gpu.name for gpu in nvidia_gpus(host)] == ["Tesla T4"]
@@ -224,6 +172,9 @@ def test_amx_is_disabled_if_the_probe_fails() -> None:
     plan = plan_build(make_host(cpuinfo=XEON, amx=False), GCC)
     assert f"'-DCMAKE_C_FLAGS={NO_AMX}' '-DCMAKE_CXX_FLAGS={NO_AMX}'" in plan.cmake_args
     assert str(plan.reasons[1]).startswith(f"AMX: off, {GCC.version} miscompiles it (tested")
+    # The user's own flags survive.
+    host = make_host(cpuinfo=XEON, amx=False, env={"CFLAGS": "-g"})
+    assert f"-DCMAKE_C_FLAGS=-g {NO_AMX}" in plan_build(host, GCC).cmake_args
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86-64")
@@ -252,20 +203,11 @@ def test_a_compiler_without_amx_gets_no_flag_against_it() -> None:
     assert str(plan.reasons[1]) == f"AMX: off, {GCC.version} does not support it."
 
 
-def test_amx_stays_enabled_if_the_probe_passes() -> None:
+def test_amx_is_tried_on_a_cpu_that_has_it_and_stays_enabled_if_that_works() -> None:
     plan = plan_build(make_host(cpuinfo=XEON, amx=True), GCC)
     assert "amx" not in plan.cmake_args
     assert str(plan.reasons[1]).startswith("AMX: on")
-
-
-def test_amx_is_not_tried_on_a_cpu_without_it() -> None:
-    plan = plan_build(make_host(cpuinfo=RYZEN, amx=False), GCC)
-    assert len(plan.reasons) == 1
-
-
-def test_the_users_compiler_flags_survive_the_ones_against_amx() -> None:
-    host = make_host(cpuinfo=XEON, amx=False, env={"CFLAGS": "-g"})
-    assert f"-DCMAKE_C_FLAGS=-g {NO_AMX}" in plan_build(host, GCC).cmake_args
+    assert len(plan_build(make_host(cpuinfo=RYZEN, amx=False), GCC).reasons) == 1
 
 
 @pytest.mark.parametrize("arguments", ["-DGGML_VULKAN=ON", ""])
@@ -294,9 +236,8 @@ def test_cxx_is_the_only_compiler_that_is_tried() -> None:
 
 def test_cpu_is_read_from_its_first_core() -> None:
     assert detect_cpu(make_host(cpuinfo=XEON)).flags == {"sse2", "avx512f", "amx_tile"}
-    arm = detect_cpu(
-        make_host(cpuinfo="CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nFeatures\t: fp asimd\n")
-    )
+    info = "CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nFeatures\t: fp asimd\n"
+    arm = detect_cpu(make_host(cpuinfo=info))
     assert arm.model == "0x41 0xd0c"
     assert arm.flags == {"fp", "asimd"}
     assert detect_cpu(make_host({"sysctl": "Apple M4\n"}, system="Darwin")).model == "Apple M4"
@@ -318,21 +259,15 @@ def test_wheel_key_changes_with_everything_the_wheel_depends_on() -> None:
     assert usual not in other_keys
 
 
-@pytest.mark.parametrize(
-    ("manager", "hint"),
-    [
+def test_the_install_hint_uses_the_systems_package_manager() -> None:
+    for manager, hint in (
         ("apt-get", "Run `sudo apt-get install build-essential`"),
         ("dnf", "Run `sudo dnf install gcc-c++`"),
         ("pacman", "Run `sudo pacman -S base-devel`"),
         ("zypper", "Run `sudo zypper install gcc-c++`"),
         ("nothing known", "Install a C++ compiler (g++ or clang++)"),
-    ],
-)
-def test_the_install_hint_uses_the_systems_package_manager(manager: str, hint: str) -> None:
-    assert install_hint(make_host({manager: ""}), "compiler") == hint
-
-
-def test_install_hint_on_a_mac() -> None:
+    ):
+        assert install_hint(make_host({manager: ""}), "compiler") == hint
     assert install_hint(make_host(system="Darwin"), "compiler") == "Run `xcode-select --install`"
 
 
@@ -340,7 +275,7 @@ def test_install_hint_on_a_mac() -> None:
     ("cores", "gibibytes", "backend", "jobs"),
     [(8, 64, "cpu", 8), (16, 8, "cpu", 8), (16, 8, "cuda", 4), (4, 1, "cuda", 1), (4, 0, "cpu", 4)],
 )
-def test_build_jobs_fit_cores_and_memory(
+def test_build_jobs_fit_the_machine(
     cores: int, gibibytes: int, backend: Backend, jobs: int
 ) -> None:
     assert build_jobs(cores, gibibytes * 1024**3, backend) == jobs

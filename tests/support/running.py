@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -96,6 +96,9 @@ class Running(Driven):
     def close(self) -> None:
         self._renderer.close()
         super().close()
+
+
+Load = Callable[..., Running]  # the fixture `load`, which loads a pair with some settings
 
 
 # Other settings for every test that loads a pair here, to see that none passes only with certain

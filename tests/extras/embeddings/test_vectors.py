@@ -13,21 +13,8 @@ import pytest
 from localspec.engine.llama import NotFinite, gpus, initialise
 from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.extras.embeddings import engine as embedding
-from localspec.extras.embeddings.engine import (
-    EmbeddingModel,
-    Encoder,
-    InputPreparer,
-    normalize_vector,
-)
-from localspec.protocol.frames import (
-    Embed,
-    EngineSettings,
-    Failed,
-    Frame,
-    PairFiles,
-    Reply,
-    Rerank,
-)
+from localspec.extras.embeddings.engine import EmbeddingModel, Encoder, InputPreparer
+from localspec.protocol.frames import Embed, EngineSettings, Failed, Frame, PairFiles, Reply, Rerank
 from localspec.registry.header.model import read_local_model
 from tests.support.encoders import Bert
 from tests.support.gguf_files import U32, with_key
@@ -115,15 +102,13 @@ def test_fewer_dimensions_are_the_first_ones_normalized(bert: ManualEngine) -> N
     (cut,) = bert.vectors(TEXTS[0], dimensions=8)
     assert np.abs(cut - full[:8] / np.linalg.norm(full[:8])).max() < 1e-6
     assert np.abs(full - raw / np.linalg.norm(raw)).max() < 1e-6
-    assert abs(float(np.abs(normalize_vector(raw, 1)).sum()) - 1) < 1e-6
-    assert float(np.abs(normalize_vector(raw, 0)).max()) == pytest.approx(32760)
+    assert abs(float(np.abs(embedding.normalize_vector(raw, 1)).sum()) - 1) < 1e-6
+    assert float(np.abs(embedding.normalize_vector(raw, 0)).max()) == pytest.approx(32760)
     with pytest.raises(InvalidRequest, match="128 numbers"):
         bert.preparer.begin(Embed(1, ["x"], dimensions=129))
 
 
-def test_long_input_is_refused_or_truncated_on_request(
-    bert: ManualEngine,
-) -> None:
+def test_long_input_is_refused_or_truncated_on_request(bert: ManualEngine) -> None:
     long = "a " * 100
     with pytest.raises(ContextExceeded, match=r"Input 2 has 102 tokens.*at most 64") as caught:
         bert.preparer.begin(Embed(1, ["x", long]))
@@ -137,9 +122,7 @@ def test_long_input_is_refused_or_truncated_on_request(
         bert.preparer.begin(Embed(1, [[]]))
 
 
-def test_large_request_delays_no_small_one_and_can_be_cancelled(
-    bert: ManualEngine,
-) -> None:
+def test_large_request_delays_no_small_one_and_can_be_cancelled(bert: ManualEngine) -> None:
     large_request = Embed(1, [[*BERT.tokens("a " * 60)]] * 200)
     bert.encoder.submit(bert.preparer.begin(large_request))
     bert.encoder.submit(bert.preparer.begin(Embed(2, ["x"])))
@@ -169,9 +152,7 @@ def test_interrupted_pass_is_discarded_and_repeated(bert: ManualEngine) -> None:
     assert reply.value["vectors"] == [vector.tobytes() for vector in vectors_before]
 
 
-def test_nan_fails_its_own_request_only(
-    bert: ManualEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_fails_its_own_request(bert: ManualEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, bad = bert.model.encode, BERT.tokens("the")
 
     def encode(texts: Any) -> Any:

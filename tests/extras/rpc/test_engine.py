@@ -54,9 +54,8 @@ SAME_ROUNDING = {"flash_attention": "off"}
 
 @pytest.fixture(scope="module")
 def remote(contextual_files: PairFiles, endpoint: str) -> Iterator[Running]:
-    with running(
-        msgspec.structs.replace(contextual_files, rpc=(endpoint,)), **SAME_ROUNDING
-    ) as engine:
+    files = msgspec.structs.replace(contextual_files, rpc=(endpoint,))
+    with running(files, **SAME_ROUNDING) as engine:
         yield engine
 
 
@@ -95,7 +94,7 @@ def test_engine_with_remote_layers_counts_as_on_a_device(remote: Running) -> Non
     assert not remote.pair.notes
 
 
-def test_busy_worker_is_not_waited_for(
+def test_busy_worker_is_left(
     remote: Running, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localspec.engine.llama.rpc.GREETING_S", 0.2)
@@ -105,20 +104,14 @@ def test_busy_worker_is_not_waited_for(
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
 def test_cut_link_ends_the_connection(remote: Running, endpoint: str) -> None:
     """The options of the socket show it, without cutting a connection."""
-    option_values = []
-    for entry in Path("/proc/self/fd").iterdir():
-        if entry.is_socket():
-            with (
-                socket.socket(fileno=os.dup(int(entry.name))) as connection,
-                contextlib.suppress(OSError),
-            ):
-                if connection.getpeername() == ("127.0.0.1", int(endpoint.rsplit(":", 1)[1])):
-                    options = (socket.SOL_SOCKET, socket.SO_KEEPALIVE), TIMEOUT
-                    option_values.append([connection.getsockopt(*option) for option in options])
-    assert option_values
-    assert all(
-        keeps_alive and 0 < timeout_ms <= 30_000 for keeps_alive, timeout_ms in option_values
-    ), option_values
+    options = (socket.SOL_SOCKET, socket.SO_KEEPALIVE), TIMEOUT
+    peer, values = ("127.0.0.1", int(endpoint.rsplit(":", 1)[1])), []
+    for entry in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
+        with socket.socket(fileno=os.dup(int(entry.name))) as link, contextlib.suppress(OSError):
+            if link.getpeername() == peer:
+                values.append([link.getsockopt(*option) for option in options])
+    assert values
+    assert all(keeps_alive and 0 < timeout <= 30_000 for keeps_alive, timeout in values), values
     assert not remote.pair.notes
 
 
@@ -146,17 +139,19 @@ def test_missing_machine_is_an_error_only_if_needed(cycle_files: PairFiles) -> N
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("version", "why"),
     [
-        (b"", "is no worker of this kind"),
-        (struct.pack("<Q4B24x", 28, 8, 0, 0, 0), "speaks version 8.0.0 of the protocol"),
-        (struct.pack("<Q4B24x", 28, 6, 0, 0, 0), "speaks version 6.0.0 of the protocol"),
-        (struct.pack("<Q4B24x", 28, 0, 0, 0, 0), "speaks version 0.0.0 of the protocol"),
-        (struct.pack("<Q4B24x", 28, 7, 1, 0, 0), "speaks version 7.1.0 of the protocol"),
-        (struct.pack("<Q4B24x", 28, 7, 0, 1, 0), ""),
+        ((), "is no worker of this kind"),
+        ((8, 0, 0), "speaks version 8.0.0 of the protocol"),
+        ((6, 0, 0), "speaks version 6.0.0 of the protocol"),
+        ((0, 0, 0), "speaks version 0.0.0 of the protocol"),
+        ((7, 1, 0), "speaks version 7.1.0 of the protocol"),
+        ((7, 0, 1), ""),
     ],
 )
-def test_other_greetings_are_reported(answer: bytes, why: str) -> None:
+def test_other_greetings_are_reported(version: tuple[int, ...], why: str) -> None:
+    answer = struct.pack("<Q4B24x", 28, *version, 0) if version else b""
+
     def greet() -> None:
         with server.accept()[0] as client:
             client.recv(33, socket.MSG_WAITALL)

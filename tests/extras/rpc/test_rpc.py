@@ -34,9 +34,12 @@ with socket.socket(socket.AF_UNIX if end.startswith("/") else socket.AF_INET) as
 sys.exit(7)
 """
 QUESTION = "What does shutil.copytree do?"
+needs_rpc = pytest.mark.skipif(
+    not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC"
+)
 
 
-@pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
+@needs_rpc
 def test_a_lost_machine_fails_one_answer_and_is_left_out_then() -> None:
     with temporary_home() as home, rpc_worker() as (endpoint, worker):
         home.environment["LOCALSPEC_CONTEXT"] = "512"
@@ -44,11 +47,8 @@ def test_a_lost_machine_fails_one_answer_and_is_left_out_then() -> None:
         table.parent.mkdir(parents=True, exist_ok=True)
         table.write_text(f'[pairs.builtin]\nrpc = ["{endpoint}"]\n')
         daemon = RunningDaemon(home)
-        body = {
-            "messages": [{"role": "user", "content": QUESTION}],
-            "temperature": 0,
-            "max_tokens": 16,
-        }
+        messages = [{"role": "user", "content": QUESTION}]
+        body = {"messages": messages, "temperature": 0, "max_tokens": 16}
         remote_answer = home.request("POST", "/v1/chat/completions", body)
         assert remote_answer.status == 200, remote_answer.body
         assert endpoint in home.run("show", "builtin").stdout
@@ -79,19 +79,13 @@ def test_a_tunnel_is_closed_to_other_users(tmp_path: Path) -> None:
         port = free_port()
         command = [sys.executable, "-m", "localspec", "rpc-worker", "--ssh", "me@tower"]
         with subprocess.Popen(
-            [*command, "--port", str(port)],
-            env=home.environment,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*command, "--port", str(port)], env=home.environment, stdout=subprocess.PIPE, text=True
         ) as tunnel:
             assert tunnel.stdout
             *options, host, command_line = json.loads(tunnel.stdout.readline())
             socket_path = options[-1].removesuffix(f":127.0.0.1:{port}")
-            assert (options[-2], host, command_line) == (
-                "-L",
-                "me@tower",
-                f"localspec rpc-worker --port {port}",
-            )
+            started = f"localspec rpc-worker --port {port}"
+            assert (options[-2], host, command_line) == ("-L", "me@tower", started)
             if sys.platform.startswith("linux"):
                 # ssh listens on a private Unix socket, and the relay listens on the port.
                 assert "StreamLocalBindMask=0177" in options
@@ -104,7 +98,7 @@ def test_a_tunnel_is_closed_to_other_users(tmp_path: Path) -> None:
         assert home.run("rpc-worker", "--ssh=-oProxyCommand=x").returncode == 2
 
 
-@pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
+@needs_rpc
 def test_a_worker_on_the_loopback_serves_only_its_user() -> None:
     """It prints a warning where the system cannot keep other users out."""
     with temporary_home() as home:
@@ -115,9 +109,8 @@ def test_a_worker_on_the_loopback_serves_only_its_user() -> None:
         ) as worker:
             try:
                 wait_for(lambda: not find_problem(f"127.0.0.1:{port}"), "a worker that answers")
-                socket_count = (
-                    len(list_sockets(worker.pid, port)) if sys.platform.startswith("linux") else 0
-                )
+                has_proc = sys.platform.startswith("linux")
+                sockets = list_sockets(worker.pid, port) if has_proc else []
                 answer_to_other_user = visit(port, NOBODY, HELLO) if os.getuid() == 0 else ""
             finally:
                 worker.kill()
@@ -126,9 +119,8 @@ def test_a_worker_on_the_loopback_serves_only_its_user() -> None:
         if "DANGER" in stderr:
             assert f"every user of this machine can reach 127.0.0.1:{port}" in stderr
         else:
-            assert (
-                socket_count == 1
-            )  # only the relay's; llama.cpp listens on another loopback address
+            # Only the relay's, because llama.cpp listens on another loopback address.
+            assert len(sockets) == 1
             assert answer_to_other_user in ("", f"{NOBODY} b''")
 
 
@@ -138,17 +130,12 @@ def list_sockets(pid: int, port: int) -> list[str]:
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed
             own_sockets.add(str(link.readlink()))
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return [
-        line
-        for line in lines
-        if line.split()[1].endswith(f":{port:04X}")
-        and line.split()[3] == "0A"
-        and f"socket:[{line.split()[9]}]" in own_sockets
-    ]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [row for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"]
+    return [row[9] for row in listening if f"socket:[{row[9]}]" in own_sockets]
 
 
-@pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
+@needs_rpc
 def test_a_port_in_use_is_reported() -> None:
     with rpc_worker() as (endpoint, _), temporary_home() as home:
         result = home.run("rpc-worker", "--port", endpoint.split(":")[1])
