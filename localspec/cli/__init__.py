@@ -51,41 +51,23 @@ def main(argv: list[str] | None = None) -> int:
         code = _run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
     except KeyboardInterrupt:  # a second one, before the first was handled
         code = INTERRUPTED
-    _note_other_version()
-    if code < 0 and argv is None:
-        _end_by_signal(-code)
-    return code if code >= 0 else 128 - code
-
-
-def _note_other_version() -> None:
-    """Print a line if the daemon that answered is of another version, as after an upgrade."""
     api = sys.modules.get("localspec.client.api")
-    if api is not None and (message := api.version_note()):
+    if api is not None and (
+        message := api.version_note()
+    ):  # the daemon is older, as after an upgrade
         from localspec.cli.terminal import render
 
         render.note(message)
         api.Client.daemon_version = None
+    if code < 0 and argv is None:
+        streams.end_by_signal(-code)
+    return code if code >= 0 else 128 - code
 
 
 def short() -> int:
     """Run `localspec ask` for the program `ask`, whatever its first word is."""
     sys.argv.insert(1, "ask")
     return main()
-
-
-def _end_by_signal(number: int) -> None:
-    """End this process by a signal, after what Python does at exit."""
-    import atexit
-    import contextlib
-    import os
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends it at once
-    atexit._run_exitfuncs()
-    streams.drop_output()
-    with contextlib.suppress(OSError):  # SIGKILL has no handler
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -97,13 +79,11 @@ def _dispatch(arguments: list[str]) -> int:
         arguments = command_names.expand(arguments)
     if arguments[:1] in (["ask"], ["chat"], ["explain"]):
         arguments = options.expand_file_arguments(arguments)
-    if arguments[:1] == ["ask"]:
-        plain = options.parse(arguments[1:])
-        if plain is not None:
-            from localspec.cli import ask
+    if arguments[:1] == ["ask"] and (plain := options.parse(arguments[1:])) is not None:
+        from localspec.cli import ask
 
-            return ask.run(plain)
-    elif arguments == ["--version"]:
+        return ask.run(plain)
+    if arguments == ["--version"]:
         import localspec
 
         sys.stdout.write(f"localspec {localspec.__version__}\n")
@@ -127,10 +107,8 @@ def _run_guarded(command: Callable[[], int], *, debug: bool) -> int:
 
         code, message = _describe_error(error)
         streams.drop_output()
-        if message and debug:
-            render.traceback()
-        elif message:
-            render.error(message)
+        if message:
+            render.traceback() if debug else render.error(message)
         return code
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
 
 import click
 
 import localspec
 from localspec import extras
 from localspec.cli import command_names
-from localspec.cli.options import ALIASES, CORE_COMMANDS, EXTRAS, separate_words
+from localspec.cli.options import ALIASES, CORE_COMMANDS, EXTRAS, UNLIMITED, separate_words
 from localspec.cli.terminal.formatter import Formatter
 from localspec.errors import LocalspecError, UsageError
 
 click.Context.formatter_class = Formatter  # used by every command
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Synonyms that work in every group that has a command of this name.
 INNER_SYNONYMS = {"delete": ("rm",), "remove": ("rm",), "ls": ("list",)}
@@ -65,15 +67,13 @@ class Group(click.Group):
 
         Raises click.UsageError if there is no such command.
         """
-        word, *remaining_args = args
+        word, *others = args
         if self.get_command(ctx, word) is None:
-            replacement = (
-                (self.aliases[word],) if word in self.aliases else self.synonyms.get(word, ())
-            )
-            if replacement and replacement[0] in self.list_commands(ctx):
-                return super().resolve_command(ctx, [*replacement, *remaining_args])
-            if not word.startswith("-"):
-                ctx.fail(self._unknown_command_message(ctx, word, remaining_args))
+            meant = (self.aliases[word],) if word in self.aliases else self.synonyms.get(word, ())
+            if meant and meant[0] in self.list_commands(ctx):
+                args = [*meant, *others]
+            elif not word.startswith("-"):
+                ctx.fail(self._unknown_command_message(ctx, word, others))
         return super().resolve_command(ctx, args)
 
     def shell_complete(
@@ -95,9 +95,7 @@ class Group(click.Group):
         """Return one sentence that says what a command does."""
         return self.commands[name].get_short_help_str(200)
 
-    def _unknown_command_message(
-        self, ctx: click.Context, word: str, remaining_args: list[str]
-    ) -> str:
+    def _unknown_command_message(self, ctx: click.Context, word: str, others: list[str]) -> str:
         """Return the error message for an unknown command, with a suggestion if there is one."""
         if suggestion := self._guess_command(ctx, word):
             return f"No such command '{word}'; did you mean {suggestion}?"
@@ -135,8 +133,6 @@ class NumberOption(click.Option):
     """A numeric option whose limits are shown in words, unless the type itself is the only limit."""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        from localspec.cli.options import UNLIMITED
-
         extra = super().get_help_extra(ctx)
         if isinstance(self.type, click.IntRange | click.FloatRange):
             low = -math.inf if self.type.min is None else self.type.min
@@ -156,6 +152,15 @@ class NumberOption(click.Option):
             raise click.BadParameter(problem, ctx=ctx, param=self) from error
 
 
+def number_option(
+    *names: str, low: int = 0, high: int | None = None, metavar: str = "N", **attributes: Any
+) -> Callable[[_Function], _Function]:
+    """Return a decorator that adds an option for a whole number from `low` to `high`."""
+    kind = click.IntRange(low, high)
+    return click.option(*names, cls=NumberOption, type=kind, metavar=metavar, **attributes)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 yes_option = click.option(
     "-y", "--yes", is_flag=True, help="Do not ask first; needed where there is no terminal."
 )
@@ -201,22 +206,17 @@ class Commands(Group):
     def summary(self, name: str) -> str:
         return COMMANDS[name][1]
 
-    def _unknown_command_message(
-        self, ctx: click.Context, word: str, remaining_args: list[str]
-    ) -> str:
+    def _unknown_command_message(self, ctx: click.Context, word: str, others: list[str]) -> str:
         """Return the error message for an unknown command; for a question, how to ask it."""
         import shlex
 
         if " " in word or "?" in word:
-            return f"{_QUESTION_HINT} {shlex.join([word, *remaining_args])}"
+            return f"{_QUESTION_HINT} {shlex.join([word, *others])}"
         may_be_question = word.lower() in _QUESTION_WORDS or not self._guess_command(ctx, word)
-        if (
-            (remaining_args or word.lower() in _GREETINGS)
-            and may_be_question
-            and not any(arg.startswith("-") for arg in remaining_args)
-        ):
-            return f"{_QUESTION_HINT} {shlex.quote(' '.join([word, *remaining_args]))}"
-        return super()._unknown_command_message(ctx, word, remaining_args)
+        has_flag = any(other.startswith("-") for other in others)
+        if may_be_question and not has_flag and (others or word.lower() in _GREETINGS):
+            return f"{_QUESTION_HINT} {shlex.quote(' '.join([word, *others]))}"
+        return super()._unknown_command_message(ctx, word, others)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group, with the aliases at the end."""
@@ -245,11 +245,8 @@ def _drop_opposites(option: str, possibilities: Iterable[str]) -> list[str]:
 
     "--no-log" is not suggested for "--log", nor the other way round.
     """
-    name = option.removeprefix("--no-")
-    if name == option:
-        name = option.removeprefix("--")
-        return [candidate for candidate in possibilities if not candidate.startswith("--no-")]
-    return [candidate for candidate in possibilities if candidate.startswith("--no-")]
+    negative = option.startswith("--no-")
+    return [each for each in possibilities if each.startswith("--no-") == negative]
 
 
 def run(arguments: list[str]) -> int:
@@ -259,6 +256,7 @@ def run(arguments: list[str]) -> int:
     """
     try:
         code = app.main(arguments, prog_name="localspec", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except click.exceptions.Abort as error:
         if isinstance(error.__context__, EOFError):  # no signal, as Ctrl-D at a question
             return 130
@@ -284,4 +282,3 @@ def run(arguments: list[str]) -> int:
         error.show(output)
         render.usage(output.getvalue())
         return error.exit_code
-    return code if isinstance(code, int) else 0

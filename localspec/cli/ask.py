@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.cli.options import EXCLUSIVE, request_fields
+from localspec.cli.options import EXCLUSIVE, SAMPLING
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from typing import Any
 
     from localspec.cli.options import AskOptions
@@ -55,23 +55,21 @@ def run(options: AskOptions) -> int:
     if _is_about_last(options):
         return _print_last_answer(options)
     options, attachments = _take_attachments(options)
-    if options.template is not None:
-        from localspec.cli import templates
-
-        template = templates.Template(options)
-        options = template.options
-        _check_exclusive(options)
-        question = template.question(read_question(options))
-    else:
-        question = _build_question(options)
+    options, question = _build_question(options)
     request = request_for(options, question)
-    _attach(request, attachments, question)
+    if attachments and not question:
+        raise UsageError("A picture or document needs a question: localspec ask -f FILE WORDS")
+    if attachments:
+        request["messages"][-1]["content"] = [*attachments, {"type": "text", "text": question}]
     client = Client(autostart=not options.no_daemon_start)
     beginning = "" if question else _load_unfinished_answer(client, request)
     try:
         response = _print_answer(client, request, options, beginning)
     except TemplateFailed as error:
-        response, request = _complete_with_base_model(client, request, options, question, error)
+        from localspec.cli import base_models
+
+        base, request = base_models.to_completion(client, request, options, question, error)
+        response = _print_answer(base, request, options.changed(plain=True), "")
     except ContextExceeded as error:
         if len(question) < _MIN_PIPED_CHARS:
             raise
@@ -79,9 +77,8 @@ def run(options: AskOptions) -> int:
 
         longer = inputs.find_longer_pair(client, error.n_prompt_tokens or 0)
         stdin_alone = _is_piped() and not options.files
-        raise ContextExceeded(
-            inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
-        ) from error
+        message = inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
+        raise ContextExceeded(message) from error
     return _finish(client, response, request, options)
 
 
@@ -102,52 +99,14 @@ def _take_attachments(options: AskOptions) -> tuple[AskOptions, list[dict[str, A
     return options.changed(files=files) if attachments else options, attachments
 
 
-def _attach(request: dict[str, Any], attachments: list[dict[str, Any]], question: str) -> None:
-    """Put pictures and documents before the question. Raises UsageError if there is no question."""
-    if not attachments:
-        return
-    if not question:
-        raise UsageError("A picture or document needs a question: localspec ask -f FILE WORDS")
-    request["messages"][-1]["content"] = [*attachments, {"type": "text", "text": question}]
-
-
-def _complete_with_base_model(
-    client: Client,
-    request: dict[str, Any],
-    options: AskOptions,
-    question: str,
-    error: TemplateFailed,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Let a base model complete the question; return the response and the request.
-
-    Raises:
-        TemplateFailed: `error`, if the pair is no base model.
-        UsageError: an option only makes sense in a chat.
-    """
-    from localspec.cli import base_models
-
-    name = base_models.base_model_name(client, request.get("model", ""))
-    if not name:
-        raise error
-    text = base_models.completion_text(name, options, question)
-    request = base_models.request_for(request)
-    completion_client = base_models.CompletionClient(client, text)
-    return _print_answer(completion_client, request, options.changed(plain=True), ""), request
-
-
 def _is_about_last(options: AskOptions) -> bool:
-    """Return whether the command line is about the last answer instead of a new question.
+    """Return whether the command line requests the last answer's code or a copy of it, without a question.
 
-    That is so where it requests code or a copy and contains no question. A pipe always counts as a
-    question, because it may be empty by mistake.
+    A pipe always counts as a question, because it may be empty by mistake.
     """
-    uses_answer = options.extract or options.extract_last or options.copy
     question_options = ("words", "files", "system", "template", "last", "conversation")
-    return (
-        bool(uses_answer)
-        and not any(getattr(options, name) for name in question_options)
-        and not _is_piped()
-    )
+    has_question = _is_piped() or any(getattr(options, name) for name in question_options)
+    return (options.extract or options.extract_last or options.copy) and not has_question
 
 
 def _print_last_answer(options: AskOptions) -> int:
@@ -159,13 +118,10 @@ def _print_last_answer(options: AskOptions) -> int:
     conversation = client.conversation("last")
     if options.extract or options.extract_last:
         text = extract.last_code(conversation, last=options.extract_last)
-        render.text(text)
-        render.end_of_text()
+        render.whole_text(text)
     else:
         text = extract.last_answer(conversation)
-        printer = render.printer(plain=options.plain)
-        printer.text(text, [])
-        printer.close()
+        render.answer(text, plain=options.plain)
     if options.copy:
         from localspec.cli.terminal import clipboard
 
@@ -194,6 +150,20 @@ def _finish(
     return 1 if cut_off and options.schema is not None else 0
 
 
+def _report_if_cut_off(response: dict[str, Any], request: dict[str, Any]) -> bool:
+    """Print that the answer was cut off and how to continue it; return whether it was."""
+    if not (response.get("localspec") or {}).get("limit"):
+        return False
+    from localspec.cli.terminal import hints
+
+    hints.print_cut_off(response, "localspec ask -c" if _was_kept(response, request) else "")
+    return True
+
+
+def _was_kept(response: dict[str, Any], request: dict[str, Any]) -> bool:
+    return is_saved(request) and not response["localspec"].get("not_kept")
+
+
 def _load_unfinished_answer(client: Client, request: dict[str, Any]) -> str:
     """Return the beginning of the answer that is being continued.
 
@@ -209,17 +179,6 @@ def _load_unfinished_answer(client: Client, request: dict[str, Any]) -> str:
     return str(last_message["content"]) if last_message.get("role") == "assistant" else ""
 
 
-def _report_if_cut_off(response: dict[str, Any], request: dict[str, Any]) -> bool:
-    """Print that the answer was cut off and how to continue it; return whether it was."""
-    if not (response.get("localspec") or {}).get("limit"):
-        return False
-    from localspec.cli.terminal import hints
-
-    saved = is_saved(request) and not response["localspec"].get("not_kept")
-    hints.print_cut_off(response, "localspec ask -c" if saved else "")
-    return True
-
-
 def print_notes(response: dict[str, Any]) -> None:
     """Print the notes that a response carries beside its answer."""
     extension = response.get("localspec") or {}
@@ -233,12 +192,11 @@ def print_notes(response: dict[str, Any]) -> None:
 
 def _check_exclusive(options: AskOptions) -> None:
     """Raise UsageError if options exclude each other."""
+    flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
     for group in EXCLUSIVE:
-        used = [name for name in group if getattr(options, name)]
+        used = [flags.get(name, f"--{name}") for name in group if getattr(options, name)]
         if len(used) > 1:
-            flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
-            names = [flags.get(name, f"--{name}") for name in used]
-            raise UsageError(f"{' and '.join(names)} cannot be used together.")
+            raise UsageError(f"{' and '.join(used)} cannot be used together.")
     if options.values and not (options.template or options.save):
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
 
@@ -255,7 +213,7 @@ def _split_words_and_files(options: AskOptions) -> AskOptions:
     if file_words:
         from localspec.cli import inputs
 
-        files = files + file_words if inputs.confirm_files(file_words) else files
+        files += file_words if inputs.confirm_files(file_words) else []
     return options.changed(words=words, files=files)
 
 
@@ -267,37 +225,37 @@ def _print_answer(
     The response has `timings`, `localspec`, `usage`, `model` and `said`, which is `beginning` and the text
     that followed it. With -x `said` is only the code.
     """
+    extracts, hides = options.extract or options.extract_last, options.hide_reasoning
+    if not (options.json or extracts or options.no_stream):
+        printer = render.printer(
+            plain=options.plain, tinted=options.show_draft, beginning=beginning
+        )
+        response = stream(client, request, printer, hide_reasoning=hides)
+        return {**response, "said": beginning + response.get("said", "")}
+    completion = client.chat(request)
     if options.json:
-        completion = client.chat(request)
         render.record(completion)
-        completion["said"] = beginning + (completion["choices"][0]["message"]["content"] or "")
-        return completion
-    if options.extract or options.extract_last:
+    message = completion["choices"][0]["message"]
+    content = message["content"] or ""
+    message["content"] = completion["said"] = beginning + content
+    if extracts:
         from localspec.cli.terminal import extract
 
-        completion = client.chat(request)
-        message = completion["choices"][0]["message"]
-        message["content"] = beginning + (message["content"] or "")
-        saved = is_saved(request) and not completion["localspec"].get("not_kept")
+        kept = _was_kept(completion, request)
         try:
-            completion["said"] = extract.code(completion, last=options.extract_last, saved=saved)
+            completion["said"] = extract.code(completion, last=options.extract_last, saved=kept)
         except LocalspecError:
             _report_if_cut_off(completion, request)
             raise
-        render.text(completion["said"])
-        render.end_of_text()
-        return completion
-    printer = render.printer(plain=options.plain, tinted=options.show_draft, beginning=beginning)
-    if not options.no_stream:
-        response = stream(client, request, printer, hide_reasoning=options.hide_reasoning)
-        return {**response, "said": beginning + response.get("said", "")}
-    completion = client.chat(request)
-    message = completion["choices"][0]["message"]
-    if not options.hide_reasoning:
-        render.reasoning(message.get("reasoning_content") or "")
-    printer.text(message["content"] or "", [])
-    printer.close()
-    completion["said"] = beginning + (message["content"] or "")
+        render.whole_text(completion["said"])
+    elif not options.json:
+        printer = render.printer(
+            plain=options.plain, tinted=options.show_draft, beginning=beginning
+        )
+        if not hides:
+            render.reasoning(message.get("reasoning_content") or "")
+        printer.text(content, [])
+        printer.close()
     return completion
 
 
@@ -312,9 +270,8 @@ def stream(
 ) -> dict[str, Any]:
     """Print the answer while it arrives.
 
-    Returns timings, localspec, usage, model, finish_reason and said, as far as they arrived. They are also
-    written into `result`, which keeps them if the stream is interrupted. `on_progress` is called with every
-    report on what the answer waits for. If it raises, the answer is cancelled.
+    Returns timings, localspec, usage, model, finish_reason and said, as far as they arrived; an interrupted
+    stream leaves them in `result`. `on_progress` gets what the answer waits for, and may raise to cancel it.
     """
     response: dict[str, Any] = {} if result is None else result
     request = {**request, "stream_options": {"include_usage": True}}
@@ -331,12 +288,11 @@ def stream(
                 on_progress(progress)
             if spinner:
                 spinner.update(progress)
-            for choice in chunk["choices"]:
-                delta = choice["delta"]
-                reasoning = "" if hide_reasoning else delta.get("reasoning_content") or ""
-                text = delta.get("content") or ""
-                if delta.get("reasoning_content") and forget_key is None:
+            for delta in (choice["delta"] for choice in chunk["choices"]):
+                text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
+                if reasoning and forget_key is None:
                     forget_key = _end_thoughts_on_key(client, chunk.get("id", ""))
+                reasoning = "" if hide_reasoning else reasoning
                 if spinner and (text or reasoning):
                     spinner.stop()
                     spinner = None
@@ -349,8 +305,19 @@ def stream(
             spinner.stop()
         if forget_key:
             forget_key()
-        _close(chunks, printer)
+        chunks.close()  # the daemon notices the closed connection and stops generating
+        render.end_reasoning()  # the answer may have consisted of reasoning alone
+        printer.close()
     return response
+
+
+def _start_spinner(client: Client) -> Any:
+    """Start a spinner on stderr; return None if stderr is no terminal that can draw one."""
+    if not render.is_drawn_on(sys.stderr):
+        return None
+    from localspec.cli.terminal import progress
+
+    return progress.Spinner(client)
 
 
 def _end_thoughts_on_key(client: Client, answer: str) -> Callable[[], object]:
@@ -370,16 +337,8 @@ def _end_thoughts_on_key(client: Client, answer: str) -> Callable[[], object]:
     return lambda: signal.signal(signal.SIGQUIT, before)
 
 
-def _close(chunks: Generator[dict[str, Any], None, None], printer: render.Printer) -> None:
-    chunks.close()  # the daemon notices the closed connection and stops generating
-    render.end_reasoning()  # the answer may have consisted of reasoning alone
-    printer.close()
-
-
 def _record_chunk(chunk: dict[str, Any], response: dict[str, Any]) -> None:
-    for key in ("timings", "usage", "model"):
-        if key in chunk:
-            response[key] = chunk[key]
+    response |= {key: chunk[key] for key in ("timings", "usage", "model") if key in chunk}
     for choice in chunk["choices"]:
         if reasoning := choice["delta"].get("reasoning_content"):
             response.setdefault("thoughts", []).append(reasoning)
@@ -387,15 +346,6 @@ def _record_chunk(chunk: dict[str, Any], response: dict[str, Any]) -> None:
             response["finish_reason"] = reason
     if "localspec" in chunk:
         response["localspec"] = {**response.get("localspec", {}), **chunk["localspec"]}
-
-
-def _start_spinner(client: Client) -> Any:
-    """Start a spinner on stderr; return None if stderr is no terminal that can draw one."""
-    if not render.is_drawn_on(sys.stderr):
-        return None
-    from localspec.cli.terminal import progress as spinner
-
-    return spinner.Spinner(client)
 
 
 def request_for(options: AskOptions, question: str) -> dict[str, Any]:
@@ -434,10 +384,9 @@ def is_saved(request: dict[str, Any]) -> bool:
 
 
 def _make_title(options: AskOptions) -> str:
-    """Return the title of a question in the history.
+    """Return the title of a question in the history: its words, or else the names of its files.
 
-    It is the words of the question, or else the names of its files. The contents of files and of stdin are
-    never part of a title.
+    The contents of files and of stdin are never part of a title.
     """
     if words := clean(" ".join(options.words)).strip():
         return words[:MAX_TITLE_CHARS]
@@ -465,7 +414,9 @@ def _is_piped() -> bool:
 
 def sampling_request(options: AskOptions) -> dict[str, Any]:
     """Return the request fields that choose the pair and its parameters. `chat` has these options too."""
-    request = request_fields(options)
+    values = {option.name: getattr(options, option.name) for option in SAMPLING}
+    fields = {"max_tokens": options.tokens, **values}
+    request = {field: value for field, value in fields.items() if value is not None}
     if options.model:
         from localspec.cli import inputs
 
@@ -479,45 +430,43 @@ def sampling_request(options: AskOptions) -> dict[str, Any]:
     return request
 
 
-def _build_question(options: AskOptions) -> str:
-    """Return the question, which is empty when an answer that was cut off is to be continued."""
+def _build_question(options: AskOptions) -> tuple[AskOptions, str]:
+    """Return the options, completed by those of a template, and the question.
+
+    The question is empty where an answer that was cut off is to be continued.
+    """
+    if options.template is not None:
+        from localspec.cli import templates
+
+        template = templates.Template(options)
+        options = template.options
+        _check_exclusive(options)
+        return options, template.question(read_question(options))
     question = read_question(options)
     continues = (options.last or options.conversation) and options.system is None
     if not question and not continues:
         raise UsageError(
             f"No question given. For example:\n{EXAMPLE.rstrip()}\nAll options: localspec ask --help"
         )
-    return question
+    return options, question
 
 
 def read_question(options: AskOptions, *, labelled: bool = True) -> str:
     """Return stdin, the files and the words, separated by empty lines; empty if there is none of them.
 
-    Unless `labelled` is false, every file has its name above it and fences around it.
+    Unless `labelled` is false, every file has its name above it and fences around it. Standard input comes
+    first, unless `-` is one of the files.
     """
-    parts = [_read_context(options, labelled=labelled), clean(" ".join(options.words))]
-    return "\n\n".join(part for part in parts if part.strip())
+    parts = []
+    if options.files or _is_piped():
+        from localspec.cli import inputs
 
-
-def _read_context(options: AskOptions, *, labelled: bool) -> str:
-    """Return the text that the question is about: the files, and stdin unless `-` is one of them."""
-    if not options.files:
-        return _read_stdin()
-    from localspec.cli import inputs
-
-    stdin = "" if set(inputs.STDIN) & set(options.files) else _read_stdin()
-    return "\n\n".join(
-        part for part in [stdin, inputs.read_files(options.files, labelled=labelled)] if part
-    )
-
-
-def _read_stdin() -> str:
-    """Return all of stdin, or an empty string if it is a terminal or closed."""
-    if not _is_piped():
-        return ""
-    from localspec.cli import inputs
-
-    return inputs.read_stdin()
+        if _is_piped() and not set(inputs.STDIN) & set(options.files):
+            parts.append(inputs.read_stdin())
+        if options.files:
+            parts.append(inputs.read_files(options.files, labelled=labelled))
+    context = "\n\n".join(filter(None, parts))
+    return "\n\n".join(part for part in (context, clean(" ".join(options.words))) if part.strip())
 
 
 def clean(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from localspec.cli import ask
@@ -25,9 +26,8 @@ def base_model_name(client: Client, model: str) -> str:
 
     An empty `model` means the configured pair.
     """
-    pairs = PairsClient(client.socket_path, autostart=False)
     try:
-        view = pairs.pair(model or _CONFIGURED_PAIR)
+        view = PairsClient(client.socket_path, autostart=False).pair(model or _CONFIGURED_PAIR)
     except LocalspecError:
         return ""  # the error that led here is reported instead
     return str(view["name"]) if "text" in view["roles"] else ""
@@ -38,8 +38,7 @@ def explain_error(client: Client, model: str, error: TemplateFailed) -> Localspe
 
     For a base model it says what the model can do instead; otherwise it is `error`.
     """
-    name = base_model_name(client, model)
-    return _cannot_chat(name) if name else error
+    return _cannot_chat(name) if (name := base_model_name(client, model)) else error
 
 
 def require_chat(client: Client, model: str) -> None:
@@ -56,28 +55,37 @@ def _cannot_chat(name: str) -> LocalspecError:
     )
 
 
-def completion_text(name: str, options: AskOptions, question: str) -> str:
-    """Return the text that the base model `name` is to complete.
+def to_completion(
+    client: Client,
+    request: dict[str, Any],
+    options: AskOptions,
+    question: str,
+    error: TemplateFailed,
+) -> tuple[CompletionClient, dict[str, Any]]:
+    """Return a client that lets a base model complete the question, and the request for it.
 
-    Files are inserted as they are, without their names and fences.
+    Files are inserted as they are, without their names and fences. The request has no conversation, because
+    the history keeps no completions.
 
     Raises:
+        TemplateFailed: `error`, if the pair is no base model.
         UsageError: an option makes sense in a chat only.
     """
-    chat_options = {
-        "-s": options.system is not None,
-        "-c": options.last,
-        "--cid": options.conversation is not None,
-    }
-    for flag, used in chat_options.items():
-        if used:
-            raise UsageError(
-                f"{flag} cannot be used with '{name}': it is a base model, which completes one text and "
-                "has no conversation."
-            )
-    if not options.files or options.template is not None:
-        return question
-    return ask.read_question(options, labelled=False)
+    name = base_model_name(client, request.get("model", ""))
+    if not name:
+        raise error
+    used = {"-s": options.system is not None, "-c": options.last, "--cid": options.conversation}
+    for flag in (flag for flag, value in used.items() if value not in (None, False)):
+        raise UsageError(
+            f"{flag} cannot be used with '{name}': it is a base model, which completes one text and "
+            "has no conversation."
+        )
+    if options.files and options.template is None:
+        question = ask.read_question(options, labelled=False)
+    extension = dict(request.get("localspec", {}))
+    for key in ("conversation", "title"):
+        extension.pop(key, None)
+    return CompletionClient(client, question), {**request, "localspec": extension}
 
 
 class CompletionClient(Client):
@@ -89,32 +97,20 @@ class CompletionClient(Client):
 
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the complete answer, in the shape of a chat completion."""
-        body = {**self._completion_body(request), "stream": False}
-        response = self._json("POST", "/v1/completions", body)
+        response = self._json("POST", "/v1/completions", self._body(request, stream=False))
         for choice in response["choices"]:
             choice["message"] = {"role": "assistant", "content": choice.pop("text")}
         return response
 
     def stream_chat(self, request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Yield the chunks of the completion as they arrive."""
-        body = {**self._completion_body(request), "stream": True}
-        chunks = self._events("POST", "/v1/completions", body)
-        try:
+        chunks = self._events("POST", "/v1/completions", self._body(request, stream=True))
+        with closing(chunks):
             for chunk in chunks:
                 for choice in chunk["choices"]:
                     choice["delta"] = {"content": choice.pop("text")}
                 yield chunk
-        finally:
-            chunks.close()
 
-    def _completion_body(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _body(self, request: dict[str, Any], *, stream: bool) -> dict[str, Any]:
         fields = {key: value for key, value in request.items() if key not in _CHAT_FIELDS}
-        return {"max_tokens": DEFAULT_TOKENS, **fields, "prompt": self._text}
-
-
-def request_for(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the request without a conversation, because the history keeps no completions."""
-    extension = dict(request.get("localspec", {}))
-    for key in ("conversation", "title"):
-        extension.pop(key, None)
-    return {**request, "localspec": extension}
+        return {"max_tokens": DEFAULT_TOKENS, **fields, "prompt": self._text, "stream": stream}

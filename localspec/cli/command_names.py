@@ -175,8 +175,7 @@ def expand(arguments: list[str]) -> list[str]:
 def explain_habit(arguments: list[str]) -> str:
     """Return what to write instead of refused arguments that another program would take, or nothing."""
     command, *words = arguments or [""]
-    for index, word in enumerate(words):
-        following = words[index + 1] if index + 1 < len(words) else "…"
+    for word, following in zip(words, [*words[1:], "…"], strict=False):
         hint = HABITS.get((command, word))
         if hint is None and not word.startswith("-"):
             hint = HABITS.get((command, "*"))
@@ -192,8 +191,7 @@ def closest(word: str, names: Iterable[str]) -> str:
     for a word that is just as close to the opposite of the name.
     """
     known = list(names)
-    completions = [name for name in known if len(word) > 1 and name.startswith(word)]
-    candidates = sorted(completions, key=len)
+    candidates = sorted((n for n in known if len(word) > 1 and n.startswith(word)), key=len)
     if not candidates:
         distances = {name: _distance(word, name) for name in known}
         possible = [name for name in known if _is_near(word, name, distances[name])]
@@ -220,13 +218,11 @@ def _may_be_opposite(word: str, name: str) -> bool:
     If the opposite contains the name ("load" in "unload"), its distance must be more than two. A letter that
     is lost or mistyped in the prefix would otherwise leave a word that is closer to the name.
     """
-    name_distance = _distance(word, name)
-    for pair in OPPOSITES:
-        if name in pair:
-            opposite = pair[1 - pair.index(name)]
-            if _distance(word, opposite) <= (2 if name in opposite else name_distance):
-                return True
-    return False
+    opposites = [pair[1 - pair.index(name)] for pair in OPPOSITES if name in pair]
+    return any(
+        _distance(word, opposite) <= (2 if name in opposite else _distance(word, name))
+        for opposite in opposites
+    )
 
 
 def _distance(word: str, name: str) -> int:

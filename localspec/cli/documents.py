@@ -1,4 +1,4 @@
-"""Extract the text of Jupyter notebooks."""
+"""The text of Jupyter notebooks and of PDF documents, and the text files in a folder."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def _format_cell(cell: dict[str, Any], language: str) -> str:
         data = output.get("data") or {}
         failure = f"{output.get('ename')}: {output.get('evalue')}" if "ename" in output else ""
         printed = _join_lines(output.get("text")) or _join_lines(data.get("text/plain")) or failure
-        printed = re.sub(r"\x1b\[[0-9;]*m", "", printed).strip("\n")
-        if printed:
+        if printed := re.sub(r"\x1b\[[0-9;]*m", "", printed).strip("\n"):
             ellipsis = "…" if len(printed) > _MAX_OUTPUT_CHARACTERS else ""
             parts.append(f"Output:\n```\n{printed[:_MAX_OUTPUT_CHARACTERS]}{ellipsis}\n```")
     return "\n".join(parts)
@@ -57,10 +56,6 @@ def _join_lines(value: object) -> str:
     if isinstance(value, list):
         return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""
-
-
-# ------------------------------------------------------------------------ pdf
-# Extract the text of PDF documents.
 
 
 _PDFTOTEXT_TIMEOUT_S = 60.0
@@ -86,21 +81,16 @@ def pdf_text(name: str, data: bytes | None = None) -> str:
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{name}: pdftotext does not work: {error}.") from error
-    content = result.stdout.decode("utf-8", "replace").replace("\f", "\n\n").strip()
     if result.returncode:
-        reasons = result.stderr.decode("utf-8", "replace").strip().splitlines() or [
-            "no reason is given"
-        ]
-        raise UsageError(f"{name} is a PDF document that pdftotext cannot read: {reasons[-1]}")
+        reasons = result.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = reasons[-1] if reasons else "no reason is given"
+        raise UsageError(f"{name} is a PDF document that pdftotext cannot read: {reason}")
+    content = result.stdout.decode("utf-8", "replace").replace("\f", "\n\n").strip()
     if not content:
         raise UsageError(
             f"{name} is a PDF document without text, of scanned pages perhaps; ocrmypdf adds their text."
         )
     return content
-
-
-# ------------------------------------------------------------------------ folders
-# Find the text files in a folder.
 
 
 _MAX_FILE_BYTES = 256 << 10  # a larger file is probably data
@@ -118,9 +108,7 @@ def list_text_files(folder: str) -> list[str]:
     Raises:
         UsageError: there are none, or more than any context holds.
     """
-    files: list[str] = []
-    omitted: dict[str, list[str]] = {}
-    total = 0
+    files, omitted, total = list[str](), dict[str, list[str]](), 0
     for name in _list_with_git(folder) or _walk(folder):
         path = Path(folder, name)
         if any(part.startswith(".") for part in Path(name).parts):
@@ -139,21 +127,16 @@ def list_text_files(folder: str) -> list[str]:
                 f"{folder} has more than {format_size(_MAX_TOTAL_BYTES)} of text. Choose files with a "
                 f"quoted pattern, for example: -f '{folder.rstrip('/')}/**/*.py'"
             )
-    omissions = "; ".join(
-        f"{len(names)} {reason} ({_list_some(names)})" for reason, names in omitted.items()
-    )
+    omissions = []
+    for reason, names in omitted.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        omissions.append(f"{len(names)} {reason} ({', '.join(names[:3])}{more})")
+    left_out = f"; left out: {'; '.join(omissions)}" if omissions else ""
     if not files:
-        raise UsageError(
-            f"{folder} has no text files{f'; left out: {omissions}' if omitted else ''}."
-        )
+        raise UsageError(f"{folder} has no text files{left_out}.")
     count = f"{len(files)} file{'s' * (len(files) > 1)}, {format_size(total)}"
-    render.note(f"{folder}: {count}{f'; left out: {omissions}' if omitted else ''}.")
+    render.note(f"{folder}: {count}{left_out}.")
     return files
-
-
-def _list_some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
 
 
 def _list_with_git(folder: str) -> list[str] | None:
@@ -175,9 +158,8 @@ def _list_with_git(folder: str) -> list[str] | None:
 
 def _walk(folder: str) -> Iterator[str]:
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in _GENERATED_FOLDERS
-        )
+        shown = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in shown if name not in _GENERATED_FOLDERS)
         yield from (os.path.relpath(Path(parent, name), folder) for name in sorted(names))
 
 

@@ -64,12 +64,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     names = [escape_html(name.capitalize()) for name in heads]
     lines = []
     for row_name, *cells in rows:
-        cells_html = "".join(
-            f'<td data-name="{name}">{escape_html(cell)}</td>'
-            for name, cell in zip(names[1:], cells, strict=True)
-        )
-        lines.append(f"<tr><td>{escape_html(row_name)}</td>{cells_html}</tr>")
+        named = zip(names[1:], cells, strict=True)
+        html = "".join(f'<td data-name="{name}">{escape_html(cell)}</td>' for name, cell in named)
+        lines.append(f"<tr><td>{escape_html(row_name)}</td>{html}</tr>")
     header = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return (
-        f"<table><thead><tr>{header}</tr></thead>\n<tbody>" + "\n".join(lines) + "</tbody></table>"
-    )
+    body = "\n".join(lines)
+    return f"<table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table>"

@@ -32,7 +32,6 @@ MAX_ATTACHED_BYTES = 23 << 20
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _SILENCE_S = 3.0  # time without a byte on stdin after which a note says that it is read
 _attached_stdin: list[bool] = []  # not empty once standard input was attached to the question
-_PDF = b"%PDF-"
 _UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PICTURE_SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 # First bytes of files that are not text, with a description for the error message.
@@ -40,7 +39,7 @@ _FILE_SIGNATURES = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"GIF8", "a GIF image"),
-    (_PDF, "a PDF document"),
+    (b"%PDF-", "a PDF document"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "gzip data (zcat decompresses it)"),
     (b"\x7fELF", "an executable"),
@@ -148,7 +147,14 @@ def _read_bytes(stream: TextIO) -> bytes:
     try:
         while len(data) <= MAX_ATTACHED_BYTES:
             if is_silent and not select.select([stream], [], [], _SILENCE_S)[0]:
-                _print_waiting(stream)
+                from localspec.cli.terminal import render
+
+                end = (
+                    "until Ctrl-D"
+                    if stream.isatty()
+                    else "until it ends; without one, add: </dev/null"
+                )
+                render.note(f"Reading standard input {end}")
                 is_silent = False
             if not (chunk := os.read(stream.fileno(), 1 << 20)):
                 break
@@ -156,13 +162,6 @@ def _read_bytes(stream: TextIO) -> bytes:
     except OSError as error:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
     return bytes(data[: MAX_ATTACHED_BYTES + 1])
-
-
-def _print_waiting(stream: TextIO) -> None:
-    from localspec.cli.terminal import render
-
-    how = "until Ctrl-D" if stream.isatty() else "until it ends; without one, add: </dev/null"
-    render.note(f"Reading standard input {how}")
 
 
 @cache
@@ -191,20 +190,12 @@ def _decode_leniently(data: bytes) -> str:
 
 
 def _guess_utf16(data: bytes) -> str:
-    """Return the encoding's name if the data seems to be UTF-16 without a byte order mark.
-
-    Otherwise the result is an empty string.
-    """
+    """Return the encoding's name if the data seems to be UTF-16 without a byte order mark, else ""."""
     pairs = len(data) // 2
     zeros = data[: 2 * pairs : 2].count(0), data[1 : 2 * pairs : 2].count(0)
-    fewer_zeros, more_zeros = min(zeros), max(zeros)
+    is_cut_off = len(data) > MAX_INPUT_BYTES
     # In UTF-16 most letters of most languages have a zero byte, always on the same side.
-    if (
-        pairs < 4
-        or (len(data) % 2 and len(data) <= MAX_INPUT_BYTES)
-        or fewer_zeros
-        or 2 * more_zeros < pairs
-    ):
+    if pairs < 4 or (len(data) % 2 and not is_cut_off) or min(zeros) > 0 or 2 * max(zeros) < pairs:
         return ""
     encoding = "utf-16be" if zeros[0] else "utf-16le"
     text = data[: 2 * pairs].decode(encoding, "replace")
@@ -218,19 +209,14 @@ def confirm_files(names: list[str]) -> bool:
     """
     from localspec.cli.terminal import render
 
-    listing = ", ".join(names)
+    listing, is_one = ", ".join(names), len(names) == 1
     if sys.stdin.isatty() and sys.stderr.isatty():
         import click
 
-        phrase = (
-            "is a file here; include its text"
-            if len(names) == 1
-            else "are files here; include them"
-        )
-        return click.confirm(
-            f"{render.harmless(listing, lines=False)} {phrase}?", default=True, err=True
-        )
-    phrase = "is a file, and its text is" if len(names) == 1 else "are files, and their text is"
+        phrase = "is a file here; include its text" if is_one else "are files here; include them"
+        question = f"{render.harmless(listing, lines=False)} {phrase}?"
+        return click.confirm(question, default=True, err=True)
+    phrase = "is a file, and its text is" if is_one else "are files, and their text is"
     render.note(f"{listing} {phrase} not included; -f {names[0]} includes it.")
     return False
 
@@ -244,8 +230,15 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
     Raises:
         UsageError: nothing matches a pattern, or a file is a folder, cannot be read or is not text.
     """
-    read = _read_labelled if labelled else lambda name: read_text(name).rstrip("\r\n")
-    parts = [read_stdin() if name == "-" else read(name) for name in expand_patterns(patterns)]
+    parts = []
+    for name in expand_patterns(patterns):
+        text = read_stdin() if name == "-" else read_text(name)
+        if labelled and name != "-":
+            fence = "```"
+            while fence in text:  # the file has fences of its own
+                fence += "`"
+            text = f"{name}:\n{fence}\n{text.rstrip()}\n{fence}"
+        parts.append(text if labelled else text.rstrip("\r\n"))
     if sum(map(len, parts)) > MAX_INPUT_BYTES:
         raise UsageError(
             f"The files have more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
@@ -261,24 +254,22 @@ def read_attachments(patterns: list[str]) -> tuple[list[str], list[dict[str, Any
     Raises:
         UsageError: nothing matches a pattern, or the files are too large.
     """
-    parts: list[dict[str, Any]] = []
-    rest, n_bytes = list[str](), 0
+    attached: list[tuple[str, bytes]] = []
+    rest: list[str] = []
     for pattern in patterns:
         if pattern in STDIN and (data := _read_attached_stdin()):
-            n_bytes += len(data)
-            parts.append(_to_part("stdin.pdf", data))
+            attached.append(("stdin.pdf", data))
             continue
         is_glob = any(sign in pattern for sign in "*?[")
         names = expand_patterns([pattern]) if is_glob else [os.path.expanduser(pattern)]
-        attached = {name: data for name in names if (data := _read_attachment(name))}
-        n_bytes += sum(map(len, attached.values()))
-        parts += [_to_part(name, data) for name, data in attached.items()]
-        rest += [name for name in names if name not in attached] if attached else [pattern]
-    if n_bytes > MAX_ATTACHED_BYTES:
+        found = {name: data for name in names if (data := _read_attachment(name))}
+        attached += found.items()
+        rest += [name for name in names if name not in found] if found else [pattern]
+    if sum(len(data) for _, data in attached) > MAX_ATTACHED_BYTES:
         raise UsageError(
             f"The pictures and documents have more than {MAX_ATTACHED_BYTES >> 20} MiB, which is the limit."
         )
-    return rest, parts
+    return rest, [_to_part(name, data) for name, data in attached]
 
 
 def _read_attachment(name: str) -> bytes:
@@ -353,6 +344,7 @@ def _expand_pattern(pattern: str) -> list[str]:
     The exact name comes first, because the name of a file may have a [ in it.
     """
     import glob
+    import shlex
     from pathlib import Path
 
     path = os.path.expanduser(pattern)
@@ -363,8 +355,6 @@ def _expand_pattern(pattern: str) -> list[str]:
     if Path(path).exists():
         return [path]
     if "://" in path:
-        import shlex
-
         raise UsageError(
             f"{pattern} is a URL, and localspec does not fetch web pages: it works offline. To ask about "
             f"this one: curl -fsSL {shlex.quote(pattern)} | localspec ask …"
@@ -372,28 +362,21 @@ def _expand_pattern(pattern: str) -> list[str]:
     if not any(sign in path for sign in "*?["):
         return [path]
     names = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-    matches = sorted(name for name in names if Path(name).is_file())
-    if not matches:
-        raise UsageError(f"No file matches '{pattern}'.")
-    return matches
-
-
-def _read_labelled(name: str) -> str:
-    text = read_text(name)
-    fence = "```"
-    while fence in text:  # the file has fences of its own
-        fence += "`"
-    return f"{name}:\n{fence}\n{text.rstrip()}\n{fence}"
+    if matches := sorted(name for name in names if Path(name).is_file()):
+        return matches
+    raise UsageError(f"No file matches '{pattern}'.")
 
 
 def read_text(name: str) -> str:
-    """Return the text of a file, which may be UTF-8, UTF-16 with a byte order mark, or a PDF document.
+    """Return the text of a file: UTF-8, UTF-16 with a byte order mark, a PDF document or a notebook.
 
     Raises:
         UsageError: the file cannot be read, or is not text.
     """
     import shlex
     from pathlib import Path
+
+    from localspec.attached_files import is_pdf
 
     path = Path(name)
     try:
@@ -407,25 +390,27 @@ def read_text(name: str) -> str:
         raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT_BYTES:
         raise UsageError(f"{name} has more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit.")
-    if data.startswith(_PDF):
+    if is_pdf(data):
         from localspec.cli import documents
 
         return documents.pdf_text(name)
     if data.startswith(_UTF16_BYTE_ORDER_MARKS):
         return data.decode("utf-16", "replace")
+    remedy = f"{shlex.quote(name)} | localspec ask …"
     if encoding := _guess_utf16(data):
         raise UsageError(
             f"{name} is UTF-16 without a byte order mark, not UTF-8. Convert it first: "
-            f"iconv -f {encoding} -t utf8 {shlex.quote(name)} | localspec ask …"
+            f"iconv -f {encoding} -t utf8 {remedy}"
         )
     try:
         if b"\0" not in data:
-            return _convert_notebook(name, data.decode("utf-8-sig"))
+            text = data.decode("utf-8-sig")
+            return _notebook_text(name, text) if name.endswith(".ipynb") else text
     except UnicodeDecodeError as error:
         if describe_kind(data) == _UNKNOWN_KIND:
             raise UsageError(
                 f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}. If it is "
-                f"Latin-1: iconv -f latin1 -t utf8 {shlex.quote(name)} | localspec ask …"
+                f"Latin-1: iconv -f latin1 -t utf8 {remedy}"
             ) from error
     raise UsageError(f"{name} is not text but {describe_kind(data)}.")
 
@@ -433,10 +418,7 @@ def read_text(name: str) -> str:
 _UNKNOWN_KIND = "binary data (it contains NUL bytes)"
 
 
-def _convert_notebook(name: str, text: str) -> str:
-    """Return the text of a file; for a notebook, its cells."""
-    if not name.endswith(".ipynb"):
-        return text
+def _notebook_text(name: str, text: str) -> str:
     from localspec.cli import documents
 
     return documents.notebook_text(name, text)
@@ -444,10 +426,8 @@ def _convert_notebook(name: str, text: str) -> str:
 
 def describe_kind(data: bytes) -> str:
     """Return what kind of file `data` seems to be, judged by its first bytes."""
-    for magic, name in _FILE_SIGNATURES:
-        if data.startswith(magic):
-            return name
-    return _UNKNOWN_KIND
+    kinds = (kind for magic, kind in _FILE_SIGNATURES if data.startswith(magic))
+    return next(kinds, _UNKNOWN_KIND)
 
 
 def load_schema(name: str) -> dict[str, Any]:
@@ -485,11 +465,9 @@ def edit_text(
         try:
             result = click.edit(text, extension=extension)
         except click.ClickException as error:
-            raise UsageError(
-                f"{error.format_message()}. $EDITOR names the editor to use."
-            ) from error
-        message = "" if result is None else problem(result)
-        if result is None or not message:
+            message = f"{error.format_message()}. $EDITOR names the editor to use."
+            raise UsageError(message) from error
+        if result is None or not (message := problem(result)):
             return result
         render.error(message)
         if not click.confirm("Edit it again?", default=True, err=True):
@@ -513,15 +491,10 @@ def describe_too_long(
     n_bytes = len(question.encode())
     # A fifth of the context is left for the answer.
     fitting_bytes = n_bytes * n_ctx * 4 // (tokens * 5)
+    part = f"a part of it (head -c {fitting_bytes})" if stdin_alone else "fewer or shorter files"
+    remedy = f"Ask about {part}, or pull a pair with a longer context: localspec catalogue"
     if longer:
         remedy = f"Use a pair with a longer context: -m {longer}"
-    else:
-        shorter_input = (
-            f"a part of it (head -c {fitting_bytes})" if stdin_alone else "fewer or shorter files"
-        )
-        remedy = (
-            f"Ask about {shorter_input}, or pull a pair with a longer context: localspec catalogue"
-        )
     return (
         f"The question is too long: {format_size(n_bytes)}, {tokens} tokens. This pair's context "
         f"holds {n_ctx} tokens, about {format_size(fitting_bytes)} of such text plus an answer. {remedy}"
@@ -543,21 +516,16 @@ def describe_chat_too_long(error: ContextExceeded, client: Client) -> str:
 
 
 def find_longer_pair(client: Client, tokens: int) -> str:
-    """Return the smallest installed chat pair whose context holds `tokens` and an answer.
-
-    Returns an empty string if there is none.
-    """
+    """Return the smallest installed chat pair whose context holds `tokens` and an answer, else ""."""
     from localspec.client.pairs import PairsClient
 
     pairs = PairsClient(client.socket_path, autostart=False)
     try:
         entries = [entry for entry in pairs.pairs()["pairs"] if "chat" in entry["roles"]]
         for entry in sorted(entries, key=lambda entry: entry["size"] or 0)[:_MAX_CHECKED_PAIRS]:
-            if (
-                entry["kind"] != "upstream"
-                and 5 * tokens <= 4 * pairs.pair(entry["name"])["context"]
-            ):
-                return str(entry["name"])
+            name = entry["name"]
+            if entry["kind"] != "upstream" and 5 * tokens <= 4 * pairs.pair(name)["context"]:
+                return str(name)
     except LocalspecError:
         pass  # this is only a hint for an error message, which is shown without it
     return ""

@@ -19,27 +19,30 @@ CORE_COMMANDS = {
         EXTRAS: ("", ""),
     },
     "Models": {
-        "list": ("pairs:list_command", "List installed pairs."),
-        "use": ("pairs:use_command", "Show or choose the pair that answers by default."),
-        "catalogue": ("pairs:catalogue_command", "List pairs available to pull."),
+        "list": ("list:list_command", "List installed pairs."),
+        "use": ("use:command", "Show or choose the pair that answers by default."),
+        "catalogue": ("list:catalogue_command", "List pairs available to pull."),
         "pull": ("pull:pull_command", "Download a pair."),
         "pulls": ("pull:pulls_command", "Show or cancel pulls."),
-        "show": ("pairs:show_command", "Show details of a pair."),
-        "add": ("pairs:add_command", "Create a pair from your own files."),
-        "import": ("pairs:import_command", "Find models on this disk and create pairs from them."),
-        "drafts": ("pairs:drafts_command", "Find draft models for a target on this disk."),
-        "verify": ("pairs:verify_command", "Verify the checksums of a pair's files."),
-        "rm": ("pairs:rm_command", "Remove pairs."),
-        "gc": ("pairs:gc_command", "Delete files that no pair needs."),
+        "show": ("show:command", "Show details of a pair."),
+        "add": ("add:command", "Create a pair from your own files."),
+        "import": (
+            "import_:import_command",
+            "Find models on this disk and create pairs from them.",
+        ),
+        "drafts": ("import_:drafts_command", "Find draft models for a target on this disk."),
+        "verify": ("verify:command", "Verify the checksums of a pair's files."),
+        "rm": ("rm:rm_command", "Remove pairs."),
+        "gc": ("rm:gc_command", "Delete files that no pair needs."),
     },
     "Daemon": {
-        "start": ("daemon:start_command", "Start the daemon."),
-        "stop": ("daemon:stop_command", "Stop the daemon."),
-        "restart": ("daemon:restart_command", "Stop the daemon and start it again."),
-        "status": ("daemon:status_command", "Show the daemon's status."),
-        "load": ("daemon:load_command", "Load a pair before it is asked something."),
-        "unload": ("daemon:unload_command", "Unload the pair and free its memory."),
-        "logs": ("daemon:logs_command", "Show the daemon's log."),
+        "start": ("start:start_command", "Start the daemon."),
+        "stop": ("start:stop_command", "Stop the daemon."),
+        "restart": ("start:restart_command", "Stop the daemon and start it again."),
+        "status": ("status:command", "Show the daemon's status."),
+        "load": ("load:load_command", "Load a pair before it is asked something."),
+        "unload": ("load:unload_command", "Unload the pair and free its memory."),
+        "logs": ("logs:command", "Show the daemon's log."),
         EXTRAS: ("", ""),
     },
     "Data": {
@@ -50,7 +53,7 @@ CORE_COMMANDS = {
     },
     "Integrate": {
         EXTRAS: ("", ""),
-        "token": ("daemon:token_command", "Print the token for TCP clients."),
+        "token": ("token:command", "Print the token for TCP clients."),
         "completion": ("completion:command", "Print the completion script for bash, zsh or fish."),
         "help": ("help:command", "Show help for a command, or a page of the documentation."),
     },
@@ -71,12 +74,10 @@ class Option:
     option with `many` may be repeated, and its value is a list.
     """
 
-    __slots__ = ("flags", "help", "high", "kind", "low", "many", "metavar", "name")
-
     def __init__(
         self,
         name: str,
-        flags: tuple[str, ...],
+        flags: str,
         kind: type[bool] | type[str] | type[int] | type[float],
         help: str,
         metavar: str = "",
@@ -85,43 +86,27 @@ class Option:
         *,
         many: bool = False,
     ) -> None:
-        self.name = name
-        self.flags = flags
-        self.kind = kind
-        self.help = help
-        self.metavar = metavar
-        self.low = low
-        self.high = high
-        self.many = many
+        self.name, self.flags, self.kind, self.help = name, flags.split(), kind, help
+        self.metavar, self.low, self.high, self.many = metavar, low, high, many
 
     @property
     def limits(self) -> str:
-        """Return the limits in words, as in "from 0 to 100"."""
+        """The limits in words, as in "from 0 to 100"."""
         return f"from {self.low} to {self.high}"
 
 
+_TEMPERATURE = "Sampling temperature; 0 always picks the most likely token."
+_TOP_P = "Nucleus sampling: the smallest set of tokens with total probability P."
+_FREQUENCY = "Penalize tokens in proportion to how often they were used."
+_CONTINUE = "Continue the last conversation"
 # These have the name and the limits of a field of the request (protocol/requests.py).
 SAMPLING = (
-    Option(
-        "temperature",
-        ("--temperature", "--temp"),
-        float,
-        "Sampling temperature; 0 always picks the most likely token.",
-        "T",
-        high=100,
-    ),
-    Option(
-        "top_p",
-        ("--top-p",),
-        float,
-        "Nucleus sampling: the smallest set of tokens with total probability P.",
-        "P",
-        high=1,
-    ),
-    Option("top_k", ("--top-k",), int, "Sample from the K most likely tokens.", "K", low=-1),
+    Option("temperature", "--temperature --temp", float, _TEMPERATURE, "T", high=100),
+    Option("top_p", "--top-p", float, _TOP_P, "P", high=1),
+    Option("top_k", "--top-k", int, "Sample from the K most likely tokens.", "K", low=-1),
     Option(
         "min_p",
-        ("--min-p",),
+        "--min-p",
         float,
         "Drop tokens less than P times as likely as the most likely one.",
         "P",
@@ -129,57 +114,43 @@ SAMPLING = (
     ),
     Option(
         "repeat_penalty",
-        ("--repeat-penalty",),
+        "--repeat-penalty",
         float,
         "Penalize repetition; 1 disables it.",
         "R",
-        low=0.001,
-        high=100,
+        0.001,
+        100,
     ),
     Option(
-        "presence_penalty",
-        ("--presence-penalty",),
-        float,
-        "Penalize tokens already used.",
-        "P",
-        low=-2,
-        high=2,
+        "presence_penalty", "--presence-penalty", float, "Penalize tokens already used.", "P", -2, 2
     ),
-    Option(
-        "frequency_penalty",
-        ("--frequency-penalty",),
-        float,
-        "Penalize tokens in proportion to how often they were used.",
-        "P",
-        low=-2,
-        high=2,
-    ),
+    Option("frequency_penalty", "--frequency-penalty", float, _FREQUENCY, "P", -2, 2),
     Option(
         "seed",
-        ("--seed",),
+        "--seed",
         int,
         "Random seed, for repeatable answers.",
         "SEED",
-        low=-(1 << 63),
-        high=(1 << 63) - 1,
+        -(1 << 63),
+        (1 << 63) - 1,
     ),
 )
 
 ASK = (
-    Option("model", ("-m", "--model"), str, "Use this pair instead of the configured one.", "PAIR"),
+    Option("model", "-m --model", str, "Use this pair instead of the configured one.", "PAIR"),
     Option(
         "query",
-        ("-q", "--query"),
+        "-q --query",
         str,
         "Use the pair whose name contains TEXT; repeatable.",
         "TEXT",
         many=True,
     ),
-    Option("system", ("-s", "--system"), str, "System message.", "SYSTEM"),
-    Option("tokens", ("-n", "--tokens"), int, "Maximum number of tokens.", "TOKENS", low=1),
+    Option("system", "-s --system", str, "System message.", "SYSTEM"),
+    Option("tokens", "-n --tokens", int, "Maximum number of tokens.", "TOKENS", low=1),
     Option(
         "files",
-        ("-f", "--file"),
+        "-f --file",
         str,
         "File or quoted glob to include; repeatable; - for stdin.",
         "FILE",
@@ -187,54 +158,54 @@ ASK = (
     ),
     Option(
         "last",
-        ("-c", "--continue"),
+        "-c --continue",
         bool,
-        "Continue the last conversation; without a question, its answer that was cut off.",
+        f"{_CONTINUE}; without a question, its answer that was cut off.",
     ),
-    Option("conversation", ("--cid",), str, "Continue this conversation.", "ID"),
-    Option("template", ("-t", "--template"), str, "Use a saved template.", "TEMPLATE"),
+    Option("conversation", "--cid", str, "Continue this conversation.", "ID"),
+    Option("template", "-t --template", str, "Use a saved template.", "TEMPLATE"),
     Option(
         "values",
-        ("-p", "--param"),
+        "-p --param",
         str,
         "Value for $NAME in the template; repeatable.",
         "NAME=VALUE",
         many=True,
     ),
-    Option("save", ("--save",), str, "Save as a template instead of asking.", "NAME"),
-    Option("replace", ("-y", "--force"), bool, "With --save: replace a template without asking."),
+    Option("save", "--save", str, "Save as a template instead of asking.", "NAME"),
+    Option("replace", "-y --force", bool, "With --save: replace a template without asking."),
     Option(
         "extract",
-        ("-x", "--extract"),
+        "-x --extract",
         bool,
         "Print only the first code block; without a question, of the last answer.",
     ),
-    Option("extract_last", ("--xl", "--extract-last"), bool, "Print only the last code block."),
-    Option("copy", ("--copy",), bool, "Copy the answer to the clipboard; with -x the code block."),
-    Option("json", ("--json",), bool, "Print the full response as one line of JSON."),
-    Option("schema", ("--schema",), str, "Answer with JSON that matches this JSON schema.", "FILE"),
-    Option("no_stream", ("--no-stream",), bool, "Print the answer only when it is complete."),
-    Option("plain", ("--plain",), bool, "Do not render Markdown."),
+    Option("extract_last", "--xl --extract-last", bool, "Print only the last code block."),
+    Option("copy", "--copy", bool, "Copy the answer to the clipboard; with -x the code block."),
+    Option("json", "--json", bool, "Print the full response as one line of JSON."),
+    Option("schema", "--schema", str, "Answer with JSON that matches this JSON schema.", "FILE"),
+    Option("no_stream", "--no-stream", bool, "Print the answer only when it is complete."),
+    Option("plain", "--plain", bool, "Do not render Markdown."),
     Option(
         "show_draft",
-        ("--show-draft",),
+        "--show-draft",
         bool,
         "Highlight tokens proposed by the draft (terminal only).",
     ),
-    Option("hide_reasoning", ("--hide-reasoning",), bool, "Hide the model's reasoning."),
-    Option("usage", ("-u", "--usage"), bool, "Print statistics to stderr after the answer."),
+    Option("hide_reasoning", "--hide-reasoning", bool, "Hide the model's reasoning."),
+    Option("usage", "-u --usage", bool, "Print statistics to stderr after the answer."),
     Option(
         "draft",
-        ("--draft", "--draft-max"),
+        "--draft --draft-max",
         int,
         "Draft exactly N tokens; 0 disables drafting.",
         "N",
         high=64,
     ),
-    Option("exact", ("--exact",), bool, "Guarantee the same bytes with and without a draft."),
-    Option("no_log", ("--no-log",), bool, "Do not save anything in the history."),
-    Option("no_daemon_start", ("--no-daemon-start",), bool, "Fail if the daemon is not running."),
-    Option("debug", ("--debug",), bool, "Show a traceback on errors."),
+    Option("exact", "--exact", bool, "Guarantee the same bytes with and without a draft."),
+    Option("no_log", "--no-log", bool, "Do not save anything in the history."),
+    Option("no_daemon_start", "--no-daemon-start", bool, "Fail if the daemon is not running."),
+    Option("debug", "--debug", bool, "Show a traceback on errors."),
     *SAMPLING,
 )
 
@@ -257,9 +228,8 @@ _CHAT_OPTION_NAMES = (
     *("model", "query", "system", "last", "conversation", "files", "template", "values", *SETTABLE),
     *("no_log", "no_daemon_start", "debug"),
 )
-_CHAT_CONTINUE = Option("last", ("-c", "--continue"), bool, "Continue the last conversation.")
 CHAT = tuple(
-    _CHAT_CONTINUE if option.name == "last" else option
+    Option("last", "-c --continue", bool, f"{_CONTINUE}.") if option.name == "last" else option
     for option in ASK
     if option.name in _CHAT_OPTION_NAMES
 )
@@ -327,16 +297,6 @@ class AskOptions:
         return AskOptions(**{**vars(self), **changes})
 
 
-def request_fields(options: AskOptions) -> dict[str, Any]:
-    """Return the request fields that were given as options.
-
-    They have the option's name, except for --tokens, which has OpenAI's name.
-    """
-    values = {option.name: getattr(options, option.name) for option in SAMPLING}
-    fields = {"max_tokens": options.tokens, **values}
-    return {field: value for field, value in fields.items() if value is not None}
-
-
 def expand_file_arguments(arguments: list[str]) -> list[str]:
     """Return the arguments with `-f a.py b.py` replaced by `-f a.py -f b.py`.
 
@@ -346,9 +306,7 @@ def expand_file_arguments(arguments: list[str]) -> list[str]:
         return arguments
     import os
 
-    result: list[str] = []
-    added_files: list[str] = []
-    follows_file = False
+    result, added_files, follows_file = list[str](), list[str](), False
     remaining = iter(arguments)
     for argument in remaining:
         follows_file = follows_file and not argument.startswith("-") and os.path.exists(argument)  # noqa: PTH110 - pathlib would be one more import
@@ -377,25 +335,26 @@ def parse(arguments: list[str]) -> AskOptions | None:
     """
     options_by_flag = {flag: option for option in ASK for flag in option.flags}
     takes_value = {flag: option.kind is not bool for flag, option in options_by_flag.items()}
-    options = AskOptions()
-    remaining = iter(arguments)
+    options, remaining = AskOptions(), iter(arguments)
     for argument in remaining:
         if argument == "--":
             options.words.extend(remaining)
         elif is_word(argument, takes_value):
             options.words.append(argument)
-        elif argument not in options_by_flag:
+        elif (option := options_by_flag.get(argument)) is None:
             return None
-        elif options_by_flag[argument].kind is bool:
-            setattr(options, options_by_flag[argument].name, True)
+        elif option.kind is bool:
+            setattr(options, option.name, True)
         else:
-            value = _read_value(options_by_flag[argument], next(remaining, "--"))
+            text = next(remaining, "--")
+            value = None if text.startswith("-") and text != "-" else parse_value(option, text)
             if value is None:
                 return None
-            if options_by_flag[argument].many:
-                getattr(options, options_by_flag[argument].name).append(value)
-            else:
-                setattr(options, options_by_flag[argument].name, value)
+            setattr(
+                options,
+                option.name,
+                [*getattr(options, option.name), value] if option.many else value,
+            )
     return options
 
 
@@ -419,8 +378,7 @@ def separate_words(takes_value: Mapping[str, bool], arguments: list[str]) -> lis
 
     click needs them separated, because it takes every argument with a dash for an option.
     """
-    options: list[str] = []
-    words: list[str] = []
+    options, words = list[str](), list[str]()
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
@@ -446,10 +404,6 @@ def _needs_value(argument: str, takes_value: Mapping[str, bool]) -> bool:
         if takes is not False:  # an unknown option, or one whose value follows directly
             return takes is True and end == len(argument)
     return False
-
-
-def _read_value(option: Option, text: str) -> str | int | float | None:
-    return None if text.startswith("-") and text != "-" else parse_value(option, text)
 
 
 def parse_value(option: Option, text: str) -> str | int | float | None:

@@ -8,7 +8,6 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,16 @@ _NEEDS_DAEMON = ("context", "kv_type", "kv_type_v", "parallel", "listen", "liste
 def show(*, as_json: bool = False) -> None:
     """Print every key with its value and origin. Problems in the file are printed on stderr."""
     current = config.load_config(default_paths().config_file)
-    values = {key: getattr(current, key) for key in config.KEYS}
-    origins = {key: current.origin.get(key, "default") for key in config.KEYS}
+    shown = {
+        key: (getattr(current, key), current.origin.get(key, "default")) for key in config.KEYS
+    }
     if as_json:
         render.record(
-            {key: {"value": value, "origin": origins[key]} for key, value in values.items()}
+            {key: {"value": value, "origin": origin} for key, (value, origin) in shown.items()}
         )
     else:
-        rows = [["KEY", "VALUE", "FROM"]]
-        render.table(
-            rows + [[key, _format_toml(value), origins[key]] for key, value in values.items()]
-        )
+        rows = [[key, _format_toml(value), origin] for key, (value, origin) in shown.items()]
+        render.table([["KEY", "VALUE", "FROM"], *rows])
     _print_problems(current)
 
 
@@ -110,28 +108,26 @@ def change(key: str, text: str | None) -> None:
     value = None if text is None else _parse_value(key, text)
     with _lock_file(file):
         old = _read_bytes(file)
-        new = changed(config.decode_file(old), key, value).encode("utf-8", "surrogateescape")
+        new = _changed_bytes(old, key, value)
         if new == old and value is None:
             _require_known_key(key)
-        old_config = _parse_config(file, old)
-        new_config = _parse_config(file, new)
+        old_config, new_config = _parse_config(file, old), _parse_config(file, new)
         _refuse_conflicts(file, old_config, new_config, key, value)
         if new != old:
             _write(file, new)
     response = _notify_daemon(key)
-    if (
-        response
-        and new_config.listen
-        and key in ("listen", "listen_anywhere")
-        and not response["listen"]
-    ):
+    is_address = key in ("listen", "listen_anywhere")
+    if response and new_config.listen and is_address and not response["listen"]:
         with _lock_file(file):
             old_value = getattr(old_config, key) if key in old_config.origin else None
-            text = changed(config.decode_file(_read_bytes(file)), key, old_value)
-            _write(file, text.encode("utf-8", "surrogateescape"))
+            _write(file, _changed_bytes(_read_bytes(file), key, old_value))
         _notify_daemon(key)
         raise UsageError(f"{' '.join(response['problems'])} Nothing was changed.")
     _print_change(key, old_config, new_config, response)
+
+
+def _changed_bytes(old: bytes, key: str, value: Any) -> bytes:
+    return changed(config.decode_file(old), key, value).encode("utf-8", "surrogateescape")
 
 
 def _parse_config(file: Path, data: bytes) -> config.Config:
@@ -168,18 +164,13 @@ def _refuse_conflicts(
     cannot change line by line.
     """
     old_reasons = {problem.reason for problem in old_config.problems}
-    new_reasons = [
-        problem.reason
-        for problem in new_config.problems
-        if problem.conflict and problem.reason not in old_reasons
-    ]
-    if new_reasons:
-        reason = new_reasons[0]
-        raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
-    other_keys = [other_key for other_key in config.KEYS if other_key != key]
-    if any(
-        getattr(old_config, other_key) != getattr(new_config, other_key) for other_key in other_keys
-    ) or (value is not None and getattr(new_config, key) != value):
+    for problem in new_config.problems:
+        if problem.conflict and problem.reason not in old_reasons:
+            raise UsageError(f"{problem.reason[:1].upper()}{problem.reason[1:]}.")
+    others = [other for other in config.KEYS if other != key]
+    if any(getattr(old_config, other) != getattr(new_config, other) for other in others) or (
+        value is not None and getattr(new_config, key) != value
+    ):
         raise UsageError(
             f"{file} cannot be changed automatically; edit it by hand: localspec config edit"
         )
@@ -207,10 +198,8 @@ def _print_change(
 ) -> None:
     """Print what has changed, from when it applies and what it costs."""
     if key in config.KEYS:
-        old_text, new_text = (
-            _format_value(key, getattr(settings, key)) for settings in (old_config, new_config)
-        )
-        changes = f"{old_text} → {new_text}" if old_text != new_text else f"{new_text}, as before"
+        old, new = (_format_value(key, getattr(each, key)) for each in (old_config, new_config))
+        changes = f"{old} → {new}" if old != new else f"{new}, as before"
         render.line(f"{key}: {changes}. {_describe_start(key, response)}")
     else:
         render.line(f"{key} is no longer in the file.")
@@ -218,14 +207,12 @@ def _print_change(
     for note in response["notes"] if response and key in _NEEDS_DAEMON else []:
         render.note(f"Note: {note}")
     variable = f"LOCALSPEC_{key.upper()}"
-    origin = (response or {}).get("origin", {}).get(key)
     if variable in os.environ:
         render.error(f"{variable} is set in this environment and overrides the file.")
-    elif origin:
-        source = "--listen" if origin == "flag" else origin
+    elif origin := (response or {}).get("origin", {}).get(key):
         render.error(
-            f"The running daemon was started with {source}, which overrides the file: localspec "
-            "stop && localspec start"
+            f"The running daemon was started with {'--listen' if origin == 'flag' else origin}, which "
+            "overrides the file: localspec stop && localspec start"
         )
 
 
@@ -243,43 +230,38 @@ def _describe_start(key: str, response: dict[str, Any] | None) -> str:
         if response["listen"]:
             return f"The daemon listens on {response['listen']}; the token is in {response['token_file']}."
         return "The daemon listens on its own socket only."
-    return (
-        "It applies now."
-        if config.describe_setting(key).at_once
-        else "It applies from the next question."
-    )
+    is_at_once = config.describe_setting(key).at_once
+    return "It applies now." if is_at_once else "It applies from the next question."
 
 
 def _check_pair(name: str) -> None:
     """Refuse a pair that does not exist, and note if one still has to be pulled."""
     files = split_model_names(name)
-    if missing_files := [
-        file for file in files if file.startswith("/") and not Path(file).is_file()
-    ]:
-        raise UsageError(f"{missing_files[0]} does not exist.")
+    for file in files:
+        if file.startswith("/") and not Path(file).is_file():
+            raise UsageError(f"{file} does not exist.")
     if all(file.startswith("/") for file in files):
         return
+    client = PairsClient(autostart=False)
     if any(":" in file for file in files):
         with contextlib.suppress(NoDaemon):
-            PairsClient(autostart=False).pair(name)  # raises if Ollama does not have it
+            client.pair(name)  # raises if Ollama does not have it
         return
     try:
-        entries = PairsClient(autostart=False).pairs(everything=True)["pairs"]
+        entries = client.pairs(everything=True)["pairs"]
     except NoDaemon:
         render.dim(
             f"Not checked whether the pair '{name}' exists, because the daemon is not running."
         )
         return
-    installed = {
-        name: entry["here"] for entry in entries for name in (entry["name"], *entry["aliases"])
+    here = {
+        known: entry["here"] for entry in entries for known in (entry["name"], *entry["aliases"])
     }
-    if name not in installed:
-        matches = difflib.get_close_matches(name, installed, 1)
-        suggestion = (
-            f"did you mean {matches[0]}?" if matches else "to see all pairs: localspec list --all"
-        )
-        raise UsageError(f"There is no pair '{name}'; {suggestion}")
-    if not installed[name]:
+    if name not in here:
+        match = next(iter(difflib.get_close_matches(name, here, 1)), "")
+        hint = f"did you mean {match}?" if match else "to see all pairs: localspec list --all"
+        raise UsageError(f"There is no pair '{name}'; {hint}")
+    if not here[name]:
         render.error(f"The pair '{name}' is not pulled yet; run: localspec pull {name}")
 
 
@@ -334,9 +316,8 @@ def _read_bytes(file: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read: {error.strerror}. See: localspec doctor"
-        ) from error
+        message = f"{file} cannot be read: {error.strerror}. See: localspec doctor"
+        raise UsageError(message) from error
 
 
 def _write(file: Path, data: bytes) -> None:
@@ -350,10 +331,19 @@ def edit() -> None:
     Raises:
         UsageError: the copy was wrong and the file was not changed.
     """
-    file = default_paths().config_file
-    old = _read_bytes(file)
-    text = config.decode_file(old).encode("utf-8", "replace").decode() or _FILE_HEADER + _defaults()
-    edited = inputs.edit_text(text, partial(_problem, file), f"{file} was not changed.")
+    file, default = default_paths().config_file, config.Config()
+    text = config.decode_file(_read_bytes(file)).encode("utf-8", "replace").decode()
+    if not text:
+        text = _FILE_HEADER
+        text += "".join(f"# {key} = {_format_toml(getattr(default, key))}\n" for key in config.KEYS)
+
+    def problem(text: str) -> str:
+        found = _parse_config(file, text.encode("utf-8", "surrogateescape")).problems
+        return "\n".join(
+            f"{each.where.removeprefix(f'{file}, ')}: {each.reason}." for each in found
+        )
+
+    edited = inputs.edit_text(text, problem, f"{file} was not changed.")
     if edited is None or edited == text:
         render.line("No changes.")
         return
@@ -361,16 +351,3 @@ def edit() -> None:
         _write(file, edited.encode())
     _notify_daemon("")
     render.line(f"Saved {file}. It applies from the next question.")
-
-
-def _problem(file: Path, text: str) -> str:
-    """Return what is wrong in `text`, one line per problem; empty if it is a valid configuration."""
-    problems = _parse_config(file, text.encode("utf-8", "surrogateescape")).problems
-    return "\n".join(
-        f"{problem.where.removeprefix(f'{file}, ')}: {problem.reason}." for problem in problems
-    )
-
-
-def _defaults() -> str:
-    default = config.Config()
-    return "".join(f"# {key} = {_format_toml(getattr(default, key))}\n" for key in config.KEYS)

@@ -21,23 +21,18 @@ class OutputClosed(Exception):
 class _StandardOutput(io.BufferedWriter):
     """Standard output, whose errors can be distinguished from those of other files.
 
-    The methods of this buffer are wrapped, not those of the raw file below it. Ctrl-C between the write
-    of the raw file and the end of a wrapper would leave written data in the buffer, which would then be
-    shown twice.
+    A write or flush raises OutputClosed if nobody reads, and LocalspecError for any other reason. The methods
+    of this buffer are wrapped, not those of the raw file below it. Ctrl-C between the write of the raw file
+    and the end of a wrapper would leave written data in the buffer, which would then be shown twice.
     """
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write data.
-
-        Raises OutputClosed if nobody reads, and LocalspecError if it cannot be written.
-        """
         try:
             return super().write(data)
         except OSError as error:
             raise _translate_error(error) from error
 
     def flush(self) -> None:
-        """Flush the buffer. Raises the same errors as `write`."""
         try:
             super().flush()
         except OSError as error:
@@ -45,7 +40,6 @@ class _StandardOutput(io.BufferedWriter):
 
 
 def _translate_error(error: OSError) -> OutputClosed | LocalspecError:
-    """Return the exception that stands for an error of stdout."""
     if isinstance(error, BrokenPipeError):
         return OutputClosed()
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
@@ -82,6 +76,20 @@ def drop_output() -> None:
         sys.stdout.flush()
     except (OutputClosed, LocalspecError):
         _open_null_as(os.O_WRONLY, 1)
+
+
+def end_by_signal(number: int) -> None:
+    """End this process by a signal, after what Python does at exit."""
+    import atexit
+    import contextlib
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends it at once
+    atexit._run_exitfuncs()
+    drop_output()
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _open_null_as(flags: int, number: int) -> None:

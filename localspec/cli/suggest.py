@@ -23,10 +23,7 @@ Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 def _make_completer(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
     """Return a completer for `values`, which yields pairs of a value and its description."""
 
-    def suggest(
-        context: click.Context, parameter: click.Parameter, typed: str
-    ) -> list[CompletionItem]:
-        del context, parameter
+    def suggest(_: click.Context, __: click.Parameter, typed: str) -> list[CompletionItem]:
         try:
             return [
                 CompletionItem(value, help=replace_control_characters(description, lines=False))
@@ -66,18 +63,16 @@ def values(context: click.Context, parameter: click.Parameter, typed: str) -> li
     key = config.resolve_key(context.params.get("key") or "")
     if key in config.PAIR_ROLES:
         return pairs(context, parameter, typed)
-    allowed_values = config.list_values(key) if key in config.KEYS else ()
-    return _make_completer(lambda: [(value, "") for value in allowed_values])(
-        context, parameter, typed
-    )
+    allowed = config.list_values(key) if key in config.KEYS else ()
+    return _make_completer(lambda: [(value, "") for value in allowed])(context, parameter, typed)
 
 
 conversations = _make_completer(
     lambda: [
         ("last", "the last conversation"),
         *(
-            (conversation["id"], conversation["title"])
-            for conversation in ConversationsClient(autostart=False).conversations(50)
+            (kept["id"], kept["title"])
+            for kept in ConversationsClient(autostart=False).conversations(50)
         ),
     ]
 )

@@ -22,17 +22,12 @@ from localspec.cli.options import AskOptions
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
-# ------------------------------------------------------------------------ prompts
-# The templates that come with localspec.
-#
-# The wording suits small models too. There are no examples, because small models repeat an example as their
-# answer, and the task comes last.
-
-
 # Limit of the built-in templates, which leaves room for thoughts. The text of their answers has another.
 SHELL_TOKENS = 2048
 
-# The prompts of `localspec cmd`, `commit` and `explain`, as the files that override them would hold them.
+# The prompts of `localspec cmd`, `commit` and `explain`, as the files that override them would hold them. The
+# wording suits small models too. There are no examples, because small models repeat an example as their
+# answer, and the task comes last.
 BUILTIN = {
     "cmd": f"""\
 # What `localspec cmd` asks. $input: what the command is to do; $shell: bash, zsh, fish or sh;
@@ -88,12 +83,9 @@ tokens = {SHELL_TOKENS}
 }
 
 
-# ------------------------------------------------------------------------ templates
-
-
 # Options that only make sense for one run, so no template holds them.
 _RUN_OPTIONS = {
-    *("last", "conversation", "template", "save", "replace", "no_daemon_start", "debug"),
+    *("last", "conversation", "template", "save", "replace", "no_daemon_start", "debug")
 }
 SAVED_OPTIONS = {
     option.name: option for option in option_table.ASK if option.name not in _RUN_OPTIONS
@@ -187,15 +179,15 @@ def parse(data: bytes, file_name: str) -> dict[str, Any]:
         raise UsageError(f"{file_name}, line {line}: not UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
         message, _, position = str(error).rpartition(" (at ")
-        line_match = re.match(r"line (\d+)", position)
-        number = int(line_match[1]) if line_match else text.count("\n") + 1
-        raise UsageError(f"{file_name}, line {number}: {message or error}.") from error
+        found = re.match(r"line (\d+)", position)
+        line = int(found[1]) if found else text.count("\n") + 1
+        raise UsageError(f"{file_name}, line {line}: {message or error}.") from error
     for key, value in keys.items():
         if problem := _find_problem(key, value):
             pattern = rf"^[ \t]*\[*[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*[=.\]]"
-            match = re.search(pattern, text, re.MULTILINE)
-            number = text.count("\n", 0, match.start()) + 1 if match else 1
-            raise UsageError(f"{file_name}, line {number}: {problem}")
+            found = re.search(pattern, text, re.MULTILINE)
+            line = text.count("\n", 0, found.start()) + 1 if found else 1
+            raise UsageError(f"{file_name}, line {line}: {problem}")
     return keys
 
 
@@ -207,7 +199,7 @@ def _find_problem(key: str, value: object) -> str:
     if option is not None and option.many:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             return f"'{key}' must be a list of strings, as in {key} = [\"…\"]."
-        invalid = [item for item in value if not _is_assignment(item)] if key == "values" else []
+        invalid = [item for item in value if key == "values" and not _is_assignment(item)]
         return f"'{invalid[0]}' in 'values' must be NAME=VALUE." if invalid else ""
     kind = str if option is None else option.kind
     if type(value) is not kind and not (kind is float and type(value) is int):
@@ -238,10 +230,8 @@ def usage(name: str, keys: dict[str, Any]) -> str:
     """Return a command line that uses the template. Words in capitals are placeholders."""
     values = _parse_values(keys.get("values", []))
     missing = [f"-p {parameter}=VALUE" for parameter in parameters(keys) if parameter not in values]
-    words = (
-        ["WORDS"] if INPUT_VARIABLE in _variables(keys.get("prompt", f"${INPUT_VARIABLE}")) else []
-    )
-    return " ".join(["localspec ask -t", name, *missing, *words])
+    takes_words = INPUT_VARIABLE in _variables(keys.get("prompt", f"${INPUT_VARIABLE}"))
+    return " ".join(["localspec ask -t", name, *missing, *["WORDS"] * takes_words])
 
 
 def _parse_values(values: list[str]) -> dict[str, str]:
@@ -264,9 +254,6 @@ def _parse_values(values: list[str]) -> dict[str, str]:
     return values_by_name
 
 
-# ---------------------------------------------------------------------------- using a template
-
-
 class Template:
     """A template in use. `options` are those of the command line, completed by the template's."""
 
@@ -283,16 +270,14 @@ class Template:
         keys = read(self._name)
         self._prompt: str = keys.pop("prompt", "")
         self._system: str | None = keys.get("system") if options.system is None else None
-        own_parameters = parameters({**keys, "prompt": self._prompt})
-        if unknown := [
-            name for name in _parse_values(options.values) if name not in own_parameters
-        ]:
-            listing = f"it has ${', $'.join(own_parameters)}" if own_parameters else "it has none"
+        own = parameters({**keys, "prompt": self._prompt})
+        if unknown := [name for name in _parse_values(options.values) if name not in own]:
+            listing = f"it has ${', $'.join(own)}" if own else "it has none"
             raise UsageError(f"Template '{self._name}' has no parameter ${unknown[0]}; {listing}.")
         values = _parse_values([*keys.pop("values", []), *options.values])
         self._values = {**(known or {}), **values}
-        used_parameters = parameters({"prompt": self._prompt, "system": self._system or ""})
-        if missing := [name for name in used_parameters if name not in self._values]:
+        used = parameters({"prompt": self._prompt, "system": self._system or ""})
+        if missing := [name for name in used if name not in self._values]:
             cure = " ".join(f"-p {name}=VALUE" for name in missing)
             raise UsageError(f"Template '{self._name}' needs ${', $'.join(missing)}; add {cure}")
         self.options = _merge_options(options, keys)
@@ -305,15 +290,15 @@ class Template:
         Raises:
             UsageError: the question would be empty, or there is nothing for $input.
         """
-        prompt_variables = _variables(self._prompt)
-        if INPUT_VARIABLE in prompt_variables + _variables(self._system or "") and not text.strip():
+        variables = _variables(self._prompt)
+        if INPUT_VARIABLE in variables + _variables(self._system or "") and not text.strip():
             raise UsageError(
                 f"Template '{self._name}' needs something to ask about ($input): words, -f FILE "
                 f"or standard input. For example: localspec ask -t {self._name} WORDS"
             )
         values = {**self._values, INPUT_VARIABLE: text}
         question = string.Template(self._prompt).substitute(values)
-        if text.strip() and INPUT_VARIABLE not in prompt_variables:
+        if text.strip() and INPUT_VARIABLE not in variables:
             question = f"{question}\n\n{text}" if question else text
         if not question.strip():
             raise UsageError(f"No question given; for example: localspec ask -t {self._name} WORDS")
@@ -348,9 +333,6 @@ def apply_template(
     return template.options, template.question(text)
 
 
-# ---------------------------------------------------------------------------- changing templates
-
-
 def save(options: AskOptions) -> None:
     """Write the words and options as the template `options.save`.
 
@@ -361,13 +343,13 @@ def save(options: AskOptions) -> None:
     """
     name = options.save or ""
     _check_name(name)
-    keys: dict[str, Any] = {"prompt": " ".join(options.words)} if options.words else {}
-    keys |= {key: value for key in SAVED_OPTIONS if not _is_unset(value := getattr(options, key))}
-    if not keys:
+    given: dict[str, Any] = {"prompt": " ".join(options.words)} if options.words else {}
+    given |= {key: value for key in SAVED_OPTIONS if not _is_unset(value := getattr(options, key))}
+    if not given:
         raise UsageError(
             f"There is nothing to save; for example: localspec ask --save {name} 'Explain $input'"
         )
-    keys = {key: _make_permanent(key, value) for key, value in keys.items()}
+    keys = {key: _make_permanent(key, value) for key, value in given.items()}
     for key, value in keys.items():
         if problem := _find_problem(key, value):
             raise UsageError(f"--save {name}: {problem}")
@@ -377,11 +359,23 @@ def save(options: AskOptions) -> None:
         text = "".join(f"{key} = {literals.toml(value)}\n" for key, value in keys.items())
     except ValueError:
         raise UsageError(f"--save {name}: what is saved must be text; this is not UTF-8.") from None
-    file = folder() / f"{name}.toml"
-    if name in names() and not options.replace:
-        _ask_to_replace(name, text)
-    _write(file, text)
-    render.line(f"Saved {file}. Use it with: {usage(name, keys)}")
+    if name in names() and not options.replace and _read_bytes(name) != text.encode():
+        _confirm_replacement(name)
+    _write(folder() / f"{name}.toml", text)
+    _print_saved(name, keys)
+
+
+def _confirm_replacement(name: str) -> None:
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"A template '{name}' already exists; --force replaces it.")
+    import click
+
+    if not click.confirm(f"A template '{name}' already exists. Replace it?", err=True):
+        raise LocalspecError(f"Nothing was saved; the template '{name}' was not changed.")
+
+
+def _print_saved(name: str, keys: dict[str, Any]) -> None:
+    render.line(f"Saved {folder() / f'{name}.toml'}. Use it with: {usage(name, keys)}")
 
 
 def _is_unset(value: object) -> bool:
@@ -400,37 +394,23 @@ def _make_permanent(key: str, value: Any) -> Any:
     """Return an option's value with absolute paths and clean text.
 
     Raises:
-        UsageError: the name of a file is not UTF-8, which a template must be.
+        UsageError: the name of a file or pair is not UTF-8, which a template must be.
     """
+    result: Any
     if key == "files":
-        return [file if file == "-" else _check_utf8(inputs.absolute(file)) for file in value]
-    if key == "model":
-        return _check_utf8(inputs.resolve_pair(value))
-    if key == "schema" and not value.lstrip().startswith("{"):
-        return _check_utf8(inputs.absolute(value))
-    return ask.clean(value) if isinstance(value, str) else value
-
-
-def _check_utf8(name: str) -> str:
-    """Return the name of a file or pair if a template can contain it.
-
-    Raises:
-        UsageError: the name is not UTF-8.
-    """
-    if name != (cleaned := ask.clean(name)):
-        raise UsageError(f"{cleaned}: a template cannot name this file, whose name is not UTF-8.")
-    return name
-
-
-def _ask_to_replace(name: str, text: str) -> None:
-    if _read_bytes(name) == text.encode():
-        return
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"A template '{name}' already exists; --force replaces it.")
-    import click
-
-    if not click.confirm(f"A template '{name}' already exists. Replace it?", err=True):
-        raise LocalspecError(f"Nothing was saved; the template '{name}' was not changed.")
+        result = [file if file == "-" else inputs.absolute(file) for file in value]
+    elif key == "model":
+        result = inputs.resolve_pair(value)
+    elif key == "schema" and not value.lstrip().startswith("{"):
+        result = inputs.absolute(value)
+    else:
+        return ask.clean(value) if isinstance(value, str) else value
+    for name in result if key == "files" else [result]:
+        if name != (cleaned := ask.clean(name)):
+            raise UsageError(
+                f"{cleaned}: a template cannot name this file, whose name is not UTF-8."
+            )
+    return result
 
 
 def _write(file: Path, text: str) -> None:
@@ -448,7 +428,7 @@ def edit(name: str) -> None:
     """
     _check_name(name)
     file = folder() / f"{name}.toml"
-    keys = ", ".join(key for key in SAVED_OPTIONS if key != "system")
+    other_keys = ", ".join(key for key in SAVED_OPTIONS if key != "system")
     old = text(name) if name in names() else ""
 
     def problem(text: str) -> str:
@@ -458,14 +438,13 @@ def edit(name: str) -> None:
             return error.message
         return ""
 
-    edited = inputs.edit_text(
-        old or _NEW_FILE.format(name=name, keys=keys), problem, f"{file} was not changed."
-    )
+    new = old or _NEW_FILE.format(name=name, keys=other_keys)
+    edited = inputs.edit_text(new, problem, f"{file} was not changed.")
     if edited is None or edited == old:
         render.line("No changes.")
         return
     _write(file, edited)
-    render.line(f"Saved {file}. Use it with: {usage(name, parse(edited.encode(), name))}")
+    _print_saved(name, parse(edited.encode(), name))
 
 
 def remove(template_names: list[str]) -> None:
@@ -474,13 +453,9 @@ def remove(template_names: list[str]) -> None:
     Raises:
         UsageError: one of them does not exist.
     """
-    template_files = [path(name) for name in dict.fromkeys(template_names)]
-    for file in template_files:
+    for file in [path(name) for name in dict.fromkeys(template_names)]:
         file.unlink()
         render.line(f"Removed {file.stem}.")
-
-
-# ---------------------------------------------------------------------------- listing templates
 
 
 def list_templates() -> list[dict[str, Any]]:
@@ -489,15 +464,14 @@ def list_templates() -> list[dict[str, Any]]:
     `file` is None for a built-in template, and `problem` is None for a valid one.
     """
     entries = []
-    names_of_files = {template_file.stem for template_file in folder().glob("[!.]*.toml")}
-    for name in sorted({*BUILTIN, *names_of_files}):
+    own_files = {file.stem: str(file) for file in folder().glob("[!.]*.toml")}
+    for name in sorted({*BUILTIN, *own_files}):
         keys, problem = {}, None
         try:
             _check_name(name)
             keys = read(name)
         except UsageError as error:
             problem = error.message
-        file = str(folder() / f"{name}.toml") if name in names_of_files else None
-        entry = {"name": name, "file": file, "parameters": parameters(keys)}
+        entry = {"name": name, "file": own_files.get(name), "parameters": parameters(keys)}
         entries.append({**entry, "template": keys, "problem": problem})
     return entries

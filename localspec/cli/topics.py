@@ -81,22 +81,17 @@ def search(words: Sequence[str]) -> list[Section]:
     A word is found at the beginning of a longer one. Pages of that title come first, then headings, then
     lines with all words, and of these the shortest section. Records of the past come last.
     """
-    patterns = [word_pattern(word) for word in words]
-    ranked = []
-    for section in _sections():
-        topic, heading, lines = section
+    patterns, ranked = [word_pattern(word) for word in words], []
+    for topic, heading, lines in _sections():
         title = f"{topic} {heading}" if lines[:1] == [f"# {heading}"] else heading
         places = ([title], lines, [" ".join([topic, *lines])])
         ranks = [
-            any(all(pattern.search(text) for pattern in patterns) for text in place)
-            for place in places
+            any(all(each.search(text) for each in patterns) for text in place) for place in places
         ]
         if any(ranks):
             is_past = topic == "changelog" or topic.startswith("decisions")
             shown = [
-                line.strip()
-                for line in lines[1:]
-                if any(pattern.search(line) for pattern in patterns)
+                line.strip() for line in lines[1:] if any(each.search(line) for each in patterns)
             ]
             rank = is_past, ranks.index(True), len(lines)
             ranked.append((rank, Section(topic, heading, shown)))

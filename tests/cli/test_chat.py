@@ -321,9 +321,7 @@ def test_no_log_stores_nothing_but_keeps_the_context(warm: Home) -> None:
     assert not history.exists() or "secret" not in history.read_text()
 
 
-def test_a_history_file_that_is_a_pipe_is_reported_and_not_opened(
-    warm: Home,
-) -> None:
+def test_a_history_file_that_is_a_pipe_is_reported_and_not_opened(warm: Home) -> None:
     history = warm.root / "state" / "chat_history"
     history.unlink(missing_ok=True)
     os.mkfifo(history)

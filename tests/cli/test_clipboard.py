@@ -50,11 +50,7 @@ def osc52_texts(raw: str) -> list[str]:
 
 @pytest.mark.parametrize(("program", "variable"), PROGRAMS)
 def test_the_answer_is_copied_as_the_model_wrote_it(
-    warm: Home,
-    desktop: Callable[..., dict[str, str]],
-    tmp_path: Path,
-    program: str,
-    variable: str,
+    warm: Home, desktop: Callable[..., dict[str, str]], tmp_path: Path, program: str, variable: str
 ) -> None:
     environment = desktop(program, **({variable: "x"} if variable else {}))
     with terminal(environment, "ask", "--copy", f"raw {TEXT}") as session:

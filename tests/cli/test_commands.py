@@ -229,9 +229,7 @@ def test_help_has_limits_in_words_and_whole_summaries(path: tuple[str, ...]) -> 
         ("ask --draft 65 hi", "must be a whole number (0 to 64), not '65'."),
         ("ask --seed 1.5 hi", "must be a whole number, not '1.5'."),
         pytest.param(
-            "stats --days 0",
-            "must be a whole number (1 to 10000), not '0'.",
-            marks=needs("stats"),
+            "stats --days 0", "must be a whole number (1 to 10000), not '0'.", marks=needs("stats")
         ),
         ("logs -n -1", "must be a whole number (at least 0), not '-1'."),
     ],

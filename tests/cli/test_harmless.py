@@ -311,9 +311,7 @@ def test_a_chat_sends_no_control_characters(hostile: tuple[Home, HostileServer])
     assert not find_unescaped(session.raw)
 
 
-def test_in_a_pipe_only_the_answer_is_unchanged(
-    hostile: tuple[Home, HostileServer],
-) -> None:
+def test_in_a_pipe_only_the_answer_is_unchanged(hostile: tuple[Home, HostileServer]) -> None:
     home, server = hostile
     server.refuses = False
     home.environment["EDITOR"] = "true"

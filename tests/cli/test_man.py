@@ -36,7 +36,7 @@ def test_each_command_has_a_page(man_pages: dict[str, str]) -> None:
         assert text.isascii()
         assert [line for line in text.splitlines() if not line.strip()] == []
         assert re.findall(r"^\.SH (.*)", text, re.MULTILINE)[:3] == [
-            *("NAME", "SYNOPSIS", "DESCRIPTION"),
+            *("NAME", "SYNOPSIS", "DESCRIPTION")
         ]
 
 

@@ -38,8 +38,7 @@ def run_refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["ask -m zz hi", "show zz", "pull zz", "use zz", "load zz", "catalogue zz"],
+    "command", ["ask -m zz hi", "show zz", "pull zz", "use zz", "load zz", "catalogue zz"]
 )
 def test_a_mistake_in_models_toml_is_told_where_a_name_is_missed(warm: Home, command: str) -> None:
     file = warm.root / "config" / "models.toml"
@@ -89,9 +88,7 @@ def test_habitual_words_are_no_commands() -> None:
     assert not command_names.WITHOUT_COUNTERPART & (names | HABITS.keys())
 
 
-def test_the_command_behind_a_habitual_word_exists(
-    subtests: pytest.Subtests,
-) -> None:
+def test_the_command_behind_a_habitual_word_exists(subtests: pytest.Subtests) -> None:
     for word in HABITS:
         with subtests.test(word=str(word)):
             resolve(app.app, list(HABITS[word]))

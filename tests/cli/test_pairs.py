@@ -423,7 +423,7 @@ def test_several_pairs_are_removed_by_one_command(home: PullingHome) -> None:
     run = home.run("rm", "-y", "one", "nothing", "two", "one")
     assert run.returncode == 1
     assert re.findall(r"^(Removed \w+|kept):?", run.stdout, re.M) == [
-        *("Removed one", "kept", "Removed two", "kept"),
+        *("Removed one", "kept", "Removed two", "kept")
     ]
     assert "There is no pair 'nothing'." in run.stderr
     assert home.run("list").stdout.count("\n") == 2  # the header and builtin
@@ -495,7 +495,7 @@ def test_heads_and_sidecars_are_measured_with_draft_models(
         r"^(its own MTP heads|\S+\.gguf) +(MTP heads|EAGLE-3|DFlash|model)", listed, re.M
     )
     assert [row[0] for row in rows] == [
-        *("its own MTP heads", "dflash-target.gguf", "eagle3-target.gguf", "small.gguf"),
+        *("its own MTP heads", "dflash-target.gguf", "eagle3-target.gguf", "small.gguf")
     ]
     assert re.search(r"cannot use eagle3-deep.gguf .* the target has 2", listed)
 

@@ -236,9 +236,7 @@ def test_heads_beside_a_target_draft_for_it(home: PullingHome) -> None:
     assert "the MTP heads in the draft's file" in home.run("show", str(target)).stdout
 
 
-def test_heads_of_the_catalogue_are_used_only_if_they_fit(
-    home: PullingHome,
-) -> None:
+def test_heads_of_the_catalogue_are_used_only_if_they_fit(home: PullingHome) -> None:
     target, sidecar = write_with_sidecar(home.root / "gemma")
     wider_target, _ = write_with_sidecar(
         home.root / "other", replace(TINY_GEMMA, n_embd=96, n_head=3)

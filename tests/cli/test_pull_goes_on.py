@@ -92,11 +92,7 @@ def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None
     start_pull(home)
     command = [sys.executable, "-m", "localspec", "pull", "own/draft", REPO]
     watching = subprocess.Popen(
-        command,
-        env=home.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=home.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     wait_for(lambda: list_pulls(home).get("own-draft", {}).get("state") == "done", "the small one")
     run = home.run("stop")

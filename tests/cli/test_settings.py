@@ -172,9 +172,7 @@ def test_concurrent_changes_are_all_saved(fake_home: Home) -> None:
     daemon.stop()
 
 
-def test_a_running_answer_ends_before_new_settings_apply(
-    fake_home: Home,
-) -> None:
+def test_a_running_answer_ends_before_new_settings_apply(fake_home: Home) -> None:
     first_pair, second_pair = make_pairs(fake_home, 2)
     assert fake_home.run("config", "set", "pair", first_pair).returncode == 0
     daemon = RunningDaemon(fake_home, program=BLIND)
@@ -201,9 +199,7 @@ def is_draining(home: Home) -> bool:
         return True
 
 
-def test_a_change_during_a_load_or_a_stop_applies_from_the_next_question(
-    fake_home: Home,
-) -> None:
+def test_a_change_during_a_load_or_a_stop_applies_from_the_next_question(fake_home: Home) -> None:
     first_pair, second_pair = make_pairs(fake_home, 2)
     fake_home.use_fake("--load-delay", "0.8", "--end-delay", "0.5")
     del fake_home.environment["LOCALSPEC_PAIR"]

@@ -205,10 +205,7 @@ def test_a_template_is_only_replaced_after_a_confirmation(home_without_daemon: H
 # ------------------------------------------------------------------ wrong files
 
 WRONG = [
-    (
-        'prompt = """\ntop_p of $input\n"""\n\n"top_p" = 2\n',
-        "line 5: 'top_p' must be from 0 to 1.",
-    ),
+    ('prompt = """\ntop_p of $input\n"""\n\n"top_p" = 2\n', "line 5: 'top_p' must be from 0 to 1."),
     ("tokens = 'many'\n", "line 1: 'tokens' must be a whole number, not 'many'."),
     ('prompt = "x"\ncolour = 1\n', "line 2: unknown key 'colour'; the keys are prompt, model"),
     ('prompt = "x"\ntop_p = 2\n', "line 2: 'top_p' must be from 0 to 1."),

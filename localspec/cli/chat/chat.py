@@ -46,7 +46,10 @@ def run(options: AskOptions) -> int:
     if options.files:
         slash.attach(chat, options.files)
     session = _make_session(chat)
-    _greet(chat)
+    if chat.talk.messages:
+        turns = len(chat.talk.questions)
+        render.dim(f"Continuing after {turns} question{'s' * (turns != 1)}.")
+    render.dim("/help lists the commands, Ctrl-D exits.")
     while not chat.ended:
         default, chat.next_input = chat.next_input, ""
         try:
@@ -59,13 +62,6 @@ def run(options: AskOptions) -> int:
     return 0
 
 
-def _greet(chat: Chat) -> None:
-    if chat.talk.messages:
-        turns = len(chat.talk.questions)
-        render.dim(f"Continuing after {turns} question{'s' * (turns != 1)}.")
-    render.dim("/help lists the commands, Ctrl-D exits.")
-
-
 def _handle_line(chat: Chat, line: str) -> None:
     """Handle one line that a person typed. Errors are printed, and the chat continues."""
     kind, text = parse_line(line)
@@ -76,30 +72,19 @@ def _handle_line(chat: Chat, line: str) -> None:
             chat.ended = True
         elif text:
             chat.say(text)
-        if not chat.ended:
-            _update_context(chat.talk)
+        if not chat.ended and chat.talk.last:  # the line at the bottom shows the pair's context
+            chat.talk.context = chat.talk.client.status()["pair"].get("n_ctx") or 0
     except KeyboardInterrupt:
         render.dim("Stopped.")
     except TemplateFailed as error:
         talk = chat.talk
         render.error(base_models.explain_error(talk.client, talk.model, error).message)
     except ContextExceeded as error:
-        from localspec.cli import inputs
-
         render.error(inputs.describe_chat_too_long(error, chat.talk.client))
     except LocalspecError as error:
         render.error(error.message)
     except OSError as error:
         render.error(f"{error.filename or ''}: {error.strerror or error}.".removeprefix(": "))
-
-
-def _update_context(talk: Conversation) -> None:
-    """Fetch the pair's context length, which the line at the bottom shows."""
-    if talk.last:
-        talk.context = talk.client.status()["pair"].get("n_ctx") or 0
-
-
-# ---------------------------------------------------------------------------- prompt_toolkit
 
 
 def _make_session(chat: Chat) -> PromptSession[str]:
@@ -194,21 +179,25 @@ def _make_completer(talk: Conversation) -> Any:
             if not line.startswith("/") or "\n" in line:
                 return
             name, space, argument = line.partition(" ")
+            name = slash.ALIASES.get(name, name) if space else name
+            words: list[tuple[str, str]] = []
+            typed = argument if space else name
             if not space:
-                for command, entry in slash.COMMANDS.items():
-                    if command.startswith(name):
-                        yield Completion(command, -len(name), display_meta=entry.help)
-            elif name == "/file":
-                last_word = Document(argument.rpartition(" ")[2])
-                completions = files.get_completions(last_word, complete_event)
-                yield from (item for item in completions if _can_be_shown(item.text))
-            elif name == "/save":
-                completions = files.get_completions(Document(argument), complete_event)
-                yield from (item for item in completions if _can_be_shown(item.text))
-            elif slash.ALIASES.get(name, name) == "/pair":
-                yield from _complete_pair(talk, argument)
+                words = [(command, entry.help) for command, entry in slash.COMMANDS.items()]
+            elif name in ("/file", "/save"):
+                path = argument.rpartition(" ")[2] if name == "/file" else argument
+                for item in files.get_completions(Document(path), complete_event):
+                    if _can_be_shown(item.text):
+                        yield item
+            elif name == "/pair":
+                words = _list_pairs(talk)
             elif name == "/set":
-                yield from _complete_setting(argument)
+                name, space, value = argument.partition(" ")
+                typed = value if space else name
+                words = _list_settings(name if space else "")
+            for word, meaning in words:
+                if word.startswith(typed):
+                    yield Completion(word, -len(typed), display_meta=meaning or None)
 
     return Commands()
 
@@ -221,29 +210,17 @@ def _can_be_shown(text: str) -> bool:
     return text == render.harmless(text, lines=False)
 
 
-def _complete_setting(typed: str) -> Iterator[Completion]:
-    """Yield the names of settings, and after a name its values where there are only a few."""
-    from prompt_toolkit.completion import Completion
-
-    name, space, value = typed.partition(" ")
-    option = SETTABLE.get(name)
-    if not space:
-        for setting in SETTABLE.values():
-            if setting.name.startswith(name):
-                yield Completion(setting.name, -len(name), display_meta=setting.help)
-    elif option is not None:
-        for word in ("on", "off") if option.kind is bool else ("default",):
-            if word.startswith(value):
-                yield Completion(word, -len(value))
+def _list_settings(name: str) -> list[tuple[str, str]]:
+    """Return the settings with their meanings, or the values of the setting `name`, if they are few."""
+    if not name:
+        return [(setting.name, setting.help) for setting in SETTABLE.values()]
+    if name not in SETTABLE:
+        return []
+    return [(word, "") for word in (("on", "off") if SETTABLE[name].kind is bool else ("default",))]
 
 
-def _complete_pair(talk: Conversation, beginning: str) -> Iterator[Completion]:
-    from prompt_toolkit.completion import Completion
-
+def _list_pairs(talk: Conversation) -> list[tuple[str, str]]:
     try:
-        names = slash.pair_names(talk)
+        return [(name, "") for name in slash.pair_names(talk) if _can_be_shown(name)]
     except LocalspecError:
-        return
-    for name in names:
-        if name.startswith(beginning) and _can_be_shown(name):
-            yield Completion(name, -len(beginning))
+        return []

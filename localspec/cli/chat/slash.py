@@ -17,13 +17,6 @@ from localspec.errors import NotFound, UsageError
 from localspec.files import format_size
 from localspec.paths import expand_user, split_model_names
 
-# ------------------------------------------------------------------------ what a typed line means
-# The meaning of a typed line: a message, a command, or the end of the chat.
-#
-# A line that begins with a space is always a message. Otherwise a word after a slash is a command, three
-# quotes enclose a message of several lines, and `exit` or `quit` alone ends the chat.
-
-
 _QUOTES = '"""'
 _COMMAND = re.compile(r"/[a-zA-Z?]*(?!\S)")  # but not a path
 _EXIT_WORDS = ("exit", "quit")
@@ -32,7 +25,11 @@ Kind = Literal["message", "command", "leave"]
 
 
 def parse_line(line: str) -> tuple[Kind, str]:
-    """Return the kind of a line, and its text."""
+    """Return the kind of a line, and its text.
+
+    A line that begins with a space is always a message. Otherwise a word after a slash is a command, three
+    quotes enclose a message of several lines, and `exit` or `quit` alone ends the chat.
+    """
     text = line.strip()
     if not line[:1].isspace():
         if text in _EXIT_WORDS:
@@ -58,9 +55,6 @@ def quote_message(message: str) -> str:
     return message if plain else f" {message}"
 
 
-# ------------------------------------------------------------------------ commands
-
-
 _DEFAULT = "default"
 SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
 
@@ -69,10 +63,7 @@ class Chat:
     """The state that commands change: the conversation, the attached files and the next input line."""
 
     def __init__(self, talk: Conversation, template: Template | None = None) -> None:
-        """Create the state of a chat.
-
-        `template`: used for the first question of each conversation.
-        """
+        """Create the state of a chat. `template` is used for the first question of each conversation."""
         self.talk = talk
         self.attached: list[str] = []
         self.next_input = ""
@@ -123,10 +114,9 @@ def run(chat: Chat, line: str) -> None:
     name, argument = (*line.split(None, 1), "")[:2]
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
+        hint = _suggestion(name, [*COMMANDS, *ALIASES], "/help lists the commands.")
         raise UsageError(
-            f"Unknown command {name}; "
-            f"{_suggestion(name, [*COMMANDS, *ALIASES], '/help lists the commands.')} To send it as a "
-            "message, begin with a space."
+            f"Unknown command {name}; {hint} To send it as a message, begin with a space."
         )
     COMMANDS[name].run(chat, argument.strip())
 
@@ -137,21 +127,17 @@ def _suggestion(word: str, known_words: list[str], fallback: str) -> str:
     return f"did you mean {match}?" if match else fallback
 
 
-def _help(chat: Chat, argument: str) -> None:
-    del chat, argument
+def _help(_: Chat, __: str) -> None:
     commands = [(f"{name} {entry.argument}", entry.help) for name, entry in COMMANDS.items()]
     render.fields([(f"  {name}", meaning) for name, meaning in (*commands, *KEYS)])
 
 
-# ---------------------------------------------------------------------------- the next question
-
-
 def _edit(chat: Chat, argument: str) -> None:
     text = inputs.edit_text(argument, lambda _: "", "", extension=".md")
-    if text is None or not text.strip():
+    if text and text.strip():
+        chat.next_input = quote_message(text)
+    else:
         render.line("No text was entered.")
-        return
-    chat.next_input = quote_message(text)
 
 
 def _file(chat: Chat, argument: str) -> None:
@@ -184,22 +170,19 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _pair(chat: Chat, argument: str) -> None:
-    if ":" in argument or any(map(inputs.is_path, split_model_names(argument))):
-        chat.talk.model = argument
-        render.line(f"Now using {argument}.")
-        return
-    listed = _fetch_pairs(chat.talk)
-    names = [entry["name"] for entry in listed["pairs"]]
-    if argument and argument not in names:
-        raise UsageError(f"No pair '{argument}' is installed; installed pairs: {', '.join(names)}.")
-    if argument:
-        chat.talk.model = argument
-        render.line(f"Now using {argument}.")
-        return
-    for name in names:
-        render.line(
-            f"{'*' if name == (chat.talk.model or listed.get('configured')) else ' '} {name}"
-        )
+    if ":" not in argument and not any(map(inputs.is_path, split_model_names(argument))):
+        listed = _fetch_pairs(chat.talk)
+        names = [entry["name"] for entry in listed["pairs"]]
+        if not argument:
+            used = chat.talk.model or listed.get("configured")
+            for name in names:
+                render.line(f"{'*' if name == used else ' '} {name}")
+            return
+        if argument not in names:
+            installed = ", ".join(names)
+            raise UsageError(f"No pair '{argument}' is installed; installed pairs: {installed}.")
+    chat.talk.model = argument
+    render.line(f"Now using {argument}.")
 
 
 def _fetch_pairs(talk: Conversation) -> dict[str, Any]:
@@ -217,10 +200,8 @@ def _set(chat: Chat, argument: str) -> None:
     values = chat.talk.options
     if not words:
         rows = [["NAME", "VALUE", "MEANING"]]
-        rows += [
-            [name, _format_value(getattr(values, name)), option.help]
-            for name, option in options.SETTABLE.items()
-        ]
+        for name, option in options.SETTABLE.items():
+            rows.append([name, _format_value(getattr(values, name)), option.help])
         render.table(rows)
         return
     name = words[0].lstrip("-").replace("-", "_").lower()
@@ -235,12 +216,11 @@ def _set(chat: Chat, argument: str) -> None:
     if name not in options.SETTABLE:
         suggestion = _suggestion(name, list(options.SETTABLE), "/set alone lists what can be set.")
         raise UsageError(f"'{words[0]}' cannot be set; {suggestion}")
+    option = options.SETTABLE[name]
     if len(words) == 1:
-        render.line(
-            f"{name} is {_format_value(getattr(values, name))}. {options.SETTABLE[name].help}"
-        )
+        render.line(f"{name} is {_format_value(getattr(values, name))}. {option.help}")
         return
-    setattr(values, name, _parse_value(options.SETTABLE[name], " ".join(words[1:])))
+    setattr(values, name, _parse_value(option, " ".join(words[1:])))
     render.line(f"{name} is {_format_value(getattr(values, name))} from the next question.")
 
 
@@ -263,11 +243,7 @@ def _parse_value(option: options.Option, text: str) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------- the conversation
-
-
-def _new(chat: Chat, argument: str) -> None:
-    del argument
+def _new(chat: Chat, _: str) -> None:
     if chat.talk.messages and not chat.talk.is_unsaved:
         render.line(f"The previous conversation is saved: localspec history show {chat.talk.id}")
     chat.talk.start_new()
@@ -281,8 +257,7 @@ def _clear(chat: Chat, argument: str) -> None:
     _new(chat, argument)
 
 
-def _history(chat: Chat, argument: str) -> None:
-    del argument
+def _history(chat: Chat, _: str) -> None:
     chat.talk.catch_up()
     if not chat.talk.messages:
         render.line("This conversation is empty.")
@@ -290,13 +265,12 @@ def _history(chat: Chat, argument: str) -> None:
     history.conversation(chat.talk.as_history_entry(), plain=chat.talk.options.plain)
 
 
-def _regen(chat: Chat, argument: str) -> None:
+def _regen(chat: Chat, _: str) -> None:
     """Answer the last question again.
 
     If no other answer arrives, the question is put into the next input line, because it is removed from the
     conversation first.
     """
-    del argument
     chat.talk.catch_up()
     if not chat.talk.questions:
         raise NotFound("There is no question to answer again.")
@@ -309,22 +283,19 @@ def _regen(chat: Chat, argument: str) -> None:
             chat.next_input = quote_message(question)
 
 
-def _undo(chat: Chat, argument: str) -> None:
-    del argument
+def _undo(chat: Chat, _: str) -> None:
     first_line = chat.talk.undo().strip().partition("\n")[0]
     render.line(f"Removed: {first_line[:60]}")
 
 
-def _continue(chat: Chat, argument: str) -> None:
-    del argument
+def _continue(chat: Chat, _: str) -> None:
     chat.ask("")
 
 
 def _copy(chat: Chat, argument: str) -> None:
     """Copy the last answer, or the N-th code block counted from the end of the conversation."""
-    answers = [
-        str(message["content"]) for message in chat.talk.messages if message["role"] == "assistant"
-    ]
+    messages = chat.talk.messages
+    answers = [str(each["content"]) for each in messages if each["role"] == "assistant"]
     if not answers:
         raise NotFound("There is no answer to copy.")
     if not argument:
@@ -334,10 +305,8 @@ def _copy(chat: Chat, argument: str) -> None:
     if not blocks:
         raise NotFound("No answer has a code block; /copy alone copies the last answer.")
     if not (argument.isdecimal() and 1 <= int(argument) <= len(blocks)):
-        count = (
-            f"There are {len(blocks)} code blocks" if len(blocks) != 1 else "There is 1 code block"
-        )
-        raise UsageError(f"{count} in this conversation; /copy 1 copies the last one.")
+        are = f"are {len(blocks)} code blocks" if len(blocks) != 1 else "is 1 code block"
+        raise UsageError(f"There {are} in this conversation; /copy 1 copies the last one.")
     clipboard.copy(blocks[-int(argument)])
 
 
@@ -355,16 +324,14 @@ def _save(chat: Chat, argument: str) -> None:
     render.line(f"Saved to {path}.")
 
 
-def _stats(chat: Chat, argument: str) -> None:
-    del argument
-    if not chat.talk.last.get("timings"):
-        render.line("There is no complete answer yet.")
-    else:
+def _stats(chat: Chat, _: str) -> None:
+    if chat.talk.last.get("timings"):
         figures.statistics(chat.talk.last)
+    else:
+        render.line("There is no complete answer yet.")
 
 
-def _exit(chat: Chat, argument: str) -> None:
-    del argument
+def _exit(chat: Chat, _: str) -> None:
     chat.ended = True
 
 

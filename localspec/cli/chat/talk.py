@@ -32,9 +32,7 @@ class _RecordingPrinter(render.Printer):
     """
 
     def __init__(self, printer: render.Printer, missing_text: Callable[[str], str]) -> None:
-        self.said = ""
-        self._printer = printer
-        self._missing_text = missing_text
+        self.said, self._printer, self._missing_text = "", printer, missing_text
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         self.said += piece
@@ -101,8 +99,6 @@ class Conversation:
     def questions(self) -> list[str]:
         return [str(message["content"]) for message in self.messages if message["role"] == "user"]
 
-    # ------------------------------------------------------------------ asking
-
     def say(self, question: str, title: str = "") -> bool:
         """Send a question and print the answer.
 
@@ -122,15 +118,9 @@ class Conversation:
             render.printer(plain=plain, tinted=tinted, beginning=beginning),
             lambda printed: self._refresh(beginning + printed, continued=bool(beginning)),
         )
-        self.last = {}
+        self.last, request, hides = {}, self._build_request(question), self.options.hide_reasoning
         try:
-            ask.stream(
-                self.client,
-                self._build_request(question),
-                printer,
-                hide_reasoning=self.options.hide_reasoning,
-                result=self.last,
-            )
+            ask.stream(self.client, request, printer, hide_reasoning=hides, result=self.last)
         except KeyboardInterrupt:
             stopped = True
         except NoDaemon:
@@ -148,8 +138,14 @@ class Conversation:
             if self.is_unsaved and received:
                 self._add_turn(question, printer.said)
         answered = len(self.messages) > n_messages or bool(beginning and printer.said)
-        if stopped:
-            _print_stopped(answered=answered, continued=bool(beginning))
+        if stopped and answered:
+            render.dim("Stopped; the partial answer is part of the conversation.")
+        elif stopped and beginning:
+            render.dim("Stopped before anything was added to the answer.")
+        elif stopped:
+            render.dim(
+                "Stopped before the answer began; the question is not part of the conversation."
+            )
         return answered
 
     def _find_kept(self, question: str, begun: float) -> None:
@@ -160,12 +156,10 @@ class Conversation:
         if self.is_unsaved or self.id != _NEW_ID:
             return
         with contextlib.suppress(LocalspecError):
-            conversation = self.client.conversation("last")
-            asked = [each for each in conversation["messages"] if each["role"] == "user"]
-            if conversation["created"] >= begun and [each["content"] for each in asked] == [
-                question
-            ]:
-                self._load(conversation)
+            kept = self.client.conversation("last")
+            asked = [each["content"] for each in kept["messages"] if each["role"] == "user"]
+            if kept["created"] >= begun and asked == [question]:
+                self._load(kept)
 
     def _unfinished_answer(self) -> str:
         """Return the text of the last answer.
@@ -225,9 +219,8 @@ class Conversation:
         except LocalspecError:
             return ""  # an error is already being reported, and the next question reads it again
         self._is_outdated = False
-        answer = (
-            str(self.messages[-1]["content"]) if len(self.messages) > n_messages - continued else ""
-        )
+        has_answer = len(self.messages) > n_messages - continued
+        answer = str(self.messages[-1]["content"]) if has_answer else ""
         return answer[len(printed) :] if answer.startswith(printed) else ""
 
     def catch_up(self) -> None:
@@ -240,20 +233,14 @@ class Conversation:
 
     def _load(self, conversation: dict[str, Any]) -> None:
         """Replace the messages with those of a saved conversation."""
-        self.id = conversation["id"]
-        system = [
-            message["content"]
-            for message in conversation["messages"]
-            if message["role"] == "system"
-        ]
-        self._saved_system = system[0] if system else None
+        self.id, messages = conversation["id"], conversation["messages"]
+        system = (message["content"] for message in messages if message["role"] == "system")
+        self._saved_system = next(system, None)
         self.messages = [
             {key: message[key] for key in _MESSAGE_FIELDS if message.get(key) is not None}
-            for message in conversation["messages"]
+            for message in messages
             if message["role"] != "system"
         ]
-
-    # ------------------------------------------------------------------ changing the conversation
 
     def start_new(self) -> None:
         """Begin a new conversation; the settings stay."""
@@ -271,17 +258,13 @@ class Conversation:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]
         if self.is_unsaved:
-            question_positions = [
-                index for index, message in enumerate(self.messages) if message["role"] == "user"
-            ]
-            self.messages = self.messages[: question_positions[-1]]
+            while self.messages.pop()["role"] != "user":
+                pass
         else:
             question = self.client.undo(self.id)
             self._refresh()
         self.last.pop("usage", None)  # the tokens of a longer conversation
         return question
-
-    # ------------------------------------------------------------------ showing the conversation
 
     def as_history_entry(self) -> dict[str, Any]:
         """Return the conversation in the form of the history."""
@@ -308,23 +291,14 @@ class Conversation:
         timings = self.last.get("timings") or {}
         spec = (self.last.get("localspec") or {}).get("speculation") or {}
         used = (self.last.get("usage") or {}).get("total_tokens")
-        parts = [str(self.last.get("model") or self.model or self.configured)]
-        if used is not None:
-            parts.append(f"{used}/{self.context} tokens" if self.context else f"{used} tokens")
-        if tokens_per_second := figures.format_rate_of(timings):
-            parts.append(f"{tokens_per_second} tokens/s")
+        rate, share = figures.format_rate_of(timings), ""
         if spec.get("drafted"):
-            parts.append(f"{figures.format_share(spec['accepted'] / spec['drafted'])} accepted")
-        if speed_up := figures.format_speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
-            parts.append(speed_up)
-        return " · ".join(parts)
-
-
-def _print_stopped(*, answered: bool, continued: bool) -> None:
-    """Print what happened to an answer that Ctrl-C ended. `continued`: it had begun before."""
-    if answered:
-        render.dim("Stopped; the partial answer is part of the conversation.")
-    elif continued:
-        render.dim("Stopped before anything was added to the answer.")
-    else:
-        render.dim("Stopped before the answer began; the question is not part of the conversation.")
+            share = f"{figures.format_share(spec['accepted'] / spec['drafted'])} accepted"
+        parts = [
+            str(self.last.get("model") or self.model or self.configured),
+            "" if used is None else f"{used}{f'/{self.context}' * bool(self.context)} tokens",
+            f"{rate} tokens/s" if rate else "",
+            share,
+            figures.format_speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)),
+        ]
+        return " · ".join(filter(None, parts))

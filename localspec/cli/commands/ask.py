@@ -1,4 +1,4 @@
-"""`localspec ask`, as click sees it."""
+"""`localspec ask`, `localspec chat` and `localspec run`, as click sees them: questions to a pair."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ def click_option(option: options.Option) -> click.Option:
     names = [*option.flags, option.name]
     if option.kind is bool:
         return click.Option(names, is_flag=True, help=option.help)
-    attributes: Any = {"multiple": True} if option.many else {}
-    attributes["shell_complete"] = _COMPLETERS.get(option.name)
     kind: Any = option.kind
     if option.kind is int:
         kind = click.IntRange(int(option.low), int(option.high))
     elif option.kind is float:
         kind = click.FloatRange(option.low, option.high)
-    return NumberOption(names, type=kind, metavar=option.metavar, help=option.help, **attributes)
+    complete, texts = _COMPLETERS.get(option.name), {"metavar": option.metavar, "help": option.help}
+    return NumberOption(names, type=kind, multiple=option.many, shell_complete=complete, **texts)
 
 
 class QuestionCommand(TextCommand):
@@ -69,10 +68,6 @@ ask_command = QuestionCommand(
 )
 
 
-# ------------------------------------------------------------------------ chat
-# `localspec chat`.
-
-
 def _run_chat(**values: object) -> int:
     from localspec.cli.chat import chat
 
@@ -90,22 +85,13 @@ chat_command = QuestionCommand(
 )
 
 
-# ------------------------------------------------------------------------ run
-# `localspec run`: a chat with a pair, or one question to it, like `ollama run`.
-
-
-_OPTIONS = tuple(option for option in options.CHAT if option.name not in ("model", "query"))
+_RUN = tuple(option for option in options.CHAT if option.name not in ("model", "query"))
 
 
 def _run_pair(pair: str, words: tuple[str, ...], **values: object) -> int:
-    ask_options = options.AskOptions(model=pair, words=words, **values)
     if words or not sys.stdin.isatty():
-        from localspec.cli import ask
-
-        return ask.run(ask_options)
-    from localspec.cli.chat import chat
-
-    return chat.run(ask_options)
+        return _run_ask(words, model=pair, **values)
+    return _run_chat(model=pair, **values)
 
 
 run_command = QuestionCommand(
@@ -114,7 +100,7 @@ run_command = QuestionCommand(
     params=[
         click.Argument(["pair"], shell_complete=suggest.pairs),
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
-        *map(click_option, _OPTIONS),
+        *map(click_option, _RUN),
     ],
     help="Chat with a pair; with WORDS or piped text, ask it one question. "
     "The same as `localspec chat -m PAIR` and `localspec ask -m PAIR WORDS`.",

@@ -1,4 +1,4 @@
-"""`localspec completion`."""
+"""`localspec completion`: the scripts by which shells complete `localspec` and `ask`."""
 
 from __future__ import annotations
 

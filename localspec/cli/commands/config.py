@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import settings, suggest
-from localspec.cli.app import Group
+from localspec.cli.app import Group, json_option
 from localspec.cli.terminal import render
 from localspec.paths import default_paths
 
@@ -38,16 +38,13 @@ def path() -> int:
     help="Show every value and its source: default, file or environment.",
     epilog="Examples:\n\n\b\n  localspec config show\n  localspec config show --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@json_option
 def show(as_json: bool) -> int:
     settings.show(as_json=as_json)
     return 0
 
 
-@command.command(
-    help="Print one value.",
-    epilog="Example: localspec config get pair",
-)
+@command.command(help="Print one value.", epilog="Example: localspec config get pair")
 @click.argument("key", shell_complete=suggest.keys)
 def get(key: str) -> int:
     settings.get(key)

@@ -60,15 +60,17 @@ def command(
         if names or as_man:
             raise click.UsageError("--search stands alone: localspec help --search TEXT", context)
         return _print_sections(topics.search(search.split()), search.split())
-    topic = None if not names or as_man or _is_command(root, names[0]) else topics.find(names)
-    if topic is not None:
-        topics.show(topic)
-        return 0
-    if names and not as_man and not _is_known(root, names[0]):
-        if not (sections := topics.search(names)):
-            raise click.UsageError(_unknown(root, names[0]), root)
-        render.note(_unknown(root, " ".join(names)))
-        return _print_sections(sections, names)
+    if names and not as_man:
+        # A command or an alias comes before a page of that name, and a synonym after it.
+        topic = None if _is_command(root, names[0]) else topics.find(names)
+        if topic is not None:
+            topics.show(topic)
+            return 0
+        if not _is_known(root, names[0]):
+            if not (sections := topics.search(names)):
+                raise click.UsageError(_unknown(root, names[0]), root)
+            render.note(_unknown(root, " ".join(names)))
+            return _print_sections(sections, names)
     named = _command_named(root, names)
     if as_man:
         render.line(page(named).removesuffix("\n"))
@@ -85,25 +87,21 @@ def _group(root: click.Context) -> Commands:
 
 
 def _is_command(root: click.Context, word: str) -> bool:
-    """Return whether a word is a command or an alias. A synonym gives way to a page of that name."""
     group = _group(root)
     return group.get_command(root, word) is not None or word in group.aliases
 
 
 def _is_known(root: click.Context, word: str) -> bool:
-    """Return whether a word is a command, an alias or a synonym."""
     return _is_command(root, word) or word in _group(root).synonyms
 
 
 def _unknown(root: click.Context, word: str) -> str:
     """Return what is wrong with a word that is neither a command nor a page, and which one may be meant."""
     group = _group(root)
-    habit = " ".join(group.hints.get(word, ()))
-    command = habit or command_names.closest(word, group.list_commands(root))
-    meant = [name for name in (command, *topics.near(word)) if name]
-    if meant:
-        return f"No command or page '{word}'; did you mean {' or '.join(meant)}?"
-    return f"No command or page '{word}'."
+    command = " ".join(group.hints.get(word, ()))
+    command = command or command_names.closest(word, group.list_commands(root))
+    meant = " or ".join(name for name in (command, *topics.near(word)) if name)
+    return f"No command or page '{word}'{f'; did you mean {meant}?' if meant else '.'}"
 
 
 def _command_named(root: click.Context, names: tuple[str, ...]) -> click.Context:
@@ -156,23 +154,30 @@ def pages(context: click.Context) -> Iterator[tuple[str, str]]:
 def page(context: click.Context) -> str:
     """Return the man page of a command."""
     command, name = context.command, _name(context)
-    text = command.help or ""
+    paragraphs = "\n.PP\n".join(map(_plain, (command.help or "").split("\n\n")))
+    usage = " ".join(map(_plain, command.collect_usage_pieces(context)))
     parts = [
         f'.TH "{_plain(name.upper())}" 1 "" "localspec {localspec.__version__}" "User Commands"',
         f".SH NAME\n{_plain(name)} \\- {_plain(_summary(command))}",
-        f".SH SYNOPSIS\n{_synopsis(context)}",
-        f".SH DESCRIPTION\n{_paragraphs(text)}",
+        f".SH SYNOPSIS\n\\fB{_plain(context.command_path)}\\fR {usage}",
+        f".SH DESCRIPTION\n{paragraphs}",
         _section("OPTIONS", _options(context)),
-        _section("COMMANDS", _inner(context)),
     ]
+    inner = [
+        (f"{_bold(_name(each))}(1)", f"{_summary(each.command)}.") for each in subcommands(context)
+    ]
+    parts.append(_section("COMMANDS", inner))
     if context.parent is None:
-        parts.append(_section("EXIT STATUS", [_item(_plain(a), b) for a, b in _EXIT]))
-        environment = [_item(f"\\fB{_plain(a)}\\fR", b) for a, b in _ENVIRONMENT]
-        parts.append(_section("ENVIRONMENT", environment))
-    parts.append(_examples(command.epilog or ""))
+        parts.append(_section("EXIT STATUS", _EXIT))
+        parts.append(_section("ENVIRONMENT", [(_bold(name), text) for name, text in _ENVIRONMENT]))
+    # What follows "Example:" or "Examples:", line by line, with the spaces in it.
+    examples = (command.epilog or "").partition(":")[2].replace("\b", "").splitlines()
+    if lines := [line.strip().replace(" ", "\0") for line in examples if line.strip()]:
+        shown = "\n".join(_plain(line).replace("\0", " ") for line in lines)
+        parts.append(f".SH EXAMPLES\n.nf\n{shown}\n.fi")
     if context.parent is not None:
         parts.append(f".SH SEE ALSO\n.BR {_plain(_name(context.parent))} (1)")
-    return "\n".join(part for part in parts if part) + "\n"
+    return "\n".join(filter(None, parts)) + "\n"
 
 
 def _name(context: click.Context) -> str:
@@ -192,33 +197,23 @@ def _summary(command: click.Command) -> str:
     return re.split(r"[.;:](?: |$)", " ".join((command.help or "").split()))[0]
 
 
-def _synopsis(context: click.Context) -> str:
-    pieces = [_plain(piece) for piece in context.command.collect_usage_pieces(context)]
-    return f"\\fB{_plain(context.command_path)}\\fR {' '.join(pieces)}"
+def _section(title: str, items: Sequence[tuple[str, str]]) -> str:
+    lines = [f".TP\n{term}\n{_plain(text)}" for term, text in items]
+    return "\n".join([f".SH {title}", *lines]) if lines else ""
 
 
-def _paragraphs(text: str) -> str:
-    return "\n.PP\n".join(_plain(each) for each in text.split("\n\n"))
+def _bold(text: str) -> str:
+    return f"\\fB{_plain(text)}\\fR"
 
 
-def _section(title: str, items: list[str]) -> str:
-    return "\n".join([f".SH {title}", *items]) if items else ""
-
-
-def _item(term: str, text: str) -> str:
-    return f".TP\n{term}\n{_plain(text)}"
-
-
-def _options(context: click.Context) -> list[str]:
+def _options(context: click.Context) -> list[tuple[str, str]]:
     items = []
     for each in context.command.get_params(context):
         record = each.get_help_record(context)
         if isinstance(each, click.Option) and record:
-            flags = ", ".join(
-                f"\\fB{_plain(flag)}\\fR" for flag in (*each.opts, *each.secondary_opts)
-            )
+            flags = ", ".join(map(_bold, (*each.opts, *each.secondary_opts)))
             value = "" if each.is_flag else f" \\fI{_plain(each.make_metavar(context))}\\fR"
-            items.append(_item(flags + value, record[1]))
+            items.append((flags + value, record[1]))
     return items
 
 
@@ -229,26 +224,3 @@ def subcommands(context: click.Context) -> Iterator[click.Context]:
         for name in group.list_commands(context):
             if (command := group.get_command(context, name)) is not None:
                 yield click.Context(command, parent=context, info_name=name)
-
-
-def _inner(context: click.Context) -> list[str]:
-    return [
-        _item(f"\\fB{_plain(_name(inner))}\\fR(1)", f"{_summary(inner.command)}.")
-        for inner in subcommands(context)
-    ]
-
-
-def _examples(epilog: str) -> str:
-    """Return the section of examples: what follows "Example:" or "Examples:", line by line."""
-    _, _, text = epilog.partition(":")
-    lines = [line.strip() for line in text.replace("\b", "").splitlines() if line.strip()]
-    if not lines:
-        return ""
-    shown = "\n".join(_verbatim(line) for line in lines)
-    return f".SH EXAMPLES\n.nf\n{shown}\n.fi"
-
-
-def _verbatim(line: str) -> str:
-    """Return one line of an example, with its spaces."""
-    kept = re.sub(" ", "\0", line)
-    return _plain(kept).replace("\0", " ")

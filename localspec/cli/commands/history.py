@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group, NumberOption, TextCommand, require_consent, yes_option
+from localspec.cli.app import (
+    Group,
+    TextCommand,
+    json_option,
+    number_option,
+    require_consent,
+    yes_option,
+)
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError, UsageError
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
-_limit_option = click.option(
+_limit_option = number_option(
     "-n",
     "--limit",
-    cls=NumberOption,
-    type=click.IntRange(1, 10_000),
-    metavar="N",
+    low=1,
+    high=10_000,
     default=20,
     show_default=True,
     help="Maximum number of conversations.",
@@ -35,7 +38,7 @@ _limit_option = click.option(
     "  localspec history rm 1f3a",
 )
 @_limit_option
-@_json_option
+@json_option
 @click.pass_context
 def command(context: click.Context, limit: int, as_json: bool) -> int:
     return 0 if context.invoked_subcommand else _print_list(limit, as_json=as_json)
@@ -53,12 +56,10 @@ def _print_list(limit: int, *, as_json: bool) -> int:
 
 
 @command.command(
-    "list",
-    help="List the newest conversations.",
-    epilog="Example: localspec history list -n 100",
+    "list", help="List the newest conversations.", epilog="Example: localspec history list -n 100"
 )
 @_limit_option
-@_json_option
+@json_option
 def listed(limit: int, as_json: bool) -> int:
     return _print_list(limit, as_json=as_json)
 
@@ -71,7 +72,7 @@ def listed(limit: int, as_json: bool) -> int:
 )
 @click.argument("words", nargs=-1, required=True, metavar="TEXT...")
 @_limit_option
-@_json_option
+@json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     text = " ".join(words)
     if not text.strip():
@@ -105,7 +106,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
 @click.option(
     "--xl", "--extract-last", "final", is_flag=True, help="Print only its last code block."
 )
-@_json_option
+@json_option
 def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> int:
     if answer + first + final + as_json > 1:
         raise click.UsageError("Use only one of --last, -x, --xl and --json.")
@@ -113,10 +114,9 @@ def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> in
     if as_json:
         render.record(conversation)
     elif first or final:
-        render.text(extract.last_code(conversation, last=final))
-        render.end_of_text()
+        render.whole_text(extract.last_code(conversation, last=final))
     elif answer:
-        history.answer(extract.last_answer(conversation))
+        render.answer(extract.last_answer(conversation))
     else:
         history.conversation(conversation)
     return 0
@@ -133,21 +133,14 @@ def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     if everything == bool(names):
         raise click.UsageError("Name conversations to remove, or use --all.")
     require_consent(yes=yes, question="Remove all conversations permanently?" if everything else "")
-    client = ConversationsClient()
-    if not everything:
-        return _remove_all(names, lambda name: f"Removed {client.forget(name)}.")
-    removed = client.forget_all()
-    render.line(f"Removed {removed} conversation{'s' * (removed != 1)}.")
-    return 0
-
-
-def _remove_all(names: tuple[str, ...], remove: Callable[[str], str]) -> int:
-    """Remove conversations by name, and continue after a failure. Returns the exit code."""
-    exit_code = 0
+    client, exit_code = ConversationsClient(), 0
+    if everything:
+        removed = client.forget_all()
+        render.line(f"Removed {removed} conversation{'s' * (removed != 1)}.")
     for name in dict.fromkeys(names):
         try:
-            render.line(remove(name))
-        except LocalspecError as error:
+            render.line(f"Removed {client.forget(name)}.")
+        except LocalspecError as error:  # continue with the other conversations
             render.error(error.message)
             exit_code = error.exit_code
     return exit_code

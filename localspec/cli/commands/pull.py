@@ -1,23 +1,21 @@
-"""`localspec pull`."""
+"""`localspec pull` and `localspec pulls`: download pairs, and show or cancel what is being downloaded."""
 
 from __future__ import annotations
 
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group
+from localspec.cli.app import Group, json_option
 from localspec.cli.terminal import pairs, render
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon, UsageError, error_from_code
-from localspec.files import format_size
 
 _RUNNING_STATES = ("checking", "downloading", "verifying")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -73,17 +71,14 @@ def pull_command(
         raise UsageError("--draft and --name can only be used when pulling one pair.")
     if draft and no_draft:
         raise UsageError("--draft and --no-draft cannot be used together.")
-    client = PairsClient()
-    pulls = _Pulls(client, as_json)
-    start = partial(
-        client.start_pull,
+    pulls = _Pulls(names, as_json)
+    pulls.start(
         draft=draft,
         no_draft=no_draft,
         no_projector=no_projector,
         pair=pair,
         limit_rate=limit_rate or 0,
     )
-    pulls.start(names, start)
     if no_wait:
         pulls.print_started()
         return pulls.outcome()
@@ -127,27 +122,24 @@ class _PullWatcher(threading.Thread):
 class _Pulls:
     """The pulls of one command, which are all started and watched at once, and shown one after another."""
 
-    def __init__(self, client: PairsClient, as_json: bool) -> None:
-        self._client, self._json = client, as_json
-        self._names: tuple[str, ...] = ()
-        self._states: dict[str, dict[str, Any]] = {}  # by the name on the command line
-        self._failures: dict[str, LocalspecError] = {}
-
-    def start(self, names: tuple[str, ...], start_pull: Callable[[str], dict[str, Any]]) -> None:
+    def __init__(self, names: tuple[str, ...], as_json: bool) -> None:
+        self._client, self._json = PairsClient(), as_json
         self._names = tuple(dict.fromkeys(names))
+        self._states: dict[str, dict[str, Any]] = {}  # by the name on the command line
+        self._failures: list[str] = []
+
+    def start(self, **options: Any) -> None:
         for name in self._names:
             try:
-                self._states[name] = start_pull(name)
+                self._states[name] = self._client.start_pull(name, **options)
             except LocalspecError as error:
                 self._fail(name, error)
 
     @property
     def waiting(self) -> list[str]:
         """The names of the pairs that are still being pulled, as far as is known."""
-        running_states = [
-            state for state in self._states.values() if state["state"] in _RUNNING_STATES
-        ]
-        return [state["name"] for state in running_states]
+        states = self._states.values()
+        return [state["name"] for state in states if state["state"] in _RUNNING_STATES]
 
     def print_started(self) -> None:
         for state in self._states.values():
@@ -170,27 +162,28 @@ class _Pulls:
                 self._fail(name, error)
                 continue
             if not self._json:
-                _print_installed(state)
+                for note in state["notes"]:
+                    render.line(f"note: {note}")
+                roles = self._client.pair(state["name"])["roles"]
+                pairs.print_installed(state["name"], state["size"], roles)
 
     def outcome(self) -> int:
         """Return the exit code. Of several pulls, print which ones failed."""
-        if not self._failures:
-            return 0
-        count = len(self._failures)
-        render.error(f"{count} of {len(self._names)} pulls failed: {', '.join(self._failures)}")
-        return 1
+        if self._failures:
+            count = f"{len(self._failures)} of {len(self._names)}"
+            render.error(f"{count} pulls failed: {', '.join(self._failures)}")
+        return int(bool(self._failures))
 
     def _fail(self, name: str, error: LocalspecError) -> None:
         if len(self._names) == 1:
             raise error
-        self._failures[name] = error
+        self._failures.append(name)
         render.error(f"{name}: {error.message}")
 
     def _show(self, name: str, watcher: _PullWatcher) -> None:
         """Show the progress of a pull until it ends."""
-        pair_name = self._states[name]["name"]
         choice_printed = False
-        with Progress(pair_name) as progress:
+        with Progress(self._states[name]["name"]) as progress:
             for state in watcher:
                 self._states[name] = state
                 if self._json:
@@ -201,14 +194,9 @@ class _Pulls:
                     progress.clear()
                     _print_choice(name, state)
                 if state["state"] in _RUNNING_STATES:
-                    progress.show(
-                        state["state"],
-                        state["hashed" if state["state"] == "verifying" else "done"],
-                        state["size"],
-                        state["rate"],
-                        state["seconds_left"],
-                        waiting=state["retry"],
-                    )
+                    done = state["hashed" if state["state"] == "verifying" else "done"]
+                    sizes = done, state["size"], state["rate"], state["seconds_left"]
+                    progress.show(state["state"], *sizes, waiting=state["retry"])
 
 
 def _print_choice(name: str, state: dict[str, Any]) -> None:
@@ -220,18 +208,6 @@ def _print_choice(name: str, state: dict[str, Any]) -> None:
     render.line(f"Pair name: {state['name']}")
 
 
-def _print_installed(state: dict[str, Any]) -> None:
-    for note in state["notes"]:
-        render.line(f"note: {note}")
-    name = state["name"]
-    advice = pairs.format_first_use(name, PairsClient().pair(name)["roles"])
-    render.line(f"{name} is installed ({format_size(state['size'])}). {advice}")
-
-
-# ------------------------------------------------------------------------ pulls
-# `localspec pulls`.
-
-
 @click.group(
     cls=Group,
     invoke_without_command=True,
@@ -239,7 +215,7 @@ def _print_installed(state: dict[str, Any]) -> None:
     "daemon resume when it starts again.",
     epilog="Examples:\n\n\b\n  localspec pulls\n  localspec pulls cancel coder-7b",
 )
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@json_option
 @click.pass_context
 def pulls_command(context: click.Context, as_json: bool) -> int:
     if context.invoked_subcommand:

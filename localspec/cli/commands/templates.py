@@ -7,7 +7,7 @@ import textwrap
 import click
 
 from localspec.cli import suggest, templates
-from localspec.cli.app import Group, require_consent, yes_option
+from localspec.cli.app import Group, json_option, require_consent, yes_option
 from localspec.cli.terminal import render
 
 _MAX_PROMPT_CHARS = 160  # shown of a prompt in the list
@@ -36,13 +36,9 @@ def _print_list(*, as_json: bool) -> int:
     rows = [["NAME", "FROM", "PARAMETERS", "PROMPT"]]
     for entry in entries:
         prompt = entry["template"].get("prompt") or entry["template"].get("system") or ""
-        text = (
-            "(see below)"
-            if entry["problem"]
-            else textwrap.shorten(prompt, _MAX_PROMPT_CHARS, placeholder=" …")
-        )
-        origin = "yours" if entry["file"] else "localspec"
-        rows.append([entry["name"], origin, ", ".join(entry["parameters"]), text])
+        text = textwrap.shorten(prompt, _MAX_PROMPT_CHARS, placeholder=" …")
+        origin, names = "yours" if entry["file"] else "localspec", ", ".join(entry["parameters"])
+        rows.append([entry["name"], origin, names, "(see below)" if entry["problem"] else text])
     render.table(rows)
     for entry in entries:
         if entry["problem"]:
@@ -51,7 +47,7 @@ def _print_list(*, as_json: bool) -> int:
 
 
 @command.command("list", help="List the templates.", epilog="Example: localspec templates list")
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@json_option
 def listed(as_json: bool) -> int:
     return _print_list(as_json=as_json)
 
@@ -59,8 +55,7 @@ def listed(as_json: bool) -> int:
 @command.command(help="Print a template's file.", epilog="Example: localspec templates show review")
 @click.argument("name", shell_complete=suggest.saved_templates)
 def show(name: str) -> int:
-    render.text(templates.text(name))
-    render.end_of_text()
+    render.whole_text(templates.text(name))
     render.dim(f"Use it with: {templates.usage(name, templates.read(name))}")
     return 0
 

@@ -24,9 +24,8 @@ def copy(text: str) -> None:
     Raises:
         LocalspecError: there is no clipboard, or the text is too long for it.
     """
-    method = next(
-        (command[0] for command in _list_programs() if _copy_with_program(command, text)), ""
-    ) or _copy_with_terminal(text)
+    accepting = (command[0] for command in _list_programs() if _copy_with_program(command, text))
+    method = next(accepting, "") or _copy_with_terminal(text)
     lines = len(text.splitlines())
     render.dim(f"Copied {lines} line{'s' * (lines != 1)} ({method}).")
 

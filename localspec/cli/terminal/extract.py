@@ -19,8 +19,7 @@ def code(answer: dict[str, Any], *, last: bool, saved: bool) -> str:
         LocalspecError: there is no block.
     """
     text = answer["choices"][0]["message"]["content"] or ""
-    found_blocks = blocks(text)
-    if found_blocks:
+    if found_blocks := blocks(text):
         return found_blocks[-1 if last else 0]
     remedy = "to read it: localspec history show last" if saved else f"the answer was:\n{text}"
     explanation = ""
@@ -45,10 +44,9 @@ def last_code(conversation: dict[str, Any], *, last: bool) -> str:
 
     Raises LocalspecError if there is none.
     """
-    found_blocks = blocks(last_answer(conversation))
-    if not found_blocks:
-        raise LocalspecError(
-            "The last answer has no code block; to read it: "
-            f"localspec history show {conversation['id']} --last"
-        )
-    return found_blocks[-1 if last else 0]
+    if found_blocks := blocks(last_answer(conversation)):
+        return found_blocks[-1 if last else 0]
+    raise LocalspecError(
+        "The last answer has no code block; to read it: "
+        f"localspec history show {conversation['id']} --last"
+    )

@@ -21,16 +21,23 @@ MIN_SPEED_UP_TOKENS = 200
 
 def statistics(response: dict[str, Any]) -> None:
     """Print the figures of a response for `-u`, from its `timings`, `usage` and `localspec`."""
-    timings = response.get("timings") or {}
+    timings, usage = response.get("timings") or {}, response.get("usage") or {}
     extension = response.get("localspec") or {}
-    usage = response.get("usage") or {}
+    count, seconds = timings.get("predicted_n", 0), timings.get("predicted_ms", 0.0) / 1000
+    rate = format_rate_of(timings)
+    summary = f"{count} token{'s' * (count != 1)} in {format_duration(seconds)}"
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    if not usage:  # a response of /infill only has llama-server's timings
+        cached = timings.get("cache_n", 0)
+    read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
+    reading_s = timings.get("prompt_ms", 0.0) / 1000
     lines = [
-        _format_rate(timings),
+        f"{rate} tokens/s: {summary}" if rate else summary,
         _format_speculation(extension.get("speculation") or {}, timings),
-        _format_prompt(timings, usage),
+        f"prompt: {read} tokens, {cached} cached, read in {reading_s:.2f} s",
+        extension.get("note") or "",
     ]
-    lines.append(extension.get("note") or "")
-    render.note("\n".join(line for line in lines if line))
+    render.note("\n".join(filter(None, lines)))
 
 
 def format_time(seconds: float) -> str:
@@ -76,14 +83,6 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
-def _format_rate(timings: dict[str, Any]) -> str:
-    count = timings.get("predicted_n", 0)
-    seconds = timings.get("predicted_ms", 0.0) / 1000
-    summary = f"{count} token{'s' * (count != 1)} in {format_duration(seconds)}"
-    tokens_per_second = format_rate_of(timings)
-    return f"{tokens_per_second} tokens/s: {summary}" if tokens_per_second else summary
-
-
 def _format_speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
     if not spec.get("active"):
         return f"speculation: off ({spec.get('reason') or 'not used'})"
@@ -98,15 +97,6 @@ def _format_speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _format_prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    if not usage:  # a response of /infill only has llama-server's timings
-        cached = timings.get("cache_n", 0)
-    read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
-    seconds = timings.get("prompt_ms", 0.0) / 1000
-    return f"prompt: {read} tokens, {cached} cached, read in {seconds:.2f} s"
-
-
 def status(value: dict[str, Any], *, verbose: bool = False) -> None:
     """Print the output of `localspec status`; with `verbose`, everything that is known."""
     render.fields(rows(value, verbose=verbose))
@@ -114,7 +104,11 @@ def status(value: dict[str, Any], *, verbose: bool = False) -> None:
 
 def rows(value: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
     """Return the names and texts of the lines of `localspec status`."""
-    lines = _verbose_rows(value) if verbose else _short_rows(value)
+    lines = list(_verbose_rows(value) if verbose else _short_rows(value))
+    lines.append(("hashing", format_hashing(value)))
+    if value["pulls"]:
+        lines.append(("pulls", f"{value['pulls']} running; see: localspec pulls"))
+    lines += [("problem", problem) for problem in value["problems"]]
     return [(name, str(text)) for name, text in lines if text]
 
 
@@ -122,61 +116,45 @@ def _short_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the most useful lines: the pairs, the last one's speed-up, the memory and running requests."""
     pair = value["pair"]
     yield "daemon", f"running for {_format_uptime(value['uptime'])}"
-    details = [("note", pair.get("note")), ("speed-up", _format_speed_up(_figures_of(pair)))]
-    yield from _pair_rows(value, details)
-    yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
+    speed_up = _format_speed_up(pair.get("figures") or {})
+    yield from _pair_rows(value, [("note", pair.get("note")), ("speed-up", speed_up)])
     yield "memory", _format_memory(value)
     yield "requests", f"{value['running']} running, {value['waiting']} waiting"
     yield "queue", _format_queue(value.get("ahead") or {})
     yield "tcp", _format_tcp(value)
-    yield from _activity(value)
 
 
 def _verbose_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    pair, counts, figures = value["pair"], value["counts"], _figures_of(value["pair"])
+    pair, counts, figures = value["pair"], value["counts"], value["pair"].get("figures") or {}
     uptime = _format_uptime(value["uptime"])
     yield "daemon", f"localspec {value['version']}, pid {value['pid']}, up {uptime}"
-    models = [("target", pair.get("target")), ("draft", pair.get("draft"))]
-    details = [("memory", _format_plan(pair.get("plan"))), ("note", pair.get("note"))]
-    performance = [
-        ("speed-up", _format_speed_up(figures)),
-        ("speed", _format_speed(figures)),
-        ("drafts", _format_drafts(figures)),
-        ("cache", _format_cache(figures)),
+    details = [
+        *(("target", pair.get("target")), ("draft", pair.get("draft"))),
+        *(("memory", _format_plan(pair.get("plan"))), ("note", pair.get("note"))),
+        *(("speed-up", _format_speed_up(figures)), ("speed", _format_speed(figures))),
+        *(("drafts", _format_drafts(figures)), ("cache", _format_cache(figures))),
     ]
-    yield from _pair_rows(value, [*models, *details, *performance])
-    yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
-    yield (
-        "requests",
-        f"{value['running']} running, {value['waiting']} waiting; of all pairs: {_format_counts(counts)}",
-    )
-    yield "embeddings", _format_embeddings(counts)
+    yield from _pair_rows(value, details)
+    requests = f"{value['running']} running, {value['waiting']} waiting"
+    yield "requests", f"{requests}; of all pairs: {_format_counts(counts)}"
+    if counts.get("embeddings"):
+        texts, tokens = counts["embedded_texts"], counts["embedded_tokens"]
+        yield "embeddings", f"{counts['embeddings']} total, {texts:,} texts, {tokens:,} tokens"
     yield "queue", _format_queue(value.get("ahead") or {})
-    yield "engine", _format_engine(value)
+    deaths = f", died {counts['worker_deaths']} times" if counts["worker_deaths"] else ""
+    engine = f"pid {value['worker_pid']}" if value["worker_pid"] else "not running"
+    yield "engine", f"{engine}{deaths}"
     yield "socket", value["socket"]
     yield "tcp", _format_tcp(value)
     yield "log", value["log"]
-    yield from _activity(value)
-
-
-def _figures_of(pair: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of a pair, {} from a daemon that reports those of all pairs only."""
-    return pair.get("figures") or {}
 
 
 def _format_tcp(value: dict[str, Any]) -> str:
     return f"{value['listen']}, token in {value['token_file']}" if value.get("listen") else ""
 
 
-def _activity(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what the daemon does beside requests, and its problems."""
-    yield "hashing", format_hashing(value)
-    yield "pulls", f"{value['pulls']} running; see: localspec pulls" if value["pulls"] else ""
-    yield from (("problem", problem) for problem in value["problems"])
-
-
 def _pair_rows(value: dict[str, Any], details: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the configured pair, whether or not it is loaded, and the other loaded pairs.
+    """Yield the configured pair, whether or not it is loaded, the other loaded pairs, and the servers.
 
     `details` are rows to yield after the pair that was used last.
     """
@@ -184,18 +162,26 @@ def _pair_rows(value: dict[str, Any], details: list[tuple[str, Any]]) -> Iterato
     pairs = {pair["name"]: pair for pair in (value["pair"], *(value.get("pairs") or ()))}
     default = pairs.pop(configured, {"name": configured, "state": "unloaded"})
     for pair in (default, *pairs.values()):
-        yield (
-            ("pair", _format_pair(pair)) if pair is default else ("also", _format_other_pair(pair))
-        )
+        text = _format_pair(pair)
+        if pair is default:
+            yield "pair", text
+        else:
+            count = pair.get("running", 0)
+            memory = f", at most {_format_size(pair['memory'])}" if pair.get("memory") else ""
+            running = f", {count} request{'s' * (count != 1)} running" if count else ""
+            yield "also", f"{text}{memory}{running}"
         if pair["name"] == value["pair"]["name"]:
             yield from details
+    yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
 
 
 def format_queue(ahead: dict[str, Any]) -> str:
     """Return what is ahead of a request, as in "3 other requests, about 14 s"."""
-    count = ahead["requests"]
+    count, seconds = ahead["requests"], ahead["seconds"]
     text = f"{count} other request{'s' * (count != 1)}"
-    return text + (f", about {_round_duration(ahead['seconds'])}" if ahead["seconds"] else "")
+    # From twenty seconds on, the time is rounded up to steps of ten seconds.
+    about = f"{seconds} s" if seconds < 20 else format_duration(-(-seconds // 10) * 10)
+    return f"{text}, about {about}" if seconds else text
 
 
 def _format_queue(ahead: dict[str, Any]) -> str:
@@ -206,46 +192,24 @@ def _format_queue(ahead: dict[str, Any]) -> str:
     return f"a new request waits for {format_queue(ahead)}{unread}"
 
 
-def _round_duration(seconds: int) -> str:
-    """Return a time, rounded up to steps of ten seconds from twenty seconds on."""
-    return f"{seconds} s" if seconds < 20 else format_duration(-(-seconds // 10) * 10)
-
-
 def format_hashing(value: dict[str, Any]) -> str:
     """Return the progress of hashing as in "target.gguf 43%", or an empty string."""
     progress = value.get("hashing")
-    return (
-        f"{progress['file']} {100 * progress['done'] // (progress['size'] or 1)}%"
-        if progress
-        else ""
-    )
+    if not progress:
+        return ""
+    return f"{progress['file']} {100 * progress['done'] // (progress['size'] or 1)}%"
 
 
 def _format_pair(pair: dict[str, Any]) -> str:
+    """Return a pair's line, as in "coder-7b: ready, context 8192, cpu, loaded for 5 min, kept"."""
     state = str(pair["state"]).replace("_", " ")
     if pair["state"] == "loading":
         state += f" {pair['stage']}, {100 * pair['progress']:.0f}%"
     if pair["state"] == "ready":
         state += f", context {pair['n_ctx']}, {pair['backend']}"
-    return f"{pair['name']}: {state}{_format_residence(pair)}"
-
-
-def _format_residence(pair: dict[str, Any]) -> str:
-    """Return how long a pair has been loaded, as in ", loaded for 5 min, kept"."""
-    since = pair.get("since")
-    text = f", loaded for {_format_uptime(max(time.time() - since, 0))}" if since else ""
-    return f"{text}, kept" if pair.get("keep") else text
-
-
-def _format_other_pair(pair: dict[str, Any]) -> str:
-    """Return the line of a loaded pair that is not the configured one."""
-    memory_text = f", at most {_format_size(pair['memory'])}" if pair.get("memory") else ""
-    count = pair.get("running", 0)
-    return (
-        _format_pair(pair)
-        + memory_text
-        + (f", {count} request{'s' * (count != 1)} running" if count else "")
-    )
+    if since := pair.get("since"):
+        state += f", loaded for {_format_uptime(max(time.time() - since, 0))}"
+    return f"{pair['name']}: {state}{', kept' if pair.get('keep') else ''}"
 
 
 def _format_upstream(entry: dict[str, Any]) -> str:
@@ -270,14 +234,10 @@ def _format_upstream(entry: dict[str, Any]) -> str:
 def _format_memory(value: dict[str, Any]) -> str:
     """Return the memory of the loaded pairs now, and how much more cached prompts may take."""
     plans = [pair["plan"] for pair in value.get("pairs") or () if pair.get("plan")]
-    max_bytes = sum(plan["needed"] for plan in plans)
-    min_bytes = max_bytes - sum(plan["prefixes"] for plan in plans)
-    if not plans:
-        return ""
-    return f"uses {_format_size(min_bytes)}" + (
-        f", cached prompts may take up to {_format_size(max_bytes - min_bytes)} more"
-        if max_bytes > min_bytes
-        else ""
+    cached = sum(plan["prefixes"] for plan in plans)
+    uses = f"uses {_format_size(sum(plan['needed'] for plan in plans) - cached)}" if plans else ""
+    return uses + (
+        f", cached prompts may take up to {_format_size(cached)} more" if cached > 0 else ""
     )
 
 
@@ -303,26 +263,12 @@ def _format_counts(counts: dict[str, Any]) -> str:
     return text
 
 
-def _format_embeddings(counts: dict[str, Any]) -> str:
-    if not counts.get("embeddings"):
-        return ""
-    texts, tokens = counts["embedded_texts"], counts["embedded_tokens"]
-    return f"{counts['embeddings']} total, {texts:,} texts, {tokens:,} tokens"
-
-
 def _format_speed(figures: dict[str, Any]) -> str:
     parts = []
-    if figures.get("prompt_per_second"):
-        empty_context_rate, full_context_rate = (
-            figures["prompt_per_second"],
-            figures["full_prompt_per_second"],
-        )
-        slowdown = (
-            f" ({full_context_rate:,.0f} at full context)"
-            if full_context_rate < 0.9 * empty_context_rate
-            else ""
-        )
-        parts.append(f"prompt {empty_context_rate:,.0f} tokens/s{slowdown}")
+    if empty := figures.get("prompt_per_second"):
+        full = figures["full_prompt_per_second"]
+        slowdown = f" ({full:,.0f} at full context)" if full < 0.9 * empty else ""
+        parts.append(f"prompt {empty:,.0f} tokens/s{slowdown}")
     if figures.get("first_text_ms") is not None:
         parts.append(f"time to first token {figures['first_text_ms']:.0f} ms (median)")
     return " · ".join(parts)
@@ -343,21 +289,13 @@ def _format_cache(figures: dict[str, Any]) -> str:
     if not figures.get("prompt_tokens"):
         return ""
     cached = format_share(figures["cached_tokens"] / figures["prompt_tokens"])
-    hits = figures["cache_hits"]
-    places = ", ".join(f"{count} from {place}" for place, count in hits.items() if count)
+    hits = figures["cache_hits"].items()
+    places = ", ".join(f"{count} from {place}" for place, count in hits if count)
     return f"{cached} of prompt tokens cached" + (f" ({places})" if places else "")
-
-
-def _format_engine(value: dict[str, Any]) -> str:
-    running = f"pid {value['worker_pid']}" if value["worker_pid"] else "not running"
-    deaths = value["counts"]["worker_deaths"]
-    return running + (f", died {deaths} times" if deaths else "")
 
 
 def _format_uptime(seconds: float) -> str:
     minutes = int(seconds) // 60
-    if minutes < 1:
-        return f"{int(seconds)} s"
     if minutes < 120:
-        return f"{minutes} min"
+        return f"{minutes} min" if minutes else f"{int(seconds)} s"
     return f"{minutes // 60} h"

@@ -57,28 +57,28 @@ def _was_shown_today(file: Path) -> bool:
 def _advice(listed: dict[str, Any]) -> str:
     from localspec.files import format_size
 
-    real_pairs = [entry for entry in listed["pairs"] if entry["name"] != "builtin"]
-    chat_pairs = [entry for entry in real_pairs if "chat" in entry["roles"]]
-    installed = [entry for entry in chat_pairs if entry["here"]]
-    if installed:
+    pairs = [
+        pair for pair in listed["pairs"] if pair["name"] != "builtin" and "chat" in pair["roles"]
+    ]
+    if installed := [pair for pair in pairs if pair["here"]]:
         return f"To use a real one: localspec use {installed[0]['name']}"
-    fitting = [entry for entry in chat_pairs if entry["fits"] == "yes" and not entry["hybrid"]]
-    if not listed["vram"]:
-        fitting = [entry for entry in fitting if entry["memory"] == "cpu" or _is_small(entry)]
+    fitting = [
+        pair
+        for pair in pairs
+        if pair["fits"] == "yes" and not pair["hybrid"]
+        if listed["vram"] or pair["memory"] == "cpu" or 0 < (pair["size"] or 0) <= _MAX_CPU_BYTES
+    ]
     if not fitting:
         return "For a real one: localspec catalogue"
-    best = max(fitting, key=lambda entry: entry["size"] or 0)
+    best = max(fitting, key=lambda pair: pair["size"] or 0)
     size_note = f" ({format_size(best['size'])})" if best["size"] else ""
     return f"A real one that fits this machine{size_note}: localspec pull {best['name']}"
-
-
-def _is_small(entry: dict[str, Any]) -> bool:
-    return 0 < (entry["size"] or 0) <= _MAX_CPU_BYTES
 
 
 def print_cut_off(response: dict[str, Any], continue_command: str) -> None:
     """Print why an answer was cut off, and the command that continues it, if it can be continued."""
     tokens = (response.get("usage") or {}).get("completion_tokens", 0)
+    message = f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."
     if response["localspec"]["limit"] == "context":
         message = (
             "The answer was cut off because the context is full. If the model supports a larger one: "
@@ -86,10 +86,6 @@ def print_cut_off(response: dict[str, Any], continue_command: str) -> None:
         )
     elif response["localspec"]["limit"] == "loop":
         message = "The answer was ended because it repeated itself (loop_guard)."
-    else:
-        message = (
-            f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."
-        )
     render.error(
         f"{message} To continue the answer: {continue_command}" if continue_command else message
     )

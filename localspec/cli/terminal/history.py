@@ -43,28 +43,18 @@ def _shorten_match(match: dict[str, Any], max_cells: int | None) -> tuple[str, i
             begin += 1
         else:
             stop -= 1
-    visible = line[begin:stop]
-    visible = f"…{visible[1:]}" if begin else visible
+    visible = f"…{line[begin + 1 : stop]}" if begin else line[:stop]
     visible = f"{visible[:-1]}…" if stop < len(line) else visible
     return visible, start - begin, min(end, stop) - begin
-
-
-def answer(text: str) -> None:
-    """Print one answer alone."""
-    printer = render.printer()
-    printer.text(text, [])
-    printer.close()
 
 
 def conversation(entry: dict[str, Any], *, plain: bool = False) -> None:
     """Print a conversation as a document. Markdown is drawn on a terminal unless `plain`."""
     render.dim(f"{entry['id']}, {format_time(entry['created'])}, {entry['model']}")
     for message in entry["messages"]:
-        printer = render.printer(plain=plain)
         text = f"## {_role_title(message['role'])}\n\n{_format_message(message)}"
         note = _FINISH_NOTES.get(message.get("finish") or "")
-        printer.text(text + (f"\n\n*{note}*" if note else ""), [])
-        printer.close()
+        render.answer(text + (f"\n\n*{note}*" if note else ""), plain=plain)
         render.line("")
 
 
@@ -78,4 +68,4 @@ def _format_message(message: dict[str, Any]) -> str:
     parts = ["\n".join(f"> {line}" for line in reasoning.splitlines()), message["content"].rstrip()]
     functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
     parts += [f"    {function.get('name')}({function.get('arguments')})" for function in functions]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(filter(None, parts))

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import compress, groupby
 from typing import TextIO
 
 _GAP = "  "  # between two columns
@@ -20,6 +20,7 @@ _COMMAND = re.compile(r"localspec |eval |\S.*\| localspec ")
 _COMMENT = re.compile(r" +# (?=[^'\"]*$)")  # a shell comment after a command
 _QUOTED = re.compile(r""" "[^"]*"|'[^']*' """.strip())
 _LINE_CONTINUATION = " \\"  # in a shell
+_CJK_PIECE = re.compile(r"[^\u1100-\U0010ffff]+|.")
 _GLUE = "\0"  # replaces blanks at which no line may end; printed text never contains it
 # A longer text is not wrapped into a narrower column, but goes below its row.
 _MIN_COLUMN_CELLS = 24
@@ -69,25 +70,19 @@ def wrap(
     for line in text.split("\n"):
         words = line.lstrip(" ")
         indent = line[: len(line) - len(words)]
-        prefix = (other_prefix if lines else first_prefix) + indent
-        if max_cells is not None and indent and _COMMAND.match(words):
-            if cells(prefix) + cells(words) > max_cells and (comment := _COMMENT.search(words)):
-                comment_text, words = words[comment.end() :], words[: comment.start()]
-                lines += _wrap_line(
-                    f"# {comment_text}", max_cells, prefix, f"{other_prefix}{indent}# "
-                )
-                prefix = other_prefix + indent
-            glued_words = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _GLUE), words)
-            *head, tail = _wrap_line(
-                glued_words,
-                max_cells - len(_LINE_CONTINUATION),
-                prefix,
-                f"{other_prefix}{indent}{_BELOW}",
-            )
-            parts = [*(f"{part}{_LINE_CONTINUATION}" for part in head), tail]
-            lines += [part.replace(_GLUE, " ") for part in parts]
-        else:
-            lines += _wrap_line(words, max_cells, prefix, other_prefix + indent)
+        prefix, other = (other_prefix if lines else first_prefix) + indent, other_prefix + indent
+        if max_cells is None or not indent or not _COMMAND.match(words):
+            lines += _wrap_line(words, max_cells, prefix, other)
+            continue
+        if cells(prefix) + cells(words) > max_cells and (comment := _COMMENT.search(words)):
+            comment_text, words = words[comment.end() :], words[: comment.start()]
+            lines += _wrap_line(f"# {comment_text}", max_cells, prefix, f"{other}# ")
+            prefix = other
+        glued_words = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _GLUE), words)
+        line_cells = max_cells - len(_LINE_CONTINUATION)
+        *head, tail = _wrap_line(glued_words, line_cells, prefix, f"{other}{_BELOW}")
+        parts = [*(f"{part}{_LINE_CONTINUATION}" for part in head), tail]
+        lines += [part.replace(_GLUE, " ") for part in parts]
     return lines
 
 
@@ -102,15 +97,8 @@ def _wrap_line(text: str, max_cells: int | None, first_prefix: str, other_prefix
         if not has_words and cells(line) + cells(word) > max_cells:
             if line.strip():  # a label may stand on a line of its own
                 lines.append(line)
-            max_indent = max_cells - cells(word)
-            line = next(
-                (
-                    " " * indent
-                    for indent in (cells(other_prefix), len(_BELOW))
-                    if indent <= max_indent
-                ),
-                "",
-            )
+            indents = (cells(other_prefix), len(_BELOW), 0)
+            line = " " * next((n for n in indents if n <= max_cells - cells(word)), 0)
         line += f"{gap if has_words else ''}{word}"
         has_words = True
     return [finished_line.rstrip() for finished_line in (*lines, line)]
@@ -123,15 +111,11 @@ def _split_words(text: str, max_cells: int) -> Iterator[tuple[str, str]]:
         gap, word, end = text[end : match.start()], match[0], match.end()
         parts = [word] if cells(word) <= max_cells or " " not in word else re.split(" +", word)
         for part in parts:
-            for piece in _split_cjk(part) if cells(part) > max_cells else [part]:
+            # Chinese and Japanese may be broken after any character.
+            for piece in _CJK_PIECE.findall(part) if cells(part) > max_cells else [part]:
                 yield gap, piece
                 gap = ""
             gap = " "
-
-
-def _split_cjk(word: str) -> list[str]:
-    """Split a word where a line may be broken, which in Chinese and Japanese is after any character."""
-    return re.findall(r"[^\u1100-\U0010ffff]+|.", word)
 
 
 class Flow:
@@ -169,12 +153,8 @@ class Flow:
         gap, word = self._gap, self._word
         word_cells, gap_cells = (sum(cells(part) for part, _ in parts) for parts in (word, gap))
         verbatim = self._fenced or self._line.startswith((_BELOW, "```", "~~~"))
-        max_cells = 0 if verbatim else self._max_cells
-        if (
-            max_cells
-            and self._column
-            and self._column + gap_cells + word_cells > max_cells >= word_cells
-        ):
+        max_cells = 0 if verbatim else self._max_cells or 0
+        if self._column and self._column + gap_cells + word_cells > max_cells >= max(word_cells, 1):
             self._column, gap_cells, gap = 0, 0, [("\n", "")]
         self._column += gap_cells + word_cells
         if self._max_cells and self._column > self._max_cells:  # the terminal has wrapped the line
@@ -194,87 +174,55 @@ def table(rows: Sequence[Sequence[str]], max_cells: int | None) -> list[str]:
     in its place, or goes below the row if its place is too narrow. If the other columns do not fit either,
     the first one goes above them. If they still do not fit, they follow one another with their headings.
     """
-    used_columns = [
-        index for index in range(len(rows[0])) if any(row[index] for row in rows[1:] or rows)
-    ]
-    rows = [[row[index] for index in used_columns] for row in rows]
+    filled = [any(row[index] for row in rows[1:] or rows) for index in range(len(rows[0]))]
+    rows = [list(compress(row, filled)) for row in rows]
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    other_cells = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    if max_cells is None or other_cells + widths[-1] <= max_cells:
+    gaps = len(_GAP) * (len(widths) - 1)
+    others = sum(widths[:-1]) + gaps
+    if max_cells is None or others + widths[-1] <= max_cells:
         return [_align_row(row, widths) for row in rows]
     longest_word = max(cells(word) for row in rows for word in row[-1].split() or [""])
-    if len(widths) > 1 and max_cells - other_cells >= max(
-        min(_MIN_COLUMN_CELLS, widths[-1]), longest_word
-    ):
-        return [
-            line for row in rows for line in _wrap_last_column(row, widths, max_cells, other_cells)
-        ]
-    if (
-        len(widths) > 1
-        and widths[-1] > _MIN_COLUMN_CELLS // 2
-        and other_cells - len(_GAP) <= max_cells
-    ):
-        return [line for row in rows for line in _put_last_below(row, widths, max_cells)]
-    if (
-        len(widths) > 2
-        and len(_BELOW) + sum(widths[1:]) + len(_GAP) * (len(widths) - 2) <= max_cells
-    ):
-        return [line for row in rows for line in _put_first_above(row, widths, max_cells)]
-    return [line for row in rows[1:] for line in _make_block(rows[0], row, max_cells)]
-
-
-def _align_row(row: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell + " " * (column_cells - cells(cell))
-        for cell, column_cells in zip(row, widths, strict=True)
-    ]
-    return _GAP.join(padded).rstrip()
-
-
-def _wrap_last_column(
-    row: Sequence[str], widths: Sequence[int], max_cells: int, indent_cells: int
-) -> list[str]:
-    prefix = _align_row([*row[:-1], "."], [*widths[:-1], 1]).removesuffix(".")
-    return wrap(row[-1], max_cells, prefix, " " * indent_cells)
-
-
-def _put_last_below(row: Sequence[str], widths: Sequence[int], max_cells: int) -> list[str]:
-    lines = [_align_row(row[:-1], widths[:-1])]
-    return [*lines, *wrap(row[-1], max_cells, _BELOW, _BELOW)] if row[-1] else lines
-
-
-def _put_first_above(row: Sequence[str], widths: Sequence[int], max_cells: int) -> list[str]:
-    return [*wrap(row[0], max_cells), _BELOW + _align_row(row[1:], widths[1:])]
-
-
-def _make_block(heads: Sequence[str], row: Sequence[str], max_cells: int) -> list[str]:
-    labelled_cells = [
-        f"{head.lower().rstrip('?')} {cell}"
-        for index, (head, cell) in enumerate(zip(heads, row, strict=True))
-        if cell and 0 < index < (len(row) - _needs_no_heading(row[-1]))
-    ]
-    lines = wrap(row[0], max_cells)
-    if details := ", ".join(part.replace(" ", _GLUE) for part in labelled_cells):
-        lines += [part.replace(_GLUE, " ") for part in wrap(details, max_cells, _BELOW, _BELOW)]
-    if len(row) > 1 and _needs_no_heading(row[-1]):
-        lines += wrap(row[-1], max_cells, _BELOW, _BELOW)
+    last_cells = max(min(_MIN_COLUMN_CELLS, widths[-1]), longest_word)
+    lines: list[str] = []
+    for row in rows:
+        if len(widths) > 1 and max_cells - others >= last_cells:
+            prefix = _align_row([*row[:-1], "."], [*widths[:-1], 1]).removesuffix(".")
+            lines += wrap(row[-1], max_cells, prefix, " " * others)
+        elif _needs_no_heading(widths[-1]) and 0 <= others - len(_GAP) <= max_cells:
+            lines.append(_align_row(row[:-1], widths[:-1]))
+            lines += wrap(row[-1], max_cells, _BELOW, _BELOW) if row[-1] else []
+        elif len(widths) > 2 and len(_BELOW) + sum(widths[1:]) + gaps - len(_GAP) <= max_cells:
+            lines += [*wrap(row[0], max_cells), _BELOW + _align_row(row[1:], widths[1:])]
+        elif row is not rows[0]:
+            lines += _make_block(rows[0], row, max_cells)
     return lines
 
 
-def _needs_no_heading(cell: str) -> bool:
-    """Return whether a cell is a text that can be understood without its heading."""
-    return cells(cell) > _MIN_COLUMN_CELLS // 2
+def _align_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell + " " * (width - cells(cell)) for cell, width in zip(row, widths, strict=True))
+    return _GAP.join(padded).rstrip()
+
+
+def _make_block(heads: Sequence[str], row: Sequence[str], max_cells: int) -> list[str]:
+    last = row[-1] if len(row) > 1 and _needs_no_heading(cells(row[-1])) else ""
+    described = zip(heads[1:], row[1 : -1 if last else None], strict=False)
+    labelled_cells = [f"{head.lower().rstrip('?')} {cell}" for head, cell in described if cell]
+    lines = wrap(row[0], max_cells)
+    if details := ", ".join(part.replace(" ", _GLUE) for part in labelled_cells):
+        lines += [part.replace(_GLUE, " ") for part in wrap(details, max_cells, _BELOW, _BELOW)]
+    return lines + (wrap(last, max_cells, _BELOW, _BELOW) if last else [])
+
+
+def _needs_no_heading(text_cells: int) -> bool:
+    """Return whether a text of this length can be understood without its heading."""
+    return text_cells > _MIN_COLUMN_CELLS // 2
 
 
 def fields(rows: Sequence[tuple[str, str]], max_cells: int | None) -> list[str]:
     """Return pairs of a name and a text as lines, with the names in a column of their own."""
-    name_cells = max((cells(name) for name, _ in rows), default=0) + 1
-    indent = " " * (name_cells + 1)
-    return [
-        line
-        for name, text in rows
-        for line in wrap(text, max_cells, name + indent[cells(name) :], indent)
-    ]
+    indent = " " * (max((cells(name) for name, _ in rows), default=0) + 2)
+    prefixes = ((name + indent[cells(name) :], text) for name, text in rows)
+    return [line for prefix, text in prefixes for line in wrap(text, max_cells, prefix, indent)]
 
 
 def join_fitting(parts: Sequence[str], max_cells: int, gap: str = _GAP) -> str:

@@ -1,5 +1,7 @@
-"""Parse emphasis and code within a line, and wrap lines to the width of a window.
+"""Draw Markdown on a terminal, line by line and while it is being generated.
 
+`parse_inline` draws emphasis and code within a line, `wrapped` fits it into a window, `LineParser` tells what
+a line is, `Fences` finds code, `draw_table` and `Highlighter` draw tables and code, and `Screen` all of it.
 Emphasis follows CommonMark, but only around words: 2**3, src/**/*.py, *.c, __init__ and f(*args) keep
 their marks.
 """
@@ -13,6 +15,8 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, zip_longest
 from typing import Any, Literal, NamedTuple
 
 from localspec.cli.terminal import layout
@@ -72,80 +76,63 @@ def parse_inline(source: str, style: str = "") -> Text:
 
     `style` applies to all of it.
     """
-    parts: list[Text] = []
-    runs: list[_Run] = []
-    drawn_position = source_position = 0
+    drawn, runs, source_position = Text(), list[_Run](), 0
     for mark in _MARKS.finditer(source):
         if mark["run"]:
-            previous_char, next_char = source[: mark.start()][-1:], source[mark.end() :][:1]
-            place = drawn_position + mark.start() - source_position
-            roles, commonmark_roles = (
-                _drawn_roles(mark["run"], previous_char, next_char),
-                _commonmark_roles(mark["run"], previous_char, next_char),
-            )
+            neighbours = source[: mark.start()][-1:], source[mark.end() :][:1]
+            roles = _drawn_roles(mark["run"], *neighbours)
+            commonmark_roles = _commonmark_roles(mark["run"], *neighbours)
+            place = len(drawn.plain) + mark.start() - source_position
             runs.append(_Run(place, mark["run"], *roles, *commonmark_roles))
             continue
         if mark["code"] and not os.environ.get("NO_COLOR"):
-            drawn = styled(_strip_code(mark["code"]), _join_styles(style, CODE))
+            code = mark["code"]
+            if (
+                code[0] == code[-1] == " " and code.strip()
+            ):  # blanks that separate it from backticks
+                code = code[1:-1]
+            piece = styled(code, _join_styles(style, CODE))
         elif mark["escaped"]:
-            drawn = styled(mark["escaped"], style)
+            piece = styled(mark["escaped"], style)
         else:
             continue
-        parts += [styled(source[source_position : mark.start()], style), drawn]
-        drawn_position += mark.start() - source_position + len(drawn.plain)
+        drawn = drawn + styled(source[source_position : mark.start()], style) + piece
         source_position = mark.end()
-    parts.append(styled(source[source_position:], style))
-    plain = "".join(part.plain for part in parts)
-    styles = [char_style for part in parts for char_style in part.styles]
-    return _apply_emphasis(Text(plain, styles), runs)
+    return _apply_emphasis(drawn + styled(source[source_position:], style), runs)
 
 
-def _strip_code(inside: str) -> str:
-    """Return the text of a code span without one blank on each side, which separates backticks from it."""
-    if inside[0] == inside[-1] == " " and inside.strip():
-        return inside[1:-1]
-    return inside
-
-
-def _drawn_roles(run: str, previous_char: str, next_char: str) -> tuple[bool, bool]:
+def _drawn_roles(run: str, before: str, after: str) -> tuple[bool, bool]:
     """Return whether a run of marks may open emphasis, and whether it may close it."""
     if len(run) > 3:
         return False, False
     opens = (
-        bool(next_char.strip())
-        and not _continues_word(run, previous_char)
-        and previous_char not in tuple("/\\.)]}$@_")
+        bool(after.strip())
+        and after != "/"
+        and before not in tuple("/\\.)]}$@_")
+        and not _continues_word(run, before)
+        and not (_is_punctuation(after) and before.isalnum())
     )
     closes = (
-        bool(previous_char.strip())
-        and not _continues_word(run, next_char)
-        and previous_char not in tuple("/\\")
+        bool(before.strip())
+        and before not in tuple("/\\")
+        and not _continues_word(run, after)
+        and not (_is_punctuation(before) and after.isalnum())
     )
-    if _is_punctuation(next_char) and previous_char.isalnum():
-        opens = False
-    if _is_punctuation(previous_char) and next_char.isalnum():
-        closes = False
     if len(run) == 1:
-        opens = opens and (next_char.isalnum() or next_char in _SINGLE_OPENERS)
-        closes = closes and previous_char not in _NO_CLOSER_AFTER
-    return opens and next_char != "/", closes
+        opens = opens and (after.isalnum() or after in _SINGLE_OPENERS)
+        closes = closes and before not in _NO_CLOSER_AFTER
+    return opens, closes
 
 
-def _commonmark_roles(run: str, previous_char: str, next_char: str) -> tuple[bool, bool]:
+def _commonmark_roles(run: str, before: str, after: str) -> tuple[bool, bool]:
     """Return the same as `_drawn_roles`, by the rules of CommonMark."""
-    blank_before, blank_after = not previous_char.strip(), not next_char.strip()
-    left_flanking = not blank_after and (
-        not _is_punctuation(next_char) or blank_before or _is_punctuation(previous_char)
-    )
-    right_flanking = not blank_before and (
-        not _is_punctuation(previous_char) or blank_after or _is_punctuation(next_char)
-    )
+    punctuation_before, punctuation_after = _is_punctuation(before), _is_punctuation(after)
+    blank_before, blank_after = not before.strip(), not after.strip()
+    left = not blank_after and (not punctuation_after or blank_before or punctuation_before)
+    right = not blank_before and (not punctuation_before or blank_after or punctuation_after)
     if "*" in run:
-        return left_flanking, right_flanking
-    return (
-        left_flanking and (not right_flanking or _is_punctuation(previous_char)),
-        right_flanking and (not left_flanking or _is_punctuation(next_char)),
-    )
+        return left, right
+    return left and (not right or punctuation_before), right and (not left or punctuation_after)
 
 
 def _continues_word(run: str, neighbour: str) -> bool:
@@ -163,38 +150,28 @@ def _is_punctuation(neighbour: str) -> bool:
 def _apply_emphasis(text: Text, runs: list[_Run]) -> Text:
     """Return the text with the emphasis that matching runs enclose, and without those runs."""
     marks: set[int] = set()  # positions of characters that are not drawn
-    styles = text.styles
-    open_runs: list[_Run] = []
-    unmatched: list[_Run] = []  # runs without a counterpart
+    styles, open_runs, unmatched = text.styles, list[_Run](), list[_Run]()
     for run in runs:
-        opener = next(
-            (mark_run for mark_run in reversed(open_runs) if mark_run.text == run.text), None
-        )
-        inside = text.plain[opener.at + len(run.text) : run.at] if opener else ""
+        length = len(run.text)
+        opener = next((other for other in reversed(open_runs) if other.text == run.text), None)
         if (
             run.closes
             and opener
-            and _is_emphasis_text(inside, run)
+            and _is_emphasis_text(text.plain[opener.at + length : run.at], run)
             and not _crosses_emphasis(unmatched, opener)
         ):
             del open_runs[open_runs.index(opener) :]
             unmatched.remove(opener)
-            style = {1: ITALIC, 2: BOLD, 3: f"{BOLD};{ITALIC}"}[len(run.text)]
+            style = {1: ITALIC, 2: BOLD, 3: f"{BOLD};{ITALIC}"}[length]
             for position in range(opener.at, run.at):
                 styles[position] = _join_styles(styles[position], style)
-            for mark_run in (opener, run):
-                marks.update(range(mark_run.at, mark_run.at + len(mark_run.text)))
+            marks |= {*range(opener.at, opener.at + length), *range(run.at, run.at + length)}
             continue
         unmatched.append(run)
         if run.opens:
             open_runs.append(run)
-    if not marks:
-        return text
-    kept_positions = [position for position in range(len(text.plain)) if position not in marks]
-    return Text(
-        "".join(text.plain[position] for position in kept_positions),
-        [styles[position] for position in kept_positions],
-    )
+    kept = [position for position in range(len(text.plain)) if position not in marks]
+    return Text("".join(text.plain[i] for i in kept), [styles[i] for i in kept])
 
 
 def _crosses_emphasis(unmatched: list[_Run], opener: _Run) -> bool:
@@ -202,10 +179,8 @@ def _crosses_emphasis(unmatched: list[_Run], opener: _Run) -> bool:
 
     CommonMark sees no emphasis at `opener` then.
     """
-    closing_marks = {run.text[0] for run in unmatched if run.at > opener.at and run.might_close}
-    return any(
-        run.text[0] in closing_marks for run in unmatched if run.at < opener.at and run.might_open
-    )
+    closing = {run.text[0] for run in unmatched if run.at > opener.at and run.might_close}
+    return any(run.text[0] in closing for run in unmatched if run.at < opener.at and run.might_open)
 
 
 def _is_emphasis_text(inside: str, run: _Run) -> bool:
@@ -222,20 +197,13 @@ def _join_styles(*styles: str) -> str:
     return ";".join(filter(None, styles))
 
 
-# ---------------------------------------------------------------------------- rows
-
-
 def paint(text: Text, start: int = 0, end: int | None = None) -> str:
     """Return characters `start` to `end` with their escape codes."""
-    end = len(text.plain) if end is None else end
     pieces = []
-    while start < end:
-        style, stop = text.styles[start], start + 1
-        while stop < end and text.styles[stop] == style:
-            stop += 1
-        piece = text.plain[start:stop]
+    characters = zip(text.plain[start:end], text.styles[start:end], strict=True)
+    for style, group in groupby(characters, key=lambda each: each[1]):
+        piece = "".join(char for char, _ in group)
         pieces.append(f"\x1b[{style}m{piece}\x1b[0m" if style else piece)
-        start = stop
     return "".join(pieces)
 
 
@@ -249,16 +217,15 @@ def wrapped(text: Text, width: int, *, start: int = 0, hang: int = 0) -> list[st
     # The column that the current row has reached, and its first and last character in the text.
     column, begin, end = start, 0, 0
     for word in _WORDS.finditer(text.plain):
-        word_cells = cells(word[0])
+        word_cells, is_blank = cells(word[0]), word[0].isspace()
         # A word that is too wide for any row goes to the beginning of a row.
-        if not word[0].isspace() and column + word_cells > width and column > hang:
-            rows.append(paint(text, begin, end))
+        if not is_blank and column + word_cells > width and column > hang:
+            rows.append(" " * hang * bool(rows) + paint(text, begin, end))
             column, begin = hang, word.start()
         column += word_cells
-        if not word[0].isspace() or word.end() == len(text.plain):
+        if not is_blank or word.end() == len(text.plain):
             end = word.end()
-    rows.append(paint(text, begin, end))
-    return [rows[0], *(" " * hang + row for row in rows[1:])]
+    return [*rows, " " * hang * bool(rows) + paint(text, begin, end)]
 
 
 def cells(text: str) -> int:
@@ -307,10 +274,6 @@ def replace_lost_tabs(text: str, columns: int) -> str:
     return result
 
 
-# ------------------------------------------------------------------------ lines
-# Classify a line of Markdown, depending on the lines before it.
-
-
 _RULE = re.compile(r"^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$")
 _HEADING = re.compile(r"^ {0,3}(?P<marks>#{1,6})[ \t]+(?P<text>.*?\S)(?:[ \t]+#+)?[ \t]*$")
 _ITEM = re.compile(r"^(?P<indent> *)(?P<mark>[-*+]|\d{1,9}[.)])(?P<blank> +|$)(?P<text>.*)$")
@@ -335,37 +298,42 @@ class Line(NamedTuple):
 
 
 class LineParser:
-    """A line-by-line parser of Markdown."""
+    """A line-by-line parser of Markdown. `highlighter` colours the lines of the current code."""
 
     def __init__(self) -> None:
         self._fences = Fences()
         self._follows_blank = True  # the previous line was blank or code
         self._follows_code = False
+        self.highlighter = Highlighter("")
 
     @property
     def in_code(self) -> bool:
         return self._fences.open
 
-    @property
-    def language(self) -> str:
-        """The language of the block that was opened last."""
-        return self._fences.info.partition(" ")[0].strip("{}.")
-
     def parse_next(self, line: str) -> Line:
         """Parse the next line."""
-        kind = self._fences.classify_next(line)
+        fences = self._fences
+        kind = fences.classify_next(line)
         if kind == "code":
-            return Line("code", self._fences.code(line))
+            return Line("code", fences.code(line))
         follows_code, self._follows_code = self._follows_code, kind == "close"
-        self._follows_blank, follows_blank = not line.strip(), self._follows_blank
+        self._follows_blank, follows_blank = (
+            kind == "close" or not line.strip(),
+            self._follows_blank,
+        )
         if kind == "close":
-            self._follows_blank = True
+            self.highlighter = Highlighter("")
             return Line("none")
         if kind == "open":
-            return _make_label(self._fences)
-        parsed = self._parse_indented_code(line, follows_blank) or _parse_text_line(
-            line.expandtabs(_CODE_INDENT)
-        )
+            self.highlighter = Highlighter(fences.info.partition(" ")[0].strip("{}."))
+            return _make_label(fences)
+        # Code by indentation follows an empty line and is in no list.
+        code, expanded = remove_indent(line, _CODE_INDENT), line.expandtabs(_CODE_INDENT)
+        is_indented = len(expanded) - len(code.expandtabs(_CODE_INDENT)) >= _CODE_INDENT
+        parsed = _parse_text_line(expanded)
+        if follows_blank and is_indented and line.strip() and not fences.in_list:
+            self._follows_blank = True
+            parsed = Line("code", code)
         return parsed._replace(apart=parsed.apart or follows_code)
 
     def parse_incomplete(self, line: str) -> Line:
@@ -374,24 +342,12 @@ class LineParser:
         copied_reader._fences = copy.copy(self._fences)
         return copied_reader.parse_next(line)
 
-    def _parse_indented_code(self, line: str, follows_blank: bool) -> Line | None:
-        """Return code by indentation, which follows an empty line and is in no list, or None."""
-        code = remove_indent(line, _CODE_INDENT)
-        is_indented = (
-            len(line.expandtabs(_CODE_INDENT)) - len(code.expandtabs(_CODE_INDENT)) >= _CODE_INDENT
-        )
-        if not (follows_blank and is_indented and line.strip()) or self._fences.in_list:
-            return None
-        self._follows_blank = True
-        return Line("code", code)
-
 
 def _make_label(fences: Fences) -> Line:
     """Return the line above a code block: the text before the fence, and the language."""
-    if not fences.before.strip() and not fences.info:
-        return Line("none", apart=True)
     if not fences.before.strip():
-        return Line("label", fences.info, style=DIM, apart=True)
+        kind: Literal["label", "none"] = "label" if fences.info else "none"
+        return Line(kind, fences.info, style=DIM, apart=True)
     item = _parse_text_line(f"{fences.before.expandtabs(_CODE_INDENT)}x")
     return Line("label", item.text[:-1] + fences.info, item.first, item.hang, DIM)
 
@@ -415,10 +371,6 @@ def _parse_text_line(line: str) -> Line:
     return Line("text", text, " " * indent, indent)
 
 
-# ------------------------------------------------------------------------ tables
-# Draw the rows of a table, aligned if they fit and wrapped otherwise. No cell is left out.
-
-
 _DELIMITER = re.compile(r"^\s*\|(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*$")
 _CELL = re.compile(r"((?:(`+)(?!`).*?(?<!`)\2(?!`)|\\.|[^|])*)(?:\||$)", re.DOTALL)
 _SEPARATOR = " │ "
@@ -435,30 +387,25 @@ def is_table(lines: list[str]) -> bool:
 
 
 def draw_table(lines: list[str], width: int) -> list[list[str]]:
-    """Return the drawn rows for each line of a table.
+    """Return the drawn rows for each line of a table, aligned if they fit and wrapped otherwise.
 
     No row is wider than `width` columns unless a single word is.
     """
     rows = [_split_cells(line) for line in lines]
-    alignments = [cell.strip() for cell in rows[1]]
+    alignments = [cell.strip() for cell in rows.pop(1)]
     texts = [
         [parse_inline(cell.replace("\\|", "|").strip(), BOLD if index == 0 else "") for cell in row]
         for index, row in enumerate(rows)
     ]
-    del texts[1]
-    count = max(map(len, texts))
-    widths = [
-        max((cells(row[index].plain) for row in texts if index < len(row)), default=0)
-        for index in range(count)
-    ]
-    if sum(widths) + len(_SEPARATOR) * (count - 1) <= width:
+    columns = zip_longest(*texts, fillvalue=Text())
+    widths = [max(cells(text.plain) for text in column) for column in columns]
+    if sum(widths) + len(_SEPARATOR) * (len(widths) - 1) <= width:
         rule = "─┼─".join("─" * column_width for column_width in widths)
         drawn_lines = [[paint(_align_row(row, widths, alignments))] for row in texts]
     else:
         rule = "─" * width
         drawn_lines = [wrapped(_join_cells(row), width, hang=_HANG_COLUMNS) for row in texts]
-    drawn_lines.insert(1, [f"\x1b[{DIM}m{rule}\x1b[0m"])
-    return drawn_lines
+    return [drawn_lines[0], [f"\x1b[{DIM}m{rule}\x1b[0m"], *drawn_lines[1:]]
 
 
 def _split_cells(line: str) -> list[str]:
@@ -472,15 +419,15 @@ def _split_cells(line: str) -> list[str]:
 
 def _align_row(row: list[Text], widths: list[int], alignments: list[str]) -> Text:
     parts = []
-    for index, (cell, width) in enumerate(zip(row, widths, strict=False)):
+    for index, cell in enumerate(row):
         alignment = alignments[index] if index < len(alignments) else ""
-        free_columns = width - cells(cell.plain)
-        left_padding = free_columns if alignment.endswith(":") else 0
-        if alignment.endswith(":") and alignment.startswith(":"):
-            left_padding = free_columns // 2
+        free = widths[index] - cells(cell.plain)
+        left = 0
+        if alignment.endswith(":"):
+            left = free // 2 if alignment.startswith(":") else free
         # No blanks at the end of the line, because they would be copied with it.
-        right_padding = free_columns - left_padding if index < len(row) - 1 else 0
-        parts.append(styled(" " * left_padding) + cell + styled(" " * right_padding))
+        right = free - left if index < len(row) - 1 else 0
+        parts.append(styled(" " * left) + cell + styled(" " * right))
     return _join_cells(parts)
 
 
@@ -490,14 +437,6 @@ def _join_cells(row: list[Text]) -> Text:
         joined = joined + (styled(_SEPARATOR, DIM) if index else Text()) + cell
     return joined
 
-
-# ------------------------------------------------------------------------ fences
-# Find the lines of a Markdown text that are code, for the screen, for `-x` and for copying.
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
 
 _OPENS = re.compile(
     r"^(?P<before>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)"
@@ -537,7 +476,8 @@ class Fences:
             self._fence = ""
             return "close"
         opening = _OPENS.match(line)
-        if opening and (self.in_list or _columns(_indent(line)) <= _MAX_FENCE_INDENT):
+        indent = line[: len(line) - len(line.lstrip(" \t"))]
+        if opening and (self.in_list or _columns(indent) <= _MAX_FENCE_INDENT):
             self.before, self.info = opening["before"], opening["info"].strip()
             self._fence, self._indent = opening["fence"], _columns(opening["before"])
             self.in_list = self.in_list or bool(self.before.strip())
@@ -562,10 +502,6 @@ def remove_indent(line: str, indent: int) -> str:
     return " " * (column - indent) + line[index:]
 
 
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip(" \t"))]
-
-
 def _columns(text: str) -> int:
     return len(text.expandtabs(_TAB_COLUMNS))
 
@@ -581,10 +517,6 @@ def blocks(text: str) -> list[str]:
         elif kind == "code":
             lines_of_blocks[-1].append(fences.code(line))
     return ["\n".join(lines) for lines in lines_of_blocks]
-
-
-# ------------------------------------------------------------------------ highlight
-# Colour code line by line while it is being generated.
 
 
 # Lines before a new one that are parsed again with it, because its colours depend on them (for example in
@@ -610,50 +542,35 @@ class Highlighter:
     """Colours the lines of one block. `language` is the name after its fence."""
 
     def __init__(self, language: str) -> None:
-        self._lines: list[str] = []
-        self._plain = os.environ.get("NO_COLOR")
-        self._lexer = None if self._plain else _lexer(language)
+        self._language, self._lines = language, list[str]()
+
+    @cached_property
+    def _lexer(self) -> Any:
+        if not self._language:
+            return None
+        from pygments.lexers import get_lexer_by_name
+        from pygments.util import ClassNotFound
+
+        try:
+            return get_lexer_by_name(self._language)
+        except ClassNotFound:
+            return None
 
     def highlight_line(self, line: str) -> str:
         """Return the block's next complete line with escape codes."""
-        if self._plain:
+        if os.environ.get("NO_COLOR"):
             return line
         if self._lexer is None:
             return paint(styled(line, CODE))
         self._lines = [*self._lines[1 - _CONTEXT_LINES :], line]
-        return paint(self._coloured(line))
-
-    def _coloured(self, line: str) -> Text:
         text = "\n".join(self._lines)
         line_start, styles = len(text) - len(line), [""] * len(line)
-        tokens: Any = self._lexer.get_tokens_unprocessed(f"{text}\n") if self._lexer else ()
-        for position, kind, value in tokens:
+        for position, kind, value in self._lexer.get_tokens_unprocessed(f"{text}\n"):
             style = next((code for name, code in _STYLES.items() if str(kind).startswith(name)), "")
-            for index in range(
-                max(position - line_start, 0), min(position + len(value) - line_start, len(line))
-            ):
+            start = max(position - line_start, 0)
+            for index in range(start, min(position + len(value) - line_start, len(line))):
                 styles[index] = style
-        return Text(line, styles)
-
-
-def _lexer(language: str) -> Any:
-    if not language:
-        return None
-    from pygments.lexers import get_lexer_by_name
-    from pygments.util import ClassNotFound
-
-    try:
-        return get_lexer_by_name(language)
-    except ClassNotFound:
-        return None
-
-
-# ------------------------------------------------------------------------ screen
-# Draw pieces of Markdown on the terminal.
-#
-# The line or table that is being generated is redrawn as it grows. Only rows that changed are redrawn, and
-# only while all of them are on the screen. Rows that have scrolled away stay as they are, and the text
-# continues after them. A complete line is drawn once and not changed again.
+        return paint(Text(line, styles))
 
 
 MAX_COLUMNS = 100  # columns; longer lines are hard to read
@@ -662,12 +579,16 @@ _FENCE = ("```", "~~~")
 
 
 class Screen:
-    """The terminal with the text that was drawn so far. `close` ends the text."""
+    """The terminal with the text that was drawn so far. `close` ends the text.
+
+    The line or table that is being generated is redrawn as it grows. Only rows that changed are redrawn, and
+    only while all of them are on the screen. Rows that have scrolled away stay as they are, and the text
+    continues after them. A complete line is drawn once and not changed again.
+    """
 
     def __init__(self, beginning: str = "") -> None:
         """Create a screen. `beginning` is earlier text, which is not drawn, but whose last line continues."""
         self._reader = LineParser()
-        self._highlighter = Highlighter("")
         self._line = ""  # the line that is being generated
         self._table: list[str] = []  # lines that are a table, or may become one
         self._rows: list[str] = []  # rows of the line or table, as they are on the screen
@@ -681,8 +602,6 @@ class Screen:
         *complete_lines, self._line = beginning.split("\n")
         for line in complete_lines:
             self._reader.parse_next(line)
-        if self._reader.in_code:
-            self._highlighter = Highlighter(self._reader.language)
         if self._line:
             self._n_fixed = len(self._reader.parse_incomplete(self._line).text)
 
@@ -728,14 +647,8 @@ class Screen:
 
     def _add_text_line(self, line: str) -> None:
         """Draw a complete line that belongs to no table."""
-        was_in_code = self._reader.in_code
-        parsed = self._reader.parse_next(line)
-        if was_in_code != self._reader.in_code:
-            self._highlighter = Highlighter("" if was_in_code else self._reader.language)
-        self._draw_line(parsed, complete=True)
+        self._draw_line(self._reader.parse_next(line), complete=True)
         self._reset_rows()
-
-    # ------------------------------------------------------------------ lines and tables
 
     def _draw_line(self, line: Line, *, complete: bool) -> None:
         if line.kind in ("blank", "none"):
@@ -751,7 +664,7 @@ class Screen:
         text, width = line.text[self._n_fixed :], self._max_columns()
         if line.kind == "code":
             text = replace_lost_tabs(text, shutil.get_terminal_size().columns)
-            return [self._highlighter.highlight_line(text) if complete else text]
+            return [self._reader.highlighter.highlight_line(text) if complete else text]
         if line.kind == "rule":
             return [paint(styled("─" * width, line.style))]
         hang = min(line.hang, width // 2)
@@ -787,8 +700,6 @@ class Screen:
     def _max_columns(self) -> int:
         return max(min(shutil.get_terminal_size().columns - 1, MAX_COLUMNS), 10)
 
-    # ------------------------------------------------------------------ rows
-
     def _reset_rows(self) -> None:
         """Leave the drawn rows unchanged from now on."""
         self._rows = []
@@ -803,7 +714,7 @@ class Screen:
 
     def _draw(self, rows: list[str]) -> bool:
         """Replace the rows on the screen by `rows`. Returns False if they have scrolled away."""
-        old_rows = self._rows
+        old_rows, n_same = self._rows, 0
         if not old_rows:
             if not self._n_fixed:
                 sys.stdout.write("" if self._is_empty else "\n\n" if self._needs_gap else "\n")
@@ -811,17 +722,13 @@ class Screen:
             self._is_empty = self._needs_gap = False
             self._rows = rows
             return True
-        n_same = 0
         while n_same < min(len(rows), len(old_rows)) and rows[n_same] == old_rows[n_same]:
             n_same += 1
         if 0 < n_same == len(rows) < len(old_rows):
             n_same -= 1  # the cursor belongs at the end of the last row
         if n_same < len(old_rows):
-            if (
-                n_same == len(old_rows) - 1
-                and n_same < len(rows)
-                and rows[n_same].startswith(old_rows[n_same])
-            ):
+            is_last = n_same == len(old_rows) - 1
+            if is_last and n_same < len(rows) and rows[n_same].startswith(old_rows[n_same]):
                 sys.stdout.write(rows[n_same][len(old_rows[n_same]) :])
             elif not self._erase_from(n_same):
                 return False
@@ -835,16 +742,11 @@ class Screen:
     def _erase_from(self, first: int) -> bool:
         """Erase all rows from `first` on. Returns False if that row is no longer on the screen."""
         size = shutil.get_terminal_size()
-        starts = [self._column, *[0] * (len(self._rows) - 1)]
-        rows_and_starts = zip(self._rows[first:], starts[first:], strict=True)
-        rows_up = (
-            sum(cursor_after(row, size.columns, start)[0] + 1 for row, start in rows_and_starts) - 1
-        )
+        starts = [self._column, *[0] * (len(self._rows) - 1)][first:]
+        places = zip(self._rows[first:], starts, strict=True)
+        rows_up = sum(cursor_after(row, size.columns, start)[0] + 1 for row, start in places) - 1
         if rows_up >= size.lines - 1:
             return False
-        columns_right = starts[first]
-        moves = (f"\x1b[{rows_up}A" if rows_up else "") + (
-            f"\x1b[{columns_right}C" if columns_right else ""
-        )
-        sys.stdout.write(f"\r{moves}\x1b[J")
+        up, right = f"\x1b[{rows_up}A" if rows_up else "", f"\x1b[{starts[0]}C" if starts[0] else ""
+        sys.stdout.write(f"\r{up}{right}\x1b[J")
         return True

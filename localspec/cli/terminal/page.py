@@ -46,31 +46,20 @@ def rows(text: str, columns: int) -> list[str]:
     Only code, and a word that is wider than the terminal, may exceed `columns`.
     """
     width = max(min(columns - 1, WIDEST), 10)
-    parser, code = LineParser(), Highlighter("")
-    shown: list[str] = []
-    table: list[str] = []
+    parser, shown, table = LineParser(), list[str](), list[str]()
     for line in [*joined(text), ""]:
         if not parser.in_code and markdown.may_be_row(line):
             table.append(line)
             continue
-        if table:
-            shown += _table(table, columns - 1)
-            table = []
-        in_code = parser.in_code
-        parsed = parser.parse_next(line)
-        if in_code != parser.in_code:
-            code = Highlighter("" if in_code else parser.language)
-        shown += _rows(parsed, code, width, columns)
+        if markdown.is_table(table):
+            shown += [row for rows in markdown.draw_table(table, columns - 1) for row in rows]
+        else:  # lines that only look like a table
+            shown += table
+        table = []
+        shown += _rows(parser.parse_next(line), parser.highlighter, width, columns)
     while shown and not shown[-1]:
         shown.pop()
     return shown
-
-
-def _table(lines: list[str], width: int) -> list[str]:
-    """Return the rows of a table, or of lines that only look like one."""
-    if not markdown.is_table(lines):
-        return lines
-    return [row for line in markdown.draw_table(lines, width) for row in line]
 
 
 def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:

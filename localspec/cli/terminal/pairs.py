@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,6 @@ _POOLING_DESCRIPTIONS = {
     "last": "its last token",
 }
 _MAX_LICENCE_CHARS = 120  # shown of a licence; some files contain the full text
-_FITS_LABELS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
 
 
 def format_span(seconds: float) -> str:
@@ -56,21 +56,16 @@ def pairs(entries: list[dict[str, Any]], configured: str = "") -> None:
     """Print the installed pairs, the `configured` one with a mark."""
     rows = [["NAME", "SIZE", "FOR", "DESCRIPTION"]]
     for entry in entries:
-        description = f"{entry['summary'] or _format_files(entry)}{_format_loaded(entry)}"
+        memory = f", at most {format_size(entry['takes'])}" if entry.get("takes") else ""
+        loaded = f" (loaded{memory})" if entry["loaded"] else ""
         mark = "(see below) " if entry["problem"] else ""
+        description = f"{mark}{entry['summary'] or _format_files(entry)}{loaded}"
         name = _mark_configured(entry["name"], configured)
-        rows.append([name, _format_size(entry), ",".join(entry["roles"]), f"{mark}{description}"])
+        rows.append([name, _format_size(entry), ",".join(entry["roles"]), description])
     render.table(rows)
     for entry in entries:
         if entry["problem"]:
             render.line(f"{entry['name']}: {entry['problem']}")
-
-
-def _format_loaded(entry: dict[str, Any]) -> str:
-    if not entry["loaded"]:
-        return ""
-    memory_text = f", at most {format_size(entry['takes'])}" if entry.get("takes") else ""
-    return f" (loaded{memory_text})"
 
 
 def _mark_configured(name: str, configured: str) -> str:
@@ -81,15 +76,12 @@ def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
     """Print the pairs that can be pulled and whether they fit into memory: fitting and new ones first."""
     rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "DESCRIPTION"]]
     order = {"yes": 0, "partly": 1}
-    entries = sorted(entries, key=lambda entry: (order.get(entry["fits"], 2), -entry["year"]))
-    for entry in entries:
-        installed = "yes" if entry["here"] else ""
-        memory = f"{entry['memory']} GB" if entry["memory"] not in ("", "cpu") else entry["memory"]
-        description = entry["summary"] or _format_files(entry)
-        year, fits = str(entry["year"] or ""), _FITS_LABELS[entry["fits"]]
-        kind = _DRAFT_LABELS[entry["kind"]]
+    for entry in sorted(entries, key=lambda entry: (order.get(entry["fits"], 2), -entry["year"])):
+        memory = entry["memory"] if entry["memory"] in ("", "cpu") else f"{entry['memory']} GB"
         name = _mark_configured(entry["name"], configured)
-        rows.append([name, year, _format_size(entry), memory, kind, installed, fits, description])
+        rows.append([name, str(entry["year"] or ""), _format_size(entry), memory])
+        rows[-1] += [_DRAFT_LABELS[entry["kind"]], "yes" if entry["here"] else ""]
+        rows[-1] += [entry["fits"] or "", entry["summary"] or _format_files(entry)]
     render.table(rows)
 
 
@@ -106,54 +98,55 @@ def _format_size(entry: dict[str, Any]) -> str:
 
 
 def _format_files(entry: dict[str, Any]) -> str:
-    draft = (
-        f" with {entry['draft']}"
-        if entry["draft"]
-        else _TARGET_SUFFIXES.get(entry["kind"], ", no draft")
-    )
-    return f"{entry['target']}{draft}"
+    draft = f" with {entry['draft']}" if entry["draft"] else ""
+    return f"{entry['target']}{draft or _TARGET_SUFFIXES.get(entry['kind'], ', no draft')}"
 
 
 def pair(view: dict[str, Any]) -> None:
     """Print the output of `localspec show`."""
-    if view["kind"] == "upstream":
-        _print_upstream(view)
-        return
-    rows = [
-        ("pair", view["name"] + (" (loaded)" if view["loaded"] else "")),
-        ("summary", view["summary"]),
-        ("for", ", ".join(view["roles"])),
-        ("licence", view["licence"]),
-        ("files", view["problem"]),
-    ]
+    is_upstream = view["kind"] == "upstream"
+    loaded = " (loaded)" if view["loaded"] and not is_upstream else ""
+    rows = [("pair", f"{view['name']}{loaded}"), ("summary", view["summary"])]
+    rows.append(("for", ", ".join(view["roles"])))
+    if is_upstream:
+        rows.append(("server", view["target"]["path"]))
+        rows.append(("model", view["target"]["file"] or "the server's own"))
+        rows += [("note", note) for note in view["notes"]]
+    else:
+        rows += _rows_of_files(view)
+    render.fields([(name, text) for name, text in rows if text])
+
+
+def _rows_of_files(view: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("licence", view["licence"]), ("files", view["problem"])]
     for role in ("target",) if view["kind"] == "none" else ("target", "draft"):
         rows += _model_rows(role, view[role])
     if projector := view.get("projector"):
         rows.append(("pictures", f"{projector['file']} ({format_size(projector['size'])})"))
     rows.append(("tool calls", view["calls"]))
-    rows.append(("tokenizers", _format_match(view)))
+    if view["matched"] is not None:
+        rows.append(("tokenizers", "match" if view["matched"] else f"differ: {view['reason']}"))
     rows += [("note", note) for note in view["notes"]]
     rows.append(("drafts", _DRAFT_DESCRIPTIONS[view["kind"]]))
-    if tuned := view.get("tuned"):
-        rows += format_tuned(tuned)
-    rows.append(
-        ("memory", f"{format_size(view['needed'])} with {view['context']} tokens of context")
-    )
+    rows += format_tuned(view["tuned"]) if view.get("tuned") else []
+    memory = f"{format_size(view['needed'])} with {view['context']} tokens of context"
+    rows.append(("memory", memory))
     if len(view["contexts"]) > 1:
-        rows += [("", _format_context(option)) for option in view["contexts"]]
+        for option in view["contexts"]:
+            fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[
+                option["fits"]
+            ]
+            rows.append(("", f"{format_size(option['needed'])} with {option['context']}{fits}"))
     rows.append(("here", _format_fit(view["fit"], view["kind"])))
     if view["fit"]:
         rows.append(("", format_plan(view["fit"])))
-    rows += [("", note) for note in view["fit_notes"]]
-    render.fields([(name, text) for name, text in rows if text])
+    return rows + [("", note) for note in view["fit_notes"]]
 
 
 def format_tuned(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows about a tuned draft: since when it is used, and its figures beside the pair's own draft."""
-    since = format_time(tuned["created"])
-    rows = [
-        ("tuned", f"since {since}: {tuned['method']}, from {tuned['tokens']} tokens of answers")
-    ]
+    origin = f"{tuned['method']}, from {tuned['tokens']} tokens of answers"
+    rows = [("tuned", f"since {format_time(tuned['created'])}: {origin}")]
     for kind, rate in sorted(tuned["tokens_per_second"].items()):
         text = f"{kind}: {rate['before']:.1f} → {rate['after']:.1f} tokens/s"
         if tokens := tuned["tokens_per_pass"].get(kind):
@@ -162,45 +155,27 @@ def format_tuned(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _print_upstream(view: dict[str, Any]) -> None:
-    """Print a pair that another server answers for."""
-    rows = [
-        ("pair", view["name"]),
-        ("summary", view["summary"]),
-        ("for", ", ".join(view["roles"])),
-        ("server", view["target"]["path"]),
-        ("model", view["target"]["file"] or "the server's own"),
-        *(("note", note) for note in view["notes"]),
-    ]
-    render.fields([(name, text) for name, text in rows if text])
-
-
 def _model_rows(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
     if model is None:
         return [(role, "none")]
-    parameters = f"{model['parameters'] / 1e9:.2f} B parameters"
-    if model["parameters"] < 1e8:
-        parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
+    count, sizes = model["parameters"], model["types"]
+    parameters = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+    shares = {name: round(100 * size / (sum(sizes.values()) or 1)) for name, size in sizes.items()}
+    mix = ", ".join(f"{name} {share}%" for name, share in shares.items() if share)
     lines = [
-        f"{model['file']}, {format_size(model['size'])}, {_format_quantization(model)}",
-        f"{model['architecture']}, {parameters}, {model['layers']} layers, vocabulary "
+        f"{model['file']}, {format_size(model['size'])}, {model['quantization']} ({mix})",
+        f"{model['architecture']}, {parameters} parameters, {model['layers']} layers, vocabulary "
         f"{model['vocabulary']}, context {model['context']}",
         _describe_abilities(model),
         f"weights {format_size(model['weights'])}, KV cache {format_size(model['cache'])}, compute "
         f"{format_size(model['compute'])}",
     ]
-    origin = f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"]
     if model["licence"]:
-        lines.append(f"licence {_shorten_licence(model['licence'])}")
-    return [(role if index == 0 else "", text) for index, text in enumerate((*lines, origin))]
-
-
-def _format_quantization(model: dict[str, Any]) -> str:
-    """Return a quantization with its parts, as in "Q4_K_M (Q4_K 75%, Q6_K 25%)"."""
-    total = sum(model["types"].values()) or 1
-    shares = {name: round(100 * count / total) for name, count in model["types"].items()}
-    mix = ", ".join(f"{name} {share}%" for name, share in shares.items() if share)
-    return f"{model['quantization']} ({mix})"
+        licence = model["licence"].strip().partition("\n")[0]
+        is_long = len(licence) > _MAX_LICENCE_CHARS
+        lines.append(f"licence {licence[:_MAX_LICENCE_CHARS]}{'…' * is_long}")
+    lines.append(f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"])
+    return list(zip([role, *[""] * len(lines)], lines, strict=False))
 
 
 def _describe_abilities(model: dict[str, Any]) -> str:
@@ -208,43 +183,25 @@ def _describe_abilities(model: dict[str, Any]) -> str:
     if model["pooling"] == "rank":
         return "reranker: a score for each document"
     if model["pooling"]:
-        size, pooling = model["width"], _POOLING_DESCRIPTIONS[model["pooling"]]
-        return f"embeddings of {size} numbers, of a text {pooling}"
-    template = model["template"]
-    fills = "supports fill-in-the-middle (FIM)" if model["fim"] else "no fill-in-the-middle (FIM)"
+        pooling = _POOLING_DESCRIPTIONS[model["pooling"]]
+        return f"embeddings of {model['width']} numbers, of a text {pooling}"
+    template, fills = model["template"], "supports" if model["fim"] else "no"
     heads = f", {model['heads']} MTP layers" if model["heads"] else ""
+    others = f"{fills} fill-in-the-middle (FIM){heads}"
     if template is None:
-        return f"no chat template, {fills}{heads}"
-    tools = "with" if template["tools"] else "without"
-    system = "a" if template["system"] else "no"
+        return f"no chat template, {others}"
+    tools, system = "with" if template["tools"] else "without", "a" if template["system"] else "no"
     return (
         f"chat template of {template['length']} characters ({template['sha256'][:12]}…), "
-        f"{tools} tools, {system} system role, {fills}{heads}"
+        f"{tools} tools, {system} system role, {others}"
     )
-
-
-def _shorten_licence(text: str) -> str:
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= _MAX_LICENCE_CHARS else f"{line[:_MAX_LICENCE_CHARS]}…"
-
-
-def _format_context(option: dict[str, Any]) -> str:
-    fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[option["fits"]]
-    return f"{format_size(option['needed'])} with {option['context']}{fits}"
-
-
-def _format_match(view: dict[str, Any]) -> str:
-    if view["matched"] is None:
-        return ""
-    return "match" if view["matched"] else f"differ: {view['reason']}"
 
 
 def _format_fit(fit: dict[str, Any] | None, kind: str) -> str:
     if fit is None:
         return "does not fit"
-    layers = {-1: "all on the GPU", 0: "in main memory"}.get(
-        fit["gpu_layers"], f"{fit['gpu_layers']} layers on the GPU"
-    )
+    some = f"{fit['gpu_layers']} layers on the GPU"
+    layers = {-1: "all on the GPU", 0: "in main memory"}.get(fit["gpu_layers"], some)
     draft = "" if fit["draft"] or kind in _TARGET_SUFFIXES else ", without a draft"
     return f"fits with {fit['context']} tokens of context, {layers}{draft} ({format_size(fit['free'])} free)"
 
@@ -275,6 +232,41 @@ def format_first_use(name: str, roles: Sequence[str]) -> str:
     return f'Try: localspec ask -m {name} "…"'
 
 
+def print_installed(name: str, size: int, roles: Sequence[str]) -> None:
+    """Print that a pair was installed, and what to do with it."""
+    render.line(f"{name} is installed ({format_size(size)}). {format_first_use(name, roles)}")
+
+
+def disk(report: dict[str, Any]) -> None:
+    """Print the models on a disk, why some cannot be used, and the commands that create pairs from them."""
+    usable = [model for model in report["models"] if not model["problem"]]
+    uses = Counter(draft for model in usable for draft in model["drafts"])
+    rows = [["MODEL", "SIZE", "DRAFTS", "DRAFTS FOR", "WHERE"]]
+    for model in usable:
+        drafts_text = count(len(model["drafts"]), "draft")
+        targets_text = count(uses[model["path"]], "target")
+        size = format_size(model["size"])
+        rows.append([model["name"], size, drafts_text, targets_text, model["origin"]])
+    if usable:
+        render.table(rows)
+    else:
+        render.line("No models found. To search other folders: localspec import FOLDER")
+    for model in report["models"]:
+        if model["problem"]:
+            message = f"cannot use {model['name']} ({model['origin']}): {model['problem']}"
+            render.line(render.harmless(message, lines=False))
+    problems(report)
+    if report["pairs"]:
+        render.line("\nTo create pairs from them (or use --add):")
+        for each in report["pairs"]:
+            render.line(f"  {format_add_command(each['name'], each['target'], each['draft'])}")
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "2 drafts", or "-"."""
+    return f"{number} {noun}{'s' if number > 1 else ''}" if number else "-"
+
+
 def format_add_command(name: str, target: str, draft: str | None) -> str:
     """Return the command that creates a pair of these files, quoted for a shell."""
     words = ["localspec", "add", name, "--target", target, *(["--draft", draft] if draft else [])]
@@ -285,24 +277,25 @@ def drafts(report: dict[str, Any]) -> None:
     """Print the drafts that match as a table, then why the others do not match."""
     matching = [draft for draft in report["drafts"] if draft["matched"]]
     measured = [draft for draft in matching if draft["gain"]]
+    heads = ["SPEED-UP", "AT DEPTH"] if measured else []
+    rows = [["DRAFT", "KIND", "SIZE", "ACCEPTED" if measured else "TARGET IS", *heads, "WHERE"]]
+    for draft in matching:
+        figures = _format_gain(draft["gain"]) if measured else [f"{draft['ratio']:.1f}×"]
+        label, size = _DRAFT_LABELS[draft["kind"]], format_size(draft["size"])
+        rows.append([draft["name"], label, size, *figures, draft["origin"]])
     if not matching:
         render.line("Nothing on this disk can draft for the target but its text itself (n-gram).")
-    elif measured:
-        heads = ["DRAFT", "KIND", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]
-        render.table(
-            [heads, *(_draft_row(draft, *_format_gain(draft["gain"])) for draft in matching)]
-        )
+    else:
+        render.table(rows)
+    if measured:
         render.line(f"The target alone: {report['plain']:.1f} tokens/s.")
         for draft, faster in zip(matching[1:], matching, strict=False):
             if draft["tied"]:
-                render.line(
-                    f"{faster['name']} and {draft['name']} are equally fast within the measurement error."
-                )
+                names = f"{faster['name']} and {draft['name']}"
+                render.line(f"{names} are equally fast within the measurement error.")
         if measured[0]["gain"]["speed_up"] <= 1:
             render.line("None of them pays, so drafts come from the text itself (n-gram).")
-    else:
-        heads = ["DRAFT", "KIND", "SIZE", "TARGET IS", "WHERE"]
-        render.table([heads, *(_draft_row(draft, f"{draft['ratio']:.1f}×") for draft in matching)])
+    elif matching:
         render.line("To measure the speed-up of each: add --measure")
     if matching:
         render.line("\nTo create a pair with one of them:")
@@ -313,20 +306,13 @@ def drafts(report: dict[str, Any]) -> None:
             render.line(f"cannot use {draft['name']} ({draft['origin']}): {draft['reason']}")
 
 
-def _draft_row(draft: dict[str, Any], *figures: str) -> list[str]:
-    label, size = _DRAFT_LABELS[draft["kind"]], format_size(draft["size"])
-    return [draft["name"], label, size, *figures, draft["origin"]]
-
-
-def _format_gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
+def _format_gain(gain: dict[str, Any] | None) -> list[str]:
     if gain is None:
-        return "", "not measured", ""
+        return ["", "not measured", ""]
     low, high = gain["acceptance_low"], gain["acceptance_high"]
     accepted = f"{gain['acceptance']:.0%} ({low:.0%} to {high:.0%})"
     speed_up = f"{gain['speed_up']:.2f}× ({gain['low']:.2f} to {gain['high']:.2f})"
-    if gain["speed_up"] < 1:
-        speed_up += ", slower"
-    return accepted, speed_up, str(gain["depth"])
+    return [accepted, speed_up + ", slower" * (gain["speed_up"] < 1), str(gain["depth"])]
 
 
 def format_retry(retry: dict[str, Any]) -> str:
@@ -358,9 +344,7 @@ def offers(repository: str, quantizations: list[dict[str, Any]]) -> None:
     rows = [["QUANTIZATION", "SIZE", "FITS?", ""]]
     for entry in quantizations:
         chosen = "taken" if entry["taken"] else ""
-        rows.append(
-            [entry["quant"], format_size(entry["size"]), _FITS_LABELS[entry["fits"]], chosen]
-        )
+        rows.append([entry["quant"], format_size(entry["size"]), entry["fits"] or "", chosen])
     render.table(rows)
     if len(quantizations) > 1:
         render.line(f"To choose another: localspec pull {repository}:QUANTIZATION")

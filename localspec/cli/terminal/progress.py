@@ -1,10 +1,12 @@
-"""Progress on stderr: a bar on a terminal, and a few lines anywhere else."""
+"""What is shown on stderr during a wait: a spinner with the reason, or a bar with the progress."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from localspec.cli.terminal import layout
@@ -14,10 +16,6 @@ from localspec.cli.terminal.render import harmless, is_drawn_on, stderr
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
 from localspec.files import format_size
-
-# ------------------------------------------------------------------------ spinner
-# A spinner on stderr while a command waits for the first word, with the reason for the wait.
-
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S = 0.1
@@ -32,9 +30,7 @@ class Spinner:
     def __init__(self, client: Client, default_text: str = "reading") -> None:
         """Start the spinner. `default_text` is shown where the daemon's status has no better reason."""
         self._default_text = default_text
-        self._progress_text = (
-            ""  # from the answer's stream; while it is empty, the daemon's status is used
-        )
+        self._progress_text = ""  # from the answer's stream; the daemon's status where it is empty
         # A client of its own, because the other one is in use, and this one must never start a daemon.
         self._client = Client(client.socket_path, autostart=False)
         self._ended = threading.Event()
@@ -95,7 +91,15 @@ class Spinner:
         return self._default_text
 
 
-# ------------------------------------------------------------------------ progress
+@contextlib.contextmanager
+def spinning(client: Client, text: str) -> Iterator[None]:
+    """Show a spinner during the block, if stderr is a terminal that can draw one."""
+    spinner = Spinner(client, text) if is_drawn_on(sys.stderr) else None
+    try:
+        yield
+    finally:
+        if spinner:
+            spinner.stop()
 
 
 _MAX_BAR_CELLS = 24
@@ -109,8 +113,7 @@ class Progress:
     def __init__(self, name: str) -> None:
         self._name = name
         self._is_drawn = False
-        self._last_line = ("", -1)
-        self._last_attempt = ("", 0)
+        self._shown: dict[str, object] = {}  # what the last line of each kind was about
         self._start_time = time.monotonic()
         self._terminal = is_drawn_on(sys.stderr)
 
@@ -139,9 +142,14 @@ class Progress:
 
         `rate` is in bytes per second. `waiting` describes the next attempt after an error.
         """
-        parts = self._make_parts(doing, done, total, rate, seconds_left)
-        if waiting:
-            parts = [parts[0], harmless(format_retry(waiting), lines=False), *parts[2:]]
+        parts = [self._name, format_retry(waiting) if waiting else doing]
+        if total:
+            parts += [f"{100 * done // total}%", f"{format_size(done)} of {format_size(total)}"]
+        if rate:
+            parts.append(f"{format_size(rate)}/s")
+        if seconds_left:
+            parts.append(f"{format_span(seconds_left)} left")
+        parts = [harmless(part, lines=False) for part in parts]
         if self._terminal:
             columns = (layout.width(sys.stderr) or 80) - 1
             bar_cells = min(_MAX_BAR_CELLS, columns - len("  ".join(parts)) - 2)
@@ -151,25 +159,15 @@ class Progress:
             self._is_drawn = True
             stderr(f"\r{layout.join_fitting(parts, columns)}\x1b[K")
             return
-        if waiting:
-            attempt = (waiting["cause"], waiting["attempt"])
-            if attempt != self._last_attempt:
-                self._last_attempt = attempt
-                stderr("  ".join(parts) + "\n")
+        # In a log, one line for every attempt, or for every tenth.
+        step = (
+            (waiting["cause"], waiting["attempt"])
+            if waiting
+            else (doing, 10 * done // total if total else -1)
+        )
+        kind = "attempt" if waiting else "share"
+        is_early = time.monotonic() - self._start_time <= _QUIET_S
+        if self._shown.get(kind) == step or (is_early and not waiting):
             return
-        share = 10 * done // total if total else -1  # one line for every tenth
-        if (doing, share) != self._last_line and time.monotonic() - self._start_time > _QUIET_S:
-            self._last_line = (doing, share)
-            stderr("  ".join(parts) + "\n")
-
-    def _make_parts(
-        self, doing: str, done: int, total: int, rate: float, seconds_left: float | None
-    ) -> list[str]:
-        parts = [self._name, doing]
-        if total:
-            parts += [f"{100 * done // total}%", f"{format_size(done)} of {format_size(total)}"]
-        if rate:
-            parts.append(f"{format_size(rate)}/s")
-        if seconds_left:
-            parts.append(f"{format_span(seconds_left)} left")
-        return [harmless(part, lines=False) for part in parts]
+        self._shown[kind] = step
+        stderr("  ".join(parts) + "\n")

@@ -65,7 +65,7 @@ class MarkdownPrinter(Printer):
     """A printer that draws Markdown while it is being generated."""
 
     def __init__(self, beginning: str = "") -> None:
-        """Create a printer. `beginning` is text that was shown before; the answer continues its last line."""
+        """Create a printer. The answer continues the last line of `beginning`, which was shown before."""
         from localspec.cli.terminal.markdown import Screen
 
         self._screen = Screen(harmless(beginning))
@@ -84,13 +84,9 @@ def printer(*, plain: bool = False, tinted: bool = False, beginning: str = "") -
 
     `beginning` is the part of the answer that was shown before.
     """
-    if not is_drawn_on(sys.stdout):
+    if not is_drawn_on(sys.stdout) or (plain and not tinted):
         return Printer()
-    if tinted:
-        return DraftPrinter()
-    if plain:
-        return Printer()
-    return MarkdownPrinter(beginning)
+    return DraftPrinter() if tinted else MarkdownPrinter(beginning)
 
 
 def reasoning(piece: str) -> None:
@@ -180,17 +176,28 @@ def end_of_text() -> None:
         text("\n")
 
 
+def whole_text(answer: str) -> None:
+    """Print an answer that is complete."""
+    text(answer)
+    end_of_text()
+
+
+def answer(text_: str, *, plain: bool = False) -> None:
+    """Print an answer of the history as it was shown, or as it is if `plain`."""
+    shown = printer(plain=plain)
+    shown.text(text_, [])
+    shown.close()
+
+
 def record(value: object) -> None:
     """Print a value as one line of JSON. Characters that are not harmless are written as JSON escapes."""
     import json
     import re
 
-    def escaped(match: re.Match[str]) -> str:
-        return f"\\u{ord(match[0]):04x}"
-
     encoded = json.dumps(value, ensure_ascii=False)
     unsafe = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-    sys.stdout.write(re.sub(unsafe, escaped, encoded) + "\n")
+    escaped = re.sub(unsafe, lambda match: f"\\u{ord(match[0]):04x}", encoded)
+    sys.stdout.write(f"{escaped}\n")
 
 
 def line(message: str) -> None:
@@ -208,14 +215,15 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     from localspec.cli.terminal import layout
 
     safe_rows = [[harmless(cell, lines=False) for cell in row] for row in rows]
-    for line_ in layout.table(safe_rows, layout.width(sys.stdout)):
-        _write(sys.stdout, f"{line_}\n")
+    _write(
+        sys.stdout,
+        "".join(f"{each}\n" for each in layout.table(safe_rows, layout.width(sys.stdout))),
+    )
 
 
 def fields(rows: Sequence[tuple[str, str]]) -> None:
     """Print names with their texts beside them."""
-    for line_ in format_fields(rows):
-        _write(sys.stdout, f"{line_}\n")
+    _write(sys.stdout, "".join(f"{each}\n" for each in format_fields(rows)))
 
 
 def format_fields(rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -223,7 +231,7 @@ def format_fields(rows: Sequence[tuple[str, str]]) -> list[str]:
     from localspec.cli.terminal import layout
 
     safe_rows = [
-        (harmless(name, lines=False), harmless(text_, lines=False)) for name, text_ in rows
+        (harmless(name, lines=False), harmless(value, lines=False)) for name, value in rows
     ]
     return layout.fields(safe_rows, layout.width(sys.stdout))
 
@@ -239,13 +247,13 @@ def highlighted(label: str, text: str, start: int, end: int) -> None:
 
 def path(name: object) -> None:
     """Print a path alone on its line, for programs that read it. On a terminal it is made harmless."""
-    name_text = str(name)
-    _write(sys.stdout, f"{harmless(name_text) if sys.stdout.isatty() else name_text}\n")
+    text_ = harmless(str(name)) if sys.stdout.isatty() else str(name)
+    _write(sys.stdout, f"{text_}\n")
 
 
 def error(message: str) -> None:
     """Print an error message."""
-    stderr(f"{_fit_to_terminal(sys.stderr, f'localspec: {message}')}\n")
+    note(f"localspec: {message}")
 
 
 def traceback() -> None:

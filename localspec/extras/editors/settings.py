@@ -272,9 +272,7 @@ SETTINGS = {
         "LOCALSPEC_API_KEY and ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY in its environment.",
     ),
     "jetbrains": EditorSettings(
-        "~/.jetbrains/acp.json, for the AI chat of JetBrains' editors",
-        _jetbrains,
-        server="acp",
+        "~/.jetbrains/acp.json, for the AI chat of JetBrains' editors", _jetbrains, server="acp"
     ),
     "vscode": EditorSettings(
         "VS Code's settings.json, for the extension llama.vscode", _vscode, tcp=True

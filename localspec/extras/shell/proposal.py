@@ -187,10 +187,7 @@ _DESTRUCTIVE = tuple(
             r"(?:/\S*/)?(?:\w{0,2}sh|python3?|perl|ruby|node)(?![\w.-])",
             "runs what it downloads",
         ),
-        (
-            r"(?:sh|eval|source|\.)\s[^|;&]*[<$`]\(?\s*(?:curl|wget)\b",
-            "runs what it downloads",
-        ),
+        (r"(?:sh|eval|source|\.)\s[^|;&]*[<$`]\(?\s*(?:curl|wget)\b", "runs what it downloads"),
     )
 )
 

@@ -18,11 +18,7 @@ _DIFF_OPTIONS = (
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
 # References that exist during an operation for which git has already written a message.
-_OPERATIONS = {
-    "MERGE_HEAD": "merge",
-    "CHERRY_PICK_HEAD": "cherry-pick",
-    "REVERT_HEAD": "revert",
-}
+_OPERATIONS = {"MERGE_HEAD": "merge", "CHERRY_PICK_HEAD": "cherry-pick", "REVERT_HEAD": "revert"}
 
 
 class Patch(NamedTuple):

@@ -13,11 +13,7 @@ from localspec.cli.terminal.figures import (
     format_speed_up,
 )
 
-KINDS = {
-    "complete": "complete (FIM)",
-    "json": "JSON by schema",
-    "unknown": "not recorded",
-}
+KINDS = {"complete": "complete (FIM)", "json": "JSON by schema", "unknown": "not recorded"}
 _NOISE = 0.03  # a speed-up closer to 1 may be noise
 NOT_MEASURED = "not measured"
 COLUMNS = ("ANSWERS", "TOKENS", "TIME", "TOKENS/S", "ACCEPTED", "SPEED-UP", "SAVED")

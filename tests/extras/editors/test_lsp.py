@@ -110,11 +110,7 @@ def test_existing_text_is_trimmed_from_suggestions(
 
 
 def test_an_item_of_a_menu_begins_with_the_word_at_the_cursor() -> None:
-    assert lsp.make_menu_item("ytree(a)", "x = shutil.cop") == (
-        "copytree(a)",
-        "copytree(a)",
-        "cop",
-    )
+    assert lsp.make_menu_item("ytree(a)", "x = shutil.cop") == ("copytree(a)", "copytree(a)", "cop")
     assert lsp.make_menu_item("\n    b\nc", "a:") == ("b…", "\n    b\nc", "")
     label, text, back = lsp.make_menu_item("y" * 99, "x ")
     assert (len(label), text, back) == (61, "y" * 99, "")

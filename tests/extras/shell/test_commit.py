@@ -49,11 +49,7 @@ def home() -> Iterator[Home]:
     """Yield a home whose scripted model writes commit messages."""
     with scripted_home() as home:
         with_program(home)
-        home.environment |= {
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_CONFIG_NOSYSTEM": "1",
-            **WHO,
-        }
+        home.environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", **WHO}
         yield home
 
 
@@ -207,9 +203,7 @@ def test_without_a_terminal_the_message_is_printed_and_nothing_committed(
     assert repository.commits() == 0
 
 
-def test_the_template_gets_the_diff_the_words_and_the_last_subjects(
-    repository: Repository,
-) -> None:
+def test_the_template_gets_the_diff_the_words_and_the_last_subjects(repository: Repository) -> None:
     file = repository.home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "raw <$recent> $input"')
@@ -575,9 +569,7 @@ def test_ctrl_c_reaches_the_editor(repository: Repository) -> None:
     assert repository.commits() == 0
 
 
-def test_all_changes_of_tracked_files_are_committed_with_a(
-    repository: Repository,
-) -> None:
+def test_all_changes_of_tracked_files_are_committed_with_a(repository: Repository) -> None:
     set_answer(repository.home, "Change a")
     assert "git cannot show" in repository.run("-a").stderr  # There is no commit yet.
     repository.stage("a", "a\n")
@@ -684,11 +676,7 @@ def test_the_command_that_is_shown_for_vim_uses_a_proposal(
 @pytest.mark.parametrize("words", [(), ("-v",), ("--no-status",), ("--cleanup=scissors",)])
 @pytest.mark.parametrize("template", ["", "#1: \n"])
 def test_a_proposal_is_a_comment_with_any_sign(
-    repository: Repository,
-    using: dict[str, str],
-    sign: str,
-    words: tuple[str, ...],
-    template: str,
+    repository: Repository, using: dict[str, str], sign: str, words: tuple[str, ...], template: str
 ) -> None:
     set_answer(repository.home, "Add a\n\nBecause.")
     repository.hook()
