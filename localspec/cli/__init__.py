@@ -113,7 +113,6 @@ def _run_guarded(command: Callable[[], int], *, debug: bool) -> int:
 
 
 def _describe_error(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and the message for a command that ended with `error`."""
     from localspec.errors import LocalspecError
 
     if isinstance(error, KeyboardInterrupt):

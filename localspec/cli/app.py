@@ -96,13 +96,11 @@ class Group(click.Group):
         return self.commands[name].get_short_help_str(200)
 
     def _unknown_command_message(self, ctx: click.Context, word: str, others: list[str]) -> str:
-        """Return the error message for an unknown command, with a suggestion if there is one."""
         if suggestion := self._guess_command(ctx, word):
             return f"No such command '{word}'; did you mean {suggestion}?"
         return f"No such command '{word}'; see: {ctx.command_path} --help"
 
     def _guess_command(self, ctx: click.Context, word: str) -> str:
-        """Return the command that a word probably means, or an empty string if none is close."""
         names = self.list_commands(ctx)
         known_words = self.hints.get(word) or self.synonyms.get(word)
         if known_words and (known_words[0] in names or known_words[0].startswith("-")):
@@ -171,11 +169,8 @@ def require_consent(*, yes: bool, question: str = "") -> None:
 
     Every command that deletes calls this before it does anything. `yes` is `--yes`. Without it, somebody must
     have typed the command at a terminal. There, `question` is asked, unless it is empty: a thing that was
-    named is deleted without a question.
-
-    Raises:
-        UsageError: there is neither `--yes` nor a terminal.
-        LocalspecError: the answer was no.
+    named is deleted without a question. Raises UsageError if there is neither `--yes` nor a terminal, and
+    LocalspecError if the answer was no.
     """
     if yes:
         return

@@ -37,9 +37,8 @@ MAX_TITLE_CHARS = 1000  # the daemon's limit, of which it keeps the beginning of
 def run(options: AskOptions) -> int:
     """Ask a question, print the answer and return the exit code.
 
-    Raises:
-        UsageError: there is nothing to ask, or options exclude each other.
-        LocalspecError: no daemon is running, or it answered with an error.
+    Raises UsageError if there is nothing to ask, or options exclude each other, and LocalspecError if no
+    daemon is running, or it answered with an error.
     """
     _check_exclusive(options)
     if options.query:
@@ -110,7 +109,6 @@ def _is_about_last(options: AskOptions) -> bool:
 
 
 def _print_last_answer(options: AskOptions) -> int:
-    """Print the last answer of the history, or its code."""
     from localspec.cli.terminal import extract
     from localspec.client.conversations import ConversationsClient
 
@@ -132,7 +130,6 @@ def _print_last_answer(options: AskOptions) -> int:
 def _finish(
     client: Client, response: dict[str, Any], request: dict[str, Any], options: AskOptions
 ) -> int:
-    """Print the notes that follow an answer and return the exit code."""
     print_notes(response)
     cut_off = _report_if_cut_off(response, request)
     if options.usage:
@@ -151,7 +148,6 @@ def _finish(
 
 
 def _report_if_cut_off(response: dict[str, Any], request: dict[str, Any]) -> bool:
-    """Print that the answer was cut off and how to continue it; return whether it was."""
     if not (response.get("localspec") or {}).get("limit"):
         return False
     from localspec.cli.terminal import hints
@@ -191,7 +187,6 @@ def print_notes(response: dict[str, Any]) -> None:
 
 
 def _check_exclusive(options: AskOptions) -> None:
-    """Raise UsageError if options exclude each other."""
     flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
     for group in EXCLUSIVE:
         used = [flags.get(name, f"--{name}") for name in group if getattr(options, name)]

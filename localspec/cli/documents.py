@@ -64,8 +64,7 @@ _PDFTOTEXT_TIMEOUT_S = 60.0
 def pdf_text(name: str, data: bytes | None = None) -> str:
     """Return the text of a PDF document, as extracted by pdftotext: of `data`, or else of the file.
 
-    Raises:
-        UsageError: pdftotext is not installed, cannot read the document, or finds no text in it.
+    Raises UsageError if pdftotext is not installed, cannot read the document, or finds no text in it.
     """
     path = str(Path(name).absolute()) if data is None else "-"
     command = ["pdftotext", "-layout", "-enc", "UTF-8", path, "-"]
@@ -103,10 +102,8 @@ _GENERATED_FOLDERS = {"node_modules", "__pycache__", "venv", "target", "build", 
 def list_text_files(folder: str) -> list[str]:
     """Return the text files in a folder and below it, and summarize them on stderr.
 
-    Files that git ignores, hidden files and very large ones are left out.
-
-    Raises:
-        UsageError: there are none, or more than any context holds.
+    Files that git ignores, hidden files and very large ones are left out. Raises UsageError if there are
+    none, or more than any context holds.
     """
     files, omitted, total = list[str](), dict[str, list[str]](), 0
     for name in _list_with_git(folder) or _walk(folder):

@@ -70,9 +70,7 @@ def resolve_pair(name: str) -> str:
 def resolve_query(options: AskOptions) -> AskOptions:
     """Return the options with `model` set to the pair that -q names, if -q was given.
 
-    Raises:
-        UsageError: -m was given too.
-        ModelNotFound: no installed pair has such a name.
+    Raises UsageError if -m was given too, and ModelNotFound if no installed pair has such a name.
     """
     if not options.query:
         return options
@@ -107,10 +105,8 @@ def resolve_model(name: str) -> str:
 def read_stdin() -> str:
     """Return all of standard input as text, or an empty string if it was attached to the question.
 
-    Bytes that are not UTF-8 are replaced, because a diff or a log may have some. A note says how many.
-
-    Raises:
-        UsageError: it is not text, or larger than the limit.
+    Bytes that are not UTF-8 are replaced, because a diff or a log may have some. A note says how many. Raises
+    UsageError if it is not text, or larger than the limit.
     """
     data = b"" if _attached_stdin else _read_bytes(sys.stdin)
     from localspec.attached_files import is_pdf
@@ -166,7 +162,6 @@ def _read_bytes(stream: TextIO) -> bytes:
 
 @cache
 def _decode_leniently(data: bytes) -> str:
-    """Decode UTF-8 and print a note about replaced bytes, if there are any."""
     data = data.removeprefix(codecs.BOM_UTF8)
     replaced = 0
 
@@ -225,10 +220,8 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
     """Return the text of every file, in the given order; `-` is stdin.
 
     A file that is named twice is included once. It has its name above it and fences around it, unless
-    `labelled` is false.
-
-    Raises:
-        UsageError: nothing matches a pattern, or a file is a folder, cannot be read or is not text.
+    `labelled` is false. Raises UsageError if nothing matches a pattern, or a file is a folder, cannot be read
+    or is not text.
     """
     parts = []
     for name in expand_patterns(patterns):
@@ -249,10 +242,8 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
 def read_attachments(patterns: list[str]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the patterns of files that are text, and the others as parts of a message.
 
-    These are pictures, and PDF documents if the daemon can read them.
-
-    Raises:
-        UsageError: nothing matches a pattern, or the files are too large.
+    These are pictures, and PDF documents if the daemon can read them. Raises UsageError if nothing matches a
+    pattern, or the files are too large.
     """
     attached: list[tuple[str, bytes]] = []
     rest: list[str] = []
@@ -327,10 +318,8 @@ def _to_part(name: str, data: bytes) -> dict[str, Any]:
 def expand_patterns(patterns: Sequence[str]) -> list[str]:
     """Return the names of all files that match the patterns, without duplicates.
 
-    The order is that of the patterns. "-" stands for stdin.
-
-    Raises:
-        UsageError: nothing matches, or a folder has no texts.
+    The order is that of the patterns. "-" stands for stdin. Raises UsageError if nothing matches, or a folder
+    has no texts.
     """
     names: dict[str, None] = {}
     for pattern in patterns:
@@ -370,8 +359,7 @@ def _expand_pattern(pattern: str) -> list[str]:
 def read_text(name: str) -> str:
     """Return the text of a file: UTF-8, UTF-16 with a byte order mark, a PDF document or a notebook.
 
-    Raises:
-        UsageError: the file cannot be read, or is not text.
+    Raises UsageError if the file cannot be read, or is not text.
     """
     import shlex
     from pathlib import Path
@@ -433,8 +421,7 @@ def describe_kind(data: bytes) -> str:
 def load_schema(name: str) -> dict[str, Any]:
     """Return a JSON schema from a file, or from the argument itself if that begins with a brace.
 
-    Raises:
-        UsageError: it cannot be read, or is not a JSON object.
+    Raises UsageError if it cannot be read, or is not a JSON object.
     """
     text = name if name.lstrip().startswith("{") else read_text(name)
     try:

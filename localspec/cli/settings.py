@@ -46,11 +46,7 @@ def show(*, as_json: bool = False) -> None:
 
 
 def get(key: str) -> None:
-    """Print the value of one key that is in effect.
-
-    Raises:
-        UsageError: there is no such key.
-    """
+    """Print the value of one key that is in effect. Raises UsageError if there is no such key."""
     current, key = config.load_config(default_paths().config_file), config.resolve_key(key)
     _require_known_key(key)
     value = getattr(current, key)
@@ -81,7 +77,6 @@ def _require_known_key(key: str) -> None:
 
 
 def _validate(key: str, text: str) -> Any:
-    """Return the value that `text` is for a key. Raises UsageError with what is allowed."""
     try:
         return config.check_value(key, config.parse_value(key, text))
     except ValueError as error:
@@ -135,7 +130,6 @@ def _parse_config(file: Path, data: bytes) -> config.Config:
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """Return the value to set. Raises UsageError if nobody can use it."""
     parsed = config.parse_value(key, text)
     if key == "threads" and type(parsed) is int and parsed > (cores := usable_cores()):
         raise UsageError(
@@ -196,7 +190,6 @@ def _notify_daemon(key: str) -> dict[str, Any] | None:
 def _print_change(
     key: str, old_config: config.Config, new_config: config.Config, response: dict[str, Any] | None
 ) -> None:
-    """Print what has changed, from when it applies and what it costs."""
     if key in config.KEYS:
         old, new = (_format_value(key, getattr(each, key)) for each in (old_config, new_config))
         changes = f"{old} → {new}" if old != new else f"{new}, as before"
@@ -328,8 +321,7 @@ def _write(file: Path, data: bytes) -> None:
 def edit() -> None:
     """Let a person edit a copy, which replaces the file when it is valid.
 
-    Raises:
-        UsageError: the copy was wrong and the file was not changed.
+    Raises UsageError if the copy was wrong and the file was not changed.
     """
     file, default = default_paths().config_file, config.Config()
     text = config.decode_file(_read_bytes(file)).encode("utf-8", "replace").decode()

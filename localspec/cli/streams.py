@@ -93,7 +93,6 @@ def end_by_signal(number: int) -> None:
 
 
 def _open_null_as(flags: int, number: int) -> None:
-    """Open the null device as file descriptor `number`."""
     descriptor = os.open(os.devnull, flags)
     if descriptor != number:
         os.dup2(descriptor, number)

@@ -116,8 +116,7 @@ def names() -> list[str]:
 def path(name: str) -> Path:
     """Return the file of a template.
 
-    Raises:
-        UsageError: there is no such template, or it is built in and has no file.
+    Raises UsageError if there is no such template, or it is built in and has no file.
     """
     file = folder() / f"{name}.toml"
     if _NAME.fullmatch(name) and file.exists():
@@ -136,8 +135,7 @@ def path(name: str) -> Path:
 def text(name: str) -> str:
     """Return the text of a template's file, whether it is valid or not.
 
-    Raises:
-        UsageError: there is no such template, or its file cannot be read.
+    Raises UsageError if there is no such template, or its file cannot be read.
     """
     return _read_bytes(name).decode(errors="replace")
 
@@ -261,10 +259,7 @@ class Template:
         """Load the template `options.template` with the values `options.values` for its parameters.
 
         `known` has values for parameters that need none on the command line, whether or not the template uses
-        them.
-
-        Raises:
-            UsageError: there is no such template, it is wrong, or it has no such parameters.
+        them. Raises UsageError if there is no such template, it is wrong, or it has no such parameters.
         """
         self._name = options.template or ""
         keys = read(self._name)
@@ -285,10 +280,8 @@ class Template:
     def question(self, text: str) -> str:
         """Return the prompt with `text` in the place of $input, or followed by it without $input.
 
-        It also sets the system message of `options`, which may name $input too.
-
-        Raises:
-            UsageError: the question would be empty, or there is nothing for $input.
+        It also sets the system message of `options`, which may name $input too. Raises UsageError if the
+        question would be empty, or there is nothing for $input.
         """
         variables = _variables(self._prompt)
         if INPUT_VARIABLE in variables + _variables(self._system or "") and not text.strip():
@@ -325,21 +318,12 @@ def _merge_options(options: AskOptions, keys: dict[str, Any]) -> AskOptions:
     return options.changed(**changes)
 
 
-def apply_template(
-    options: AskOptions, text: str, known: Mapping[str, str] | None = None
-) -> tuple[AskOptions, str]:
-    """Return the options, completed by the template's, and the question about `text`."""
-    template = Template(options, known)
-    return template.options, template.question(text)
-
-
 def save(options: AskOptions) -> None:
     """Write the words and options as the template `options.save`.
 
-    Raises:
-        UsageError: the name is not valid, there is nothing to save, some option cannot be saved, or such a
-            template exists and there is no terminal to ask at.
-        LocalspecError: the person at the terminal does not want it replaced.
+    Raises UsageError if the name is not valid, there is nothing to save, some option cannot be saved, or such
+    a template exists and there is no terminal to ask at, and LocalspecError if the person at the terminal
+    does not want it replaced.
     """
     name = options.save or ""
     _check_name(name)
@@ -393,8 +377,7 @@ def _check_name(name: str) -> None:
 def _make_permanent(key: str, value: Any) -> Any:
     """Return an option's value with absolute paths and clean text.
 
-    Raises:
-        UsageError: the name of a file or pair is not UTF-8, which a template must be.
+    Raises UsageError if the name of a file or pair is not UTF-8, which a template must be.
     """
     result: Any
     if key == "files":
@@ -423,8 +406,7 @@ def _write(file: Path, text: str) -> None:
 def edit(name: str) -> None:
     """Let a person edit a copy, which becomes the template when it is valid.
 
-    Raises:
-        UsageError: the name is not valid, or the copy is wrong and the template was not changed.
+    Raises UsageError if the name is not valid, or the copy is wrong and the template was not changed.
     """
     _check_name(name)
     file = folder() / f"{name}.toml"
@@ -448,11 +430,7 @@ def edit(name: str) -> None:
 
 
 def remove(template_names: list[str]) -> None:
-    """Delete all of these templates, or none.
-
-    Raises:
-        UsageError: one of them does not exist.
-    """
+    """Delete all of these templates, or none. Raises UsageError if one of them does not exist."""
     for file in [path(name) for name in dict.fromkeys(template_names)]:
         file.unlink()
         render.line(f"Removed {file.stem}.")

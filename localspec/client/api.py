@@ -47,8 +47,6 @@ class Client:
         self.socket_path = socket_path or transport.socket_path()
         self.autostart = autostart
 
-    # ------------------------------------------------------------------ endpoints
-
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a complete chat completion."""
         return self._json("POST", "/v1/chat/completions", {**request, "stream": False})
@@ -60,9 +58,8 @@ class Client:
     def end_thoughts(self, answer: str) -> bool:
         """End the thoughts of the running chat completion with this id. Return whether it was in them."""
         body = {"id": answer, "action": "reasoning_end"}
-        return bool(
-            self._json("POST", "/v1/chat/completions/control", body, timeout=10.0)["success"]
-        )
+        response = self._json("POST", "/v1/chat/completions/control", body, timeout=10.0)
+        return bool(response["success"])
 
     def infill(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the completion that an editor would show, in llama-server's shape."""
@@ -104,8 +101,6 @@ class Client:
 
         autostart.start(self.socket_path)
         return transport.Connection(self.socket_path, timeout)
-
-    # ------------------------------------------------------------------ requests
 
     def _json(
         self, method: str, target: str, body: object = None, *, timeout: float | None = None

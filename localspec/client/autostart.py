@@ -28,11 +28,9 @@ POLL_INTERVAL_S = 0.01
 def start(socket_path: str, arguments: Sequence[str] = ()) -> bool:
     """Start the daemon and return when it listens. If several clients call this, one of them starts it.
 
-    `arguments` go to the daemon. Return False if a daemon was running already: it got none of them.
-
-    Raises:
-        NoDaemon: The daemon ended (the message gives its reason) or did not listen in time.
-        UnsafePath: The runtime folder is not private to this user.
+    `arguments` go to the daemon. Return False if a daemon was running already: it got none of them. Raises
+    NoDaemon if the daemon ended (the message gives its reason) or did not listen in time, and UnsafePath if
+    the runtime folder is not private to this user.
     """
     locations = paths.default_paths()
     paths.make_private_directory(locations.runtime)
@@ -67,11 +65,9 @@ def replace(socket_path: str, *, allowed: bool) -> None:
 def end_unresponsive() -> bool:
     """End the daemon that holds the lock but does not respond. Return False if there is none."""
     lock = paths.default_paths().lock
-    try:
-        descriptor = paths.open_file(lock, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
+    with _opened(lock) as descriptor:
+        if descriptor is None:
+            return False
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             if _is_free(descriptor):
                 return signal_number is signal.SIGKILL
@@ -82,18 +78,23 @@ def end_unresponsive() -> bool:
             while not _is_free(descriptor) and time.monotonic() < deadline:
                 time.sleep(POLL_INTERVAL_S)
         return _is_free(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_lock_held(lock: Path) -> bool:
     """Return whether a daemon still holds the lock: it removes its socket a moment earlier."""
+    with _opened(lock) as descriptor:
+        return descriptor is not None and not _is_free(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(lock: Path) -> Iterator[int | None]:
     try:
         descriptor = paths.open_file(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
-        return False
+        yield None
+        return
     try:
-        return not _is_free(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -111,12 +112,10 @@ def _is_free(descriptor: int) -> bool:
 def until_gone() -> Iterator[None]:
     """Wait after the block, which asks the daemon to end, until that daemon has released its lock.
 
-    A daemon releases the lock last. A listening socket proves nothing: it may be systemd's, which
-    would start another daemon. A held lock proves as little: another daemon may hold it already.
-    So the wait ends when the process that held the lock at first does not hold it any more.
-
-    Raises:
-        Unavailable: The daemon holds the lock after STOP_TIMEOUT_S.
+    A daemon releases the lock last. A listening socket proves nothing: it may be systemd's, which would start
+    another daemon. A held lock proves as little: another daemon may hold it already. So the wait ends when
+    the process that held the lock at first does not hold it any more. Raises Unavailable if the daemon holds
+    the lock after STOP_TIMEOUT_S.
     """
     from localspec.client import api
 
@@ -126,9 +125,8 @@ def until_gone() -> Iterator[None]:
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while is_lock_held(lock) and _read_holder(lock) == old_holder:
         if time.monotonic() > deadline:
-            raise errors.Unavailable(
-                f"The daemon did not stop within {STOP_TIMEOUT_S:.0f} seconds."
-            )
+            message = f"The daemon did not stop within {STOP_TIMEOUT_S:.0f} seconds."
+            raise errors.Unavailable(message)
         time.sleep(POLL_INTERVAL_S)
     api.Client.daemon_version = None
 
@@ -191,7 +189,10 @@ def _start_lock(lock: Path, deadline: float) -> Iterator[None]:
 def _spawn(
     socket_path: str, locations: paths.Paths, deadline: float, arguments: Sequence[str]
 ) -> None:
-    """Start a detached daemon and wait until it listens."""
+    """Start a detached daemon and wait until it listens.
+
+    Raises NoDaemon if the daemon ended, or did not listen in time.
+    """
     home = os.environ.get("LOCALSPEC_HOME")
     environment = {**os.environ, "LOCALSPEC_HOME": str(Path(home).absolute())} if home else None
     # A pipe instead of a file, because the disk may be full. It is read only if the start fails.
@@ -208,40 +209,24 @@ def _spawn(
     )
     os.close(write_end)
     try:
-        _wait_until_listening(process, socket_path, locations, deadline, read_end)
+        while not listens(socket_path):
+            if process.poll() is not None:
+                if listens(socket_path):
+                    return  # another daemon held the lock and is ready now
+                raise errors.NoDaemon(f"The daemon did not start: {_read_last_line(read_end)}")
+            if time.monotonic() > deadline:
+                raise errors.NoDaemon(
+                    f"The daemon did not start listening within {START_TIMEOUT_S:.0f} s; see its log: "
+                    f"{locations.log}"
+                )
+            time.sleep(POLL_INTERVAL_S)
     finally:
         os.close(read_end)
-
-
-def _wait_until_listening(
-    process: subprocess.Popen[bytes],
-    socket_path: str,
-    locations: paths.Paths,
-    deadline: float,
-    read_end: int,
-) -> None:
-    """Wait until the daemon listens.
-
-    Raises:
-        NoDaemon: The daemon ended, or did not listen in time.
-    """
-    while not listens(socket_path):
-        if process.poll() is not None:
-            if listens(socket_path):
-                return  # another daemon held the lock and is ready now
-            raise errors.NoDaemon(f"The daemon did not start: {_read_last_line(read_end)}")
-        if time.monotonic() > deadline:
-            raise errors.NoDaemon(
-                f"The daemon did not start listening within {START_TIMEOUT_S:.0f} s; see its log: "
-                f"{locations.log}"
-            )
-        time.sleep(POLL_INTERVAL_S)
     # The daemon outlives this client. A return code avoids a ResourceWarning when `process` is collected.
     process.returncode = 0
 
 
 def _read_last_line(read_end: int) -> str:
-    """Return the last line that the daemon wrote before it ended."""
     output = b""
     with contextlib.suppress(BlockingIOError):  # a child of the daemon may hold the pipe open
         while data := os.read(read_end, 65536):

@@ -29,18 +29,13 @@ class PairsClient(Client):
         Raises:
             ModelNotFound: There is none. The message names the installed pairs.
         """
-        pairs = self.pairs(everything=True)["pairs"]
-        parts = [part.lower() for part in parts]
+        pairs, parts = self.pairs(everything=True)["pairs"], [part.lower() for part in parts]
         matches = [pair for pair in pairs if all(part in pair["name"].lower() for part in parts)]
-        installed = sorted(
-            (pair["name"] for pair in matches if pair["here"]), key=lambda n: (len(n), n)
-        )
-        if installed:
-            return str(installed[0])
+        if installed := [str(pair["name"]) for pair in matches if pair["here"]]:
+            return min(installed, key=lambda name: (len(name), name))
+        hint = f"installed: {', '.join(pair['name'] for pair in pairs if pair['here'])}"
         if matches:
             hint = f"to download one that does: localspec pull {matches[0]['name']}"
-        else:
-            hint = f"installed: {', '.join(pair['name'] for pair in pairs if pair['here'])}"
         quoted = " and ".join(f"'{part}'" for part in parts)
         raise ModelNotFound(f"No installed pair has {quoted} in its name; {hint}")
 
@@ -48,41 +43,23 @@ class PairsClient(Client):
         return self._json("GET", f"/localspec/pairs/{quote(name, safe='')}?context={context}")
 
     def add(
-        self,
-        name: str,
-        target: str,
-        draft: str | None,
-        roles: list[str],
-        *,
-        no_draft: bool = False,
-        replace: bool = False,
-        hash_now: bool = True,
-        pooling: str | None = None,
-        projector: str | None = None,
-        no_projector: bool = False,
+        self, name: str, target: str, draft: str | None, roles: list[str], **options: Any
     ) -> dict[str, Any]:
         """Add a pair from files: absolute paths, or Ollama's names.
 
-        Without `hash_now` the files are hashed when the pair is loaded.
+        `options` are other fields of the request. Without `hash_now` the files are hashed when the pair is
+        loaded.
         """
-        body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
-        options = {
-            "no_draft": no_draft,
-            "hash_now": hash_now,
-            "pooling": pooling,
-            "projector": projector,
-            "no_projector": no_projector,
-        }
-        return self._json("POST", "/localspec/pairs", {**body, **options})
+        body = {"name": name, "target": target, "draft": draft, "roles": roles, **options}
+        return self._json("POST", "/localspec/pairs", body)
 
     def add_upstream(self, name: str, upstream: str, **settings: Any) -> dict[str, Any]:
         """Add a pair that another server answers for.
 
         `settings` are the keys of models.toml, and `replace`.
         """
-        return self._json(
-            "POST", "/localspec/upstreams", {"name": name, "upstream": upstream, **settings}
-        )
+        body = {"name": name, "upstream": upstream, **settings}
+        return self._json("POST", "/localspec/upstreams", body)
 
     def remove(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pairs/{quote(name, safe='')}")
@@ -102,25 +79,14 @@ class PairsClient(Client):
     def disk(self, folders: list[str]) -> Generator[dict[str, Any], None, None]:
         """Yield progress and finally the models on this disk. `folders` are absolute paths."""
         environment = {
-            name: os.environ[name] for name in MODEL_FOLDER_VARIABLES if os.environ.get(name)
+            name: value for name in MODEL_FOLDER_VARIABLES if (value := os.environ.get(name))
         }
         body = {"folders": folders, "environment": environment}
         return self._events("POST", "/localspec/disk", body)
 
-    def start_pull(
-        self,
-        name: str,
-        *,
-        draft: str | None = None,
-        no_draft: bool = False,
-        no_projector: bool = False,
-        pair: str | None = None,
-        limit_rate: int = 0,
-    ) -> dict[str, Any]:
-        """Start a pull or join the running one, and return its state. The arguments are PullRequest's."""
-        body: dict[str, Any] = {"name": name, "draft": draft, "no_draft": no_draft, "pair": pair}
-        body |= {"no_projector": no_projector}
-        body |= {"limit_rate": limit_rate, "network": _network_variables(os.environ)}
+    def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
+        """Start a pull or join the running one, and return its state. `options`: as in PullRequest."""
+        body = {"name": name, **options, "network": _network_variables(os.environ)}
         return self._json("POST", "/localspec/pulls", body)
 
     def pulls(self) -> list[dict[str, Any]]:
@@ -137,8 +103,7 @@ class PairsClient(Client):
     def load(self, name: str = "") -> Generator[dict[str, Any], None, None]:
         """Load a pair, or the configured one if `name` is empty, and yield its state whenever that changes.
 
-        Raises:
-            LocalspecError: The pair cannot be loaded.
+        Raises LocalspecError if the pair cannot be loaded.
         """
         return self._events("POST", "/localspec/load", {"model": name})
 

@@ -65,11 +65,9 @@ class AsyncDaemon:
     ) -> _Result:
         """Return the result of `call`. Cancelling the task closes the connection, which frees the daemon.
 
-        `patient` means that a person waits for the answer. Otherwise a daemon that could not be started
-        is not started again for RESTART_DELAY_S.
-
-        Raises:
-            LocalspecError: No daemon is running, or the daemon answered with an error.
+        `patient` means that a person waits for the answer. Otherwise a daemon that could not be started is
+        not started again for RESTART_DELAY_S. Raises LocalspecError if no daemon is running, or the daemon
+        answered with an error.
         """
         autostart = patient or time.monotonic() - self._failed_at >= RESTART_DELAY_S
         client = CancellableClient(self._socket_path, autostart=autostart)

@@ -41,35 +41,31 @@ _CONNECTION_LOST = (
 def socket_path() -> str:
     """Return the path of this user's socket.
 
-    Only the two simple cases are decided here, without an import. `paths.default_paths` decides
-    the others, and a test checks that both agree.
-
-    Raises:
-        UnsafePath: The path is longer than the operating system allows.
+    Only the two simple cases are decided here, without an import. `paths.default_paths` decides the others,
+    and a test checks that both agree. Raises UnsafePath if the path is longer than the operating system
+    allows.
     """
     path = _path_without_imports()
-    if path is None or len(os.fsencode(path)) > _MAX_PATH_BYTES:
+    if not path or len(os.fsencode(path)) > _MAX_PATH_BYTES:
         from localspec import paths
 
         return str(paths.check_socket_path(paths.default_paths().socket))
     return path
 
 
-def _path_without_imports() -> str | None:
-    home = os.environ.get("LOCALSPEC_HOME")
-    if home:
+def _path_without_imports() -> str:
+    if home := os.environ.get("LOCALSPEC_HOME"):
         return os.path.join(os.path.abspath(home), "run", "localspec.sock")
-    if sys.platform != "linux":
-        return None
     standard = f"/run/user/{os.getuid()}"
-    if os.environ.get("XDG_RUNTIME_DIR") != standard:
-        return None
+    if sys.platform != "linux" or os.environ.get("XDG_RUNTIME_DIR") != standard:
+        return ""
     try:
         info = os.lstat(standard)
     except OSError:
-        return None
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        return None
+        return ""
+    is_private = info.st_uid == os.getuid() and not info.st_mode & 0o077
+    if not stat.S_ISDIR(info.st_mode) or not is_private:
+        return ""
     return os.path.join(standard, "localspec", "localspec.sock")
 
 
@@ -126,15 +122,29 @@ class Response:
         self._reader = reader
         self.status = 100
         while 100 <= self.status < 200:  # informational responses precede the final one
-            self.status = _parse_status(reader.read_line())
-            self.headers = _read_headers(reader)
+            self._read_head()
+
+    def _read_head(self) -> None:
+        parts = self._reader.read_line().split(None, 2)
+        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1."):
+            raise BadResponse("The program listening on the daemon's socket does not speak HTTP.")
+        self.status = _parse_length(parts[1], 10)
+        if not 100 <= self.status <= 599:
+            raise BadResponse(f"The daemon answered with the invalid status {self.status}.")
+        self.headers: dict[str, str] = {}
+        total = 0
+        while line := self._reader.read_line():
+            total += len(line)
+            name, colon, value = line.partition(b":")
+            if total > MAX_HEAD_BYTES or not colon:
+                raise BadResponse("The daemon's answer has invalid headers.")
+            self.headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the body in the pieces that the daemon sent.
 
-        Raises:
-            NoDaemon: The connection ended before the body did.
-            BadResponse: The framing is invalid.
+        Raises NoDaemon if the connection ended before the body did, and BadResponse if the framing is
+        invalid.
         """
         if self.status in (204, 304):
             return
@@ -163,28 +173,6 @@ class Response:
             pass  # trailers are ignored
 
 
-def _parse_status(line: bytes) -> int:
-    parts = line.split(None, 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1."):
-        raise BadResponse("The program listening on the daemon's socket does not speak HTTP.")
-    status = _parse_length(parts[1], 10)
-    if not 100 <= status <= 599:
-        raise BadResponse(f"The daemon answered with the invalid status {status}.")
-    return status
-
-
-def _read_headers(reader: Reader) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    total = 0
-    while line := reader.read_line():
-        total += len(line)
-        name, colon, value = line.partition(b":")
-        if total > MAX_HEAD_BYTES or not colon:
-            raise BadResponse("The daemon's answer has invalid headers.")
-        headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
-    return headers
-
-
 def _parse_length(text: bytes, base: int) -> int:
     """Parse a length in digits only. int() alone would accept signs, spaces and underscores."""
     digits = b"0123456789abcdefABCDEF"[: 10 if base == 10 else 22]
@@ -195,11 +183,9 @@ def _parse_length(text: bytes, base: int) -> int:
 
 def events(chunks: Iterator[bytes]) -> Iterator[str]:
     """Yield the `data` of each server-sent event. An incomplete event at the end of the stream is dropped."""
-    buffer = b""
-    data: list[bytes] = []
+    buffer, data = b"", list[bytes]()
     for chunk in chunks:
-        buffer += chunk
-        *lines, buffer = buffer.split(b"\n")
+        *lines, buffer = (buffer + chunk).split(b"\n")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
@@ -214,11 +200,8 @@ def json_events(
 ) -> Generator[dict[str, Any], None, None]:
     """Yield the JSON of each server-sent event up to [DONE].
 
-    `open_response` sends the request; it is called when the first event is requested.
-
-    Raises:
-        LocalspecError: The error event of the stream, as its own class.
-        NoDaemon: The stream ended without [DONE].
+    `open_response` sends the request; it is called when the first event is requested. Raises LocalspecError
+    if the error event of the stream, as its own class, and NoDaemon if the stream ended without [DONE].
     """
     connection, response = open_response()
     try:
@@ -251,8 +234,7 @@ class Connection:
     def __init__(self, path: str, timeout: float | None = None) -> None:
         """Connect to the socket at `path`. `timeout` limits every single wait, in seconds.
 
-        Raises:
-            NoDaemon: No daemon is listening.
+        Raises NoDaemon if no daemon is listening.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -267,10 +249,8 @@ class Connection:
     ) -> Response:
         """Send one request and read the head of its response.
 
-        Raises:
-            NoDaemon: The daemon ended the connection.
-            NoAnswer: The daemon did not respond in time.
-            BadResponse: The response is not valid HTTP.
+        Raises NoDaemon if the daemon ended the connection, and NoAnswer if the daemon did not respond in
+        time, and BadResponse if the response is not valid HTTP.
         """
         lines = [f"{method} {target} HTTP/1.1", "Host: localspec", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json", "Connection: close"]

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 def run(options: AskOptions) -> int:
     """Chat until Ctrl-D or /exit.
 
-    Raises:
-        UsageError: stdin or stdout is no terminal, or a file or template cannot be used.
-        LocalspecError: the conversation to continue does not exist.
+    Raises UsageError if stdin or stdout is no terminal, or a file or template cannot be used, and
+    LocalspecError if the conversation to continue does not exist.
     """
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("A chat needs a terminal; in a pipe, use: localspec ask")

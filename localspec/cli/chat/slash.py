@@ -73,8 +73,7 @@ class Chat:
     def say(self, text: str) -> None:
         """Send the text that a person wrote, after the attached files, which are attached only once.
 
-        Raises:
-            LocalspecError: there is nothing to ask, or no answer.
+        Raises LocalspecError if there is nothing to ask, or no answer.
         """
         parts, self.attached = [*self.attached, text], []
         question = "\n\n".join(parts)
@@ -107,9 +106,7 @@ class SlashCommand(NamedTuple):
 def run(chat: Chat, line: str) -> None:
     """Run a line such as "/name argument".
 
-    Raises:
-        UsageError: there is no such command.
-        LocalspecError: the command failed.
+    Raises UsageError if there is no such command, and LocalspecError if the command failed.
     """
     name, argument = (*line.split(None, 1), "")[:2]
     name = ALIASES.get(name, name)
@@ -122,7 +119,6 @@ def run(chat: Chat, line: str) -> None:
 
 
 def _suggestion(word: str, known_words: list[str], fallback: str) -> str:
-    """Return a suggestion such as "did you mean /regen?", or `fallback` if nothing is close."""
     match = closest(word, known_words)
     return f"did you mean {match}?" if match else fallback
 
@@ -149,11 +145,7 @@ def _file(chat: Chat, argument: str) -> None:
 
 
 def attach(chat: Chat, names: list[str]) -> None:
-    """Attach files to the next question.
-
-    Raises:
-        UsageError: one cannot be read.
-    """
+    """Attach files to the next question. Raises UsageError if one cannot be read."""
     if "-" in names:
         raise UsageError("In a chat standard input is the keyboard; name a file.")
     text = inputs.read_files(names)
@@ -231,7 +223,6 @@ def _format_value(value: Any) -> str:
 
 
 def _parse_value(option: options.Option, text: str) -> Any:
-    """Return the value of an option. Raises UsageError if the option cannot have it."""
     flag = option.kind is bool
     if text == _DEFAULT:
         return False if flag else None

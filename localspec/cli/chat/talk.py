@@ -162,11 +162,6 @@ class Conversation:
                 self._load(kept)
 
     def _unfinished_answer(self) -> str:
-        """Return the text of the last answer.
-
-        Raises:
-            NotFound: there is none.
-        """
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise NotFound("There is no answer to continue.")
         return str(self.messages[-1]["content"])
@@ -232,7 +227,6 @@ class Conversation:
             self._refresh()
 
     def _load(self, conversation: dict[str, Any]) -> None:
-        """Replace the messages with those of a saved conversation."""
         self.id, messages = conversation["id"], conversation["messages"]
         system = (message["content"] for message in messages if message["role"] == "system")
         self._saved_system = next(system, None)
@@ -250,8 +244,7 @@ class Conversation:
     def undo(self) -> str:
         """Remove the last question and its answer, and return the question.
 
-        Raises:
-            NotFound: there is no question.
+        Raises NotFound if there is no question.
         """
         self.catch_up()
         if not self.questions:

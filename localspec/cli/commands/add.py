@@ -127,7 +127,6 @@ def command(
 
 
 def _add_upstream(name: str, server: dict[str, str], others: dict[str, Any]) -> int:
-    """Add a pair that another server answers for, and return the exit code."""
     for key in {"key_file", "ca"} & server.keys():
         server[key] = inputs.absolute(server[key])
     if "fallback" in server:

@@ -94,7 +94,6 @@ def command(shell: str, hook: bool) -> int:
 
 
 def _script(shell: str) -> str:
-    """Return the completion script for a shell."""
     from click.shell_completion import get_completion_class
 
     from localspec.cli.app import app

@@ -80,7 +80,6 @@ def command(
 
 
 def _group(root: click.Context) -> Commands:
-    """Return the group of all commands."""
     group = root.command
     assert isinstance(group, Commands)
     return group
@@ -96,7 +95,6 @@ def _is_known(root: click.Context, word: str) -> bool:
 
 
 def _unknown(root: click.Context, word: str) -> str:
-    """Return what is wrong with a word that is neither a command nor a page, and which one may be meant."""
     group = _group(root)
     command = " ".join(group.hints.get(word, ()))
     command = command or command_names.closest(word, group.list_commands(root))
@@ -105,7 +103,6 @@ def _unknown(root: click.Context, word: str) -> str:
 
 
 def _command_named(root: click.Context, names: tuple[str, ...]) -> click.Context:
-    """Return the context of the command that the names lead to. Raises click.UsageError if there is none."""
     at = root
     for name in names:
         if not isinstance(at.command, click.Group):
@@ -119,7 +116,6 @@ def _command_named(root: click.Context, names: tuple[str, ...]) -> click.Context
 
 
 def _topics(root: click.Context) -> str:
-    """Return the list of pages, as help lists commands."""
     formatter = root.make_formatter()
     with formatter.section("Pages, shown by localspec help TOPIC"):
         for title, entries in topics.groups().items():
@@ -181,7 +177,6 @@ def page(context: click.Context) -> str:
 
 
 def _name(context: click.Context) -> str:
-    """Return the name of a command's man page, such as "localspec-history-rm"."""
     return context.command_path.replace(" ", "-")
 
 

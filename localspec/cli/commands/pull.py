@@ -112,7 +112,6 @@ class _PullWatcher(threading.Thread):
             self._states.put(error)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the states. Raises the error with which watching ended, if there was one."""
         while (state := self._states.get()) is not None:
             if isinstance(state, Exception):
                 raise state
@@ -168,7 +167,6 @@ class _Pulls:
                 pairs.print_installed(state["name"], state["size"], roles)
 
     def outcome(self) -> int:
-        """Return the exit code. Of several pulls, print which ones failed."""
         if self._failures:
             count = f"{len(self._failures)} of {len(self._names)}"
             render.error(f"{count} pulls failed: {', '.join(self._failures)}")
@@ -181,7 +179,6 @@ class _Pulls:
         render.error(f"{name}: {error.message}")
 
     def _show(self, name: str, watcher: _PullWatcher) -> None:
-        """Show the progress of a pull until it ends."""
         choice_printed = False
         with Progress(self._states[name]["name"]) as progress:
             for state in watcher:

@@ -90,7 +90,6 @@ def stop_command() -> int:
 
 
 def _stop_daemon() -> None:
-    """Stop the daemon and print whether it stopped, and which pulls will resume."""
     client = Client(autostart=False)
     try:
         with autostart.until_gone():

@@ -21,8 +21,7 @@ _TIMEOUT_S = 5.0
 def copy(text: str) -> None:
     """Copy `text` as it is, and print a note at a terminal.
 
-    Raises:
-        LocalspecError: there is no clipboard, or the text is too long for it.
+    Raises LocalspecError if there is no clipboard, or the text is too long for it.
     """
     accepting = (command[0] for command in _list_programs() if _copy_with_program(command, text))
     method = next(accepting, "") or _copy_with_terminal(text)
@@ -46,7 +45,6 @@ def _list_programs() -> Iterator[list[str]]:
 
 
 def _copy_with_program(command: list[str], text: str) -> bool:
-    """Return whether the program exists and accepted the text."""
     if not (program := shutil.which(command[0])):
         return False
     encoding = "utf-16-le" if command[0] == "clip.exe" else "utf-8"

@@ -13,10 +13,8 @@ __all__ = ["blocks", "code", "last_answer", "last_code"]
 def code(answer: dict[str, Any], *, last: bool, saved: bool) -> str:
     """Return the first or last block of a chat completion, as it is.
 
-    `saved`: whether the history has the answer, for the error message.
-
-    Raises:
-        LocalspecError: there is no block.
+    `saved`: whether the history has the answer, for the error message. Raises LocalspecError if there is no
+    block.
     """
     text = answer["choices"][0]["message"]["content"] or ""
     if found_blocks := blocks(text):

@@ -646,7 +646,6 @@ class Screen:
             self._add_text_line(line)
 
     def _add_text_line(self, line: str) -> None:
-        """Draw a complete line that belongs to no table."""
         self._draw_line(self._reader.parse_next(line), complete=True)
         self._reset_rows()
 
@@ -688,7 +687,6 @@ class Screen:
         self._n_shown = len(self._table)
 
     def _finish_table(self) -> None:
-        """End a table, because the next line is no row of it."""
         lines, self._table = self._table, []
         if is_table(lines):
             self._reset_rows()

@@ -63,7 +63,6 @@ def rows(text: str, columns: int) -> list[str]:
 
 
 def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:
-    """Return the rows of one line that belongs to no table."""
     if line.kind == "blank":
         return [""]
     if line.kind in ("none", "label"):  # the fences of code, which has blank lines around it

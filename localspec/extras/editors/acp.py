@@ -117,8 +117,7 @@ class Agent:
 def _to_text(block: Block) -> str:
     """Return a part of a question as text; a file that is named comes with its content.
 
-    Raises:
-        UsageError: the file cannot be read.
+    Raises UsageError if the file cannot be read.
     """
     match block:
         case schema.TextContentBlock():

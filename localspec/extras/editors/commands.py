@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Group, NumberOption, require_consent, yes_option
+from localspec.cli.app import Group, number_option, require_consent, yes_option
 from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
@@ -32,10 +32,6 @@ pair_option = click.option(
     shell_complete=suggest.pairs,
     help="Use this pair instead of the configured one.",
 )
-
-
-# ------------------------------------------------------------------------ complete
-# `localspec complete`: the code that an editor would suggest at a position in a file.
 
 
 _POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
@@ -58,11 +54,10 @@ _DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
     metavar="TEXT",
     help="Use the pair whose name contains TEXT; repeatable.",
 )
-@click.option(
+@number_option(
     "-n",
     "--tokens",
-    cls=NumberOption,
-    type=click.IntRange(min=1),
+    low=1,
     metavar="TOKENS",
     default=_DEFAULT_TOKENS,
     show_default=True,
@@ -101,9 +96,8 @@ def complete_command(
     if as_json:
         render.record(response)
         return 0
-    printer = render.Printer()  # prints code as it is, not as Markdown
-    printer.text(response["content"] if has_fence else code_of(response["content"]), [])
-    printer.close()
+    # Code is printed as it is, not as Markdown.
+    render.whole_text(response["content"] if has_fence else code_of(response["content"]))
     if usage:
         figures.statistics(response)
     return 0
@@ -119,17 +113,15 @@ def code_of(content: str) -> str:
 def split_at(place: str) -> tuple[str, str]:
     """Return the text before and after a position in a file.
 
-    Raises:
-        UsageError: it is not a position, or the file has no such position.
+    Raises UsageError if it is not a position, or the file has no such position.
     """
     match = _POSITION.fullmatch(place)
     if not match:
         raise UsageError(
             f"'{place}' is not FILE:LINE[:COL]; for example: localspec complete src/cache.py:42:17"
         )
-    text = inputs.read_text(match["file"])
+    text, number = inputs.read_text(match["file"]), int(match["line"])
     lines = text.splitlines(keepends=True) or [""]
-    number = int(match["line"])
     if not 1 <= number <= len(lines):
         raise UsageError(f"{match['file']} has no line {number}; it has {len(lines)} lines.")
     line = lines[number - 1].rstrip("\r\n")
@@ -141,10 +133,6 @@ def split_at(place: str) -> tuple[str, str]:
         )
     offset = sum(map(len, lines[: number - 1])) + column - 1
     return text[:offset], text[offset:]
-
-
-# ------------------------------------------------------------------------ editor
-# `localspec editor install|uninstall|config`.
 
 
 @click.group(
@@ -171,14 +159,12 @@ _editor = click.argument("editor", type=click.Choice((*plugin.EDITORS, "emacs"))
     "--print", "only_print", is_flag=True, help="Only print the file that would be written."
 )
 def install(editor: str, only_print: bool) -> int:
+    module = _settings_module(editor)
     if only_print:
         comment = ";;" if editor == "emacs" else '"'
-        render.verbatim(
-            f"{comment} {_settings_module(editor).file(editor)}\n{_settings_module(editor).text(editor)}"
-        )
+        render.verbatim(f"{comment} {module.file(editor)}\n{module.text(editor)}")
         return 0
-    path = _settings_module(editor).install(editor)
-    render.line(f"Written: {path}")
+    render.line(f"Written: {module.install(editor)}")
     render.line(
         f"It takes effect when the editor starts. To undo: localspec editor uninstall {editor}"
     )
@@ -188,7 +174,6 @@ def install(editor: str, only_print: bool) -> int:
 
 
 def _settings_module(editor: str) -> ModuleType:
-    """Return the module that installs the files of an editor."""
     return emacs if editor == "emacs" else plugin
 
 
@@ -222,10 +207,6 @@ def config(name: str) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------ lsp
-# `localspec lsp`.
-
-
 @click.command(
     help="Run a language server on standard input and output, for an editor to start: completion as you type "
     "(textDocument/inlineCompletion, or plain completion), and the code actions explain and edit.",
@@ -238,10 +219,6 @@ def lsp_command(model: str | None) -> int:
 
     lsp.serve(inputs.resolve_pair(model) if model else "")
     return 0
-
-
-# ------------------------------------------------------------------------ acp
-# `localspec acp`.
 
 
 @click.command(

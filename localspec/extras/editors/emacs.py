@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from localspec.errors import LocalspecError
-from localspec.extras.editors import settings
+from localspec.extras.editors import plugin, settings
 from localspec.files import write_atomically
 from localspec.paths import default_paths
 
@@ -17,10 +16,8 @@ _FIRST_LINE = (
 )
 _LAST_LINE = ";; This is all that localspec wrote."
 # Notes in the block about what else has to be undone: creating the file, or ending the line above.
-_NEW_FILE_NOTE, _OPEN_LINE_NOTE = (
-    ";; There was no such file before.\n",
-    ";; The line above had no end.\n",
-)
+_NEW_FILE_NOTE = ";; There was no such file before.\n"
+_OPEN_LINE_NOTE = ";; The line above had no end.\n"
 _BLOCK = re.compile(
     rf"^{re.escape(_FIRST_LINE)}\n"
     rf"(?P<note>{re.escape(_NEW_FILE_NOTE)}|{re.escape(_OPEN_LINE_NOTE)})?"
@@ -29,21 +26,11 @@ _BLOCK = re.compile(
 )
 
 
-class _InitFile(NamedTuple):
-    """The init file without our block."""
-
-    rest: str  # the text without the block
-    at: int  # position of the block, also if it is not written yet
-    note: str | None  # note in the block; None: there is no block
-
-
-def file(editor: str = "emacs") -> Path:
+def file(_: str = "emacs") -> Path:
     """Return the init file of this user, also if it does not exist yet."""
-    del editor
     home = Path.home()
     default, xdg_default = home / ".emacs.d", home / ".config" / "emacs"
-    older_places = [home / ".emacs.el", home / ".emacs"]
-    for path in older_places:
+    for path in (home / ".emacs.el", home / ".emacs"):
         if path.exists():
             return path
     return (xdg_default if xdg_default.is_dir() and not default.is_dir() else default) / "init.el"
@@ -58,8 +45,7 @@ def text(editor: str = "emacs", note: str = "") -> str:
 def install(editor: str = "emacs") -> Path:
     """Write the block in the place of an older one, or else at the end.
 
-    Raises:
-        LocalspecError: the file cannot be read or written.
+    Raises LocalspecError if the file cannot be read or written.
     """
     path = file(editor)
     content, position, old_note = _split_block(_read(path))
@@ -72,60 +58,49 @@ def install(editor: str = "emacs") -> Path:
 
 
 def uninstall(editor: str = "emacs") -> Path | None:
-    """Remove the block; return None if there is none.
+    """Remove the block, and the file if it was ours; return None if there is no block.
 
-    Raises:
-        LocalspecError: the file cannot be read or written.
+    Raises LocalspecError if the file cannot be read or written.
     """
     path = file(editor)
     content, _, note = _split_block(_read(path))
     if note is None:
         return None
-    if note == _NEW_FILE_NOTE and not content:
-        _remove(path)
-    else:
+    if note != _NEW_FILE_NOTE or content:
         _write(path, content)
+        return path
+    target = path.resolve()
+    with plugin.explained(path, "removed"):
+        target.unlink()
+    with contextlib.suppress(OSError):  # a folder that contains other files stays
+        target.parent.rmdir()
     return path
 
 
-def _split_block(content: str) -> _InitFile:
+def _split_block(content: str) -> tuple[str, int, str | None]:
+    """Return the text without our block, the block's position, and its note; None if there is no block."""
     block = _BLOCK.search(content)
     if block is None:
-        return _InitFile(content, len(content), None)
+        return content, len(content), None
     note = block["note"] or ""
     before, after = content[: block.start()], content[block.end() :]
     if note == _OPEN_LINE_NOTE and not after:
         before = before.removesuffix("\n")
-    return _InitFile(before + after, len(before), note)
+    return before + after, len(before), note
 
 
 def _read(path: Path) -> str:
-    try:
+    with plugin.explained(path, "read"):
         return path.read_bytes().decode("utf-8", "surrogateescape") if path.exists() else ""
-    except OSError as error:
-        raise LocalspecError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _write(path: Path, content: str) -> None:
     """Write the file that a link leads to, and keep its permissions."""
     target = path.resolve()
-    try:
+    with plugin.explained(path, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode if target.exists() else 0o644
         if not mode & 0o200:  # replacing the file would ignore that it is read-only
             raise LocalspecError(f"{path} cannot be written: it is read-only.")
         write_atomically(target, content.encode("utf-8", "surrogateescape"))
         target.chmod(mode)
-    except OSError as error:
-        raise LocalspecError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def _remove(path: Path) -> None:
-    """Remove the file, and its folder if that becomes empty."""
-    target = path.resolve()
-    try:
-        target.unlink()
-    except OSError as error:
-        raise LocalspecError(f"{path} cannot be removed: {error.strerror}.") from error
-    with contextlib.suppress(OSError):
-        target.parent.rmdir()

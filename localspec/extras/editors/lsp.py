@@ -1,4 +1,8 @@
-"""The editor's texts as lines, and positions in units of UTF-8, UTF-16 or UTF-32."""
+"""The language server: completions, explanations and edits of the texts that are open in an editor.
+
+`Document` is a text with its lines and positions. `context_fields` and `VisitedPlaces` choose what is sent
+for a completion, `EditorSession` asks the daemon, and `Server` speaks with the editor, by pygls.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -33,13 +37,8 @@ _ENDED_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)")
 _LINE_END_CHARACTERS = "\r\n"
 
 
-def _count_utf8_bytes(char: str) -> int:
-    code = ord(char)
-    return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
-
-
 _UNITS: dict[Encoding, Callable[[str], int]] = {
-    "utf-8": _count_utf8_bytes,
+    "utf-8": lambda char: len(char.encode("utf-8", "surrogatepass")),
     "utf-16": lambda char: 2 if ord(char) > 0xFFFF else 1,
     "utf-32": lambda _: 1,
 }
@@ -64,9 +63,7 @@ class Document:
     def __init__(
         self, uri: str, text: str, encoding: Encoding, language: str = "", version: int = 0
     ) -> None:
-        self.uri = uri
-        self.language = language
-        self.version = version
+        self.uri, self.language, self.version = uri, language, version
         self.lines = split_lines(text)
         self._units = _UNITS[encoding]
 
@@ -112,17 +109,22 @@ class Document:
             lines.pop()  # it is empty, since the text continues with the next line
         self.lines[first : end.line + 1] = lines
 
-    def replace_all(self, text: str) -> None:
-        self.lines = split_lines(text)
+    def end_of(self, line: int) -> str:
+        """Return "\\n" for every line but the last."""
+        return "\n" if line < len(self.lines) - 1 else ""
+
+    def join(self, first: int, end: int) -> str:
+        """Return the lines from `first` up to but not including `end`, each ended by "\\n"."""
+        numbers = range(first, min(end, len(self.lines)))
+        return "".join(self.content(number) + self.end_of(number) for number in numbers)
+
+    def count_lines(self) -> int:
+        """Return the number of lines, without the empty one behind the last line's end."""
+        return len(self.lines) - (not self.lines[-1])
 
 
-# ------------------------------------------------------------------------ context
-# The context of a completion: the text around the cursor, and pieces of visited places.
-#
-# It is byte for byte the same as in localspec/extras/editors/vim/autoload/localspec/context.vim, where
-# the reasons are explained.
-
-
+# The context of a completion, the text around the cursor and pieces of visited places, is byte for byte the
+# same as in localspec/extras/editors/vim/autoload/localspec/context.vim, where the reasons are explained.
 PREFIX_BYTES, SUFFIX_BYTES = 32768, 8192  # sent from before and after the cursor
 BLOCK_LINES = 64
 
@@ -134,12 +136,13 @@ _MAX_PIECES = 12
 
 def context_fields(document: Document, place: Position) -> dict[str, Any]:
     """Return the fields of a request for a completion at a position."""
-    line = document.content(place.line)
-    line_after = line[place.column :] + _line_end(document, place.line)
+    line, number = document.content(place.line), place.line
+    below = _cut_end(document.join(number + 1, number + 1 + BLOCK_LINES), SUFFIX_BYTES)
+    line_after = line[place.column :] + document.end_of(number)
     return {
-        "input_prefix": _text_above(document, place.line),
+        "input_prefix": _text_above(document, number),
         "prompt": _cut_beginning(line[: place.column], PREFIX_BYTES),
-        "input_suffix": _cut_end(line_after + _text_below(document, place.line), SUFFIX_BYTES),
+        "input_suffix": _cut_end(line_after + below, SUFFIX_BYTES),
     }
 
 
@@ -148,31 +151,17 @@ def file_name(uri: str) -> str:
     return unquote(urlsplit(uri).path).rpartition("/")[2]
 
 
-def _line_end(document: Document, line: int) -> str:
-    return "\n" if line < len(document.lines) - 1 else ""
-
-
-def _join_lines(document: Document, first: int, end: int) -> str:
-    """Return the lines from `first` up to but not including `end`."""
-    numbers = range(first, min(end, len(document.lines)))
-    return "".join(document.content(number) + _line_end(document, number) for number in numbers)
-
-
 def _text_above(document: Document, line: int) -> str:
     """Return whole blocks of lines above a line, of at least PREFIX_BYTES bytes if there are as many.
 
     Whole blocks keep the beginning of the text unchanged while the cursor moves.
     """
     first = (line + 1) // BLOCK_LINES * BLOCK_LINES
-    size = len(_encode(_join_lines(document, first, line)))
+    size = len(_encode(document.join(first, line)))
     while first > 0 and (first >= line or size < PREFIX_BYTES):
         first -= BLOCK_LINES
-        size += len(_encode(_join_lines(document, first, min(first + BLOCK_LINES, line))))
-    return _cut_beginning(_join_lines(document, first, line), 2 * PREFIX_BYTES)
-
-
-def _text_below(document: Document, line: int) -> str:
-    return _cut_end(_join_lines(document, line + 1, line + 1 + BLOCK_LINES), SUFFIX_BYTES)
+        size += len(_encode(document.join(first, min(first + BLOCK_LINES, line))))
+    return _cut_beginning(document.join(first, line), 2 * PREFIX_BYTES)
 
 
 def _encode(text: str) -> bytes:
@@ -184,8 +173,7 @@ def _cut_beginning(text: str, max_bytes: int) -> str:
 
     So its beginning stays the same for a while as the text grows.
     """
-    data = _encode(text)
-    half = max_bytes // 2
+    data, half = _encode(text), max_bytes // 2
     cut = max(-(-(len(data) - max_bytes) // half) * half, 0)
     return data[cut:].decode("utf-8", "ignore")
 
@@ -221,7 +209,7 @@ class VisitedPlaces:
         """Note a place that the cursor has left."""
         self._last_lines[document.uri] = line
         first = max(0, line - _PIECE_LINES // 2)
-        text = _cut_end(_join_lines(document, first, first + _PIECE_LINES), _MAX_PIECE_BYTES)
+        text = _cut_end(document.join(first, first + _PIECE_LINES), _MAX_PIECE_BYTES)
         if sum(bool(row.strip()) for row in text.split("\n")) >= _MIN_FILLED_LINES:
             piece = Piece(document.uri, first, text)
             self._next = [*_without_overlapping(self._next, piece), piece]
@@ -250,10 +238,6 @@ def _without_overlapping(pieces: list[Piece], piece: Piece) -> list[Piece]:
         if other.text != piece.text
         and (other.uri != piece.uri or abs(other.first - piece.first) >= _PIECE_LINES * 3 // 4)
     ]
-
-
-# ------------------------------------------------------------------------ desk
-# One editor's texts and the requests about them, independent of the protocol.
 
 
 _MAX_SUGGESTION_TOKENS = 64
@@ -288,18 +272,8 @@ class Lines(NamedTuple):
         return fence(self.text, self.document.language)
 
 
-class Edit(NamedTuple):
-    """Lines, and their replacement."""
-
-    lines: Lines
-    text: str
-
-
 class EditorSession:
-    """The documents and requests of one editor.
-
-    model: the pair that answers; "": the configured one.
-    """
+    """The documents and requests of one editor. `model` answers; if it is "", the configured pair."""
 
     def __init__(self, daemon: AsyncDaemon, model: str = "") -> None:
         self.documents: dict[str, Document] = {}
@@ -309,9 +283,6 @@ class EditorSession:
         self._cursor: tuple[Document, int] | None = None
         self._pending_completions = 0  # completions that the editor waits for
         self._prefill_task: asyncio.Task[None] | None = None
-
-    def open(self, document: Document) -> None:
-        self.documents[document.uri] = document
 
     def close(self, uri: str) -> None:
         """Forget a document. Its visited places are kept."""
@@ -326,13 +297,10 @@ class EditorSession:
             self._visited.leave(*self._cursor)
         self._cursor = (document, line)
 
-    # ------------------------------------------------------------------ suggestions
-
     async def suggest(self, uri: str, line: int, units: int) -> Suggestion | None:
         """Return a continuation at a position; None if there is none.
 
-        Raises:
-            LocalspecError: there is no daemon, or it reports an error.
+        Raises LocalspecError if there is no daemon, or it reports an error.
         """
         document = self.documents.get(uri)
         if document is None:
@@ -343,25 +311,17 @@ class EditorSession:
         self.move_cursor(document, place.line)
         request = {
             **self._completion_request(document, place),
-            **{
-                "n_predict": _MAX_SUGGESTION_TOKENS,
-                "t_max_predict_ms": _MAX_SUGGESTION_MS,
-                **_SAMPLING,
-            },
+            "n_predict": _MAX_SUGGESTION_TOKENS,
+            "t_max_predict_ms": _MAX_SUGGESTION_MS,
+            **_SAMPLING,
             "stop": ["\n"] if after.strip() else [],
             "response_fields": ["content"],
         }
         text = await self._infill(request)
-        below = range(
-            place.line + 1, min(place.line + 1 + text.count("\n") + 1, self._count_lines(document))
-        )
-        text = trim_suggestion(text, after, [*map(document.content, below)])
+        end = min(place.line + 2 + text.count("\n"), document.count_lines())
+        below = list(map(document.content, range(place.line + 1, end)))
+        text = trim_suggestion(text, after, below)
         return Suggestion(document, place, before, text) if text else None
-
-    @staticmethod
-    def _count_lines(document: Document) -> int:
-        """Return the number of lines, without the empty one behind the last line's end."""
-        return len(document.lines) - (not document.lines[-1])
 
     def _completion_request(self, document: Document, place: Position) -> dict[str, Any]:
         request = context_fields(document, place)
@@ -389,47 +349,38 @@ class EditorSession:
         self._visited.rest(document, line)
         if self._visited.send_waiting():
             place = Position(line, len(document.content(line)))
-            request = {
-                **self._completion_request(document, place),
-                "n_predict": 0,
-                "response_fields": [""],
-            }
+            request = self._completion_request(document, place)
+            request |= {"n_predict": 0, "response_fields": [""]}
             with contextlib.suppress(LocalspecError):  # the next completion reports the error
                 await self._daemon.run(lambda client: client.infill(request), patient=False)
-
-    # ------------------------------------------------------------------ questions
 
     def lines(self, uri: str, first: int, last: int) -> Lines:
         """Return lines of a document, limited to those that exist.
 
-        Raises:
-            UsageError: the document is not open in the editor.
+        Raises UsageError if the document is not open in the editor.
         """
         document = self.documents.get(uri)
         if document is None:
             raise UsageError(f"{uri} is not open in the editor.")
-        last = max(min(last, self._count_lines(document) - 1), 0)
+        last = max(min(last, document.count_lines() - 1), 0)
         return Lines(document, max(min(first, last), 0), last)
 
     async def explain(self, lines: Lines) -> str:
         """Return an explanation of the lines.
 
-        Raises:
-            LocalspecError: there is no daemon, or it reports an error.
+        Raises LocalspecError if there is no daemon, or it reports an error.
         """
         name = file_name(lines.document.uri)
         question = explain_question(name, lines.first + 1, lines.last + 1, lines.fenced)
         extensions = {"kind": "explain", "conversation": "new"}
         return (await self._chat(question, extensions))["message"]["content"] or ""
 
-    async def edit(self, lines: Lines, instruction: str = "") -> Edit | None:
-        """Return the lines changed by an instruction, or by a comment in the first of them.
+    async def edit(self, lines: Lines, instruction: str = "") -> tuple[Lines, str] | None:
+        """Return the lines where they are now, and their text changed by an instruction.
 
-        None: the answer changes nothing.
-
-        Raises:
-            UsageError: there is no instruction, or the lines were edited meanwhile.
-            LocalspecError: there is no daemon, or it reports an error.
+        Without an instruction, that of a comment in the first line counts. None: the answer changes nothing.
+        Raises UsageError if there is no instruction, or the lines were edited meanwhile, and LocalspecError
+        if there is no daemon, or it reports an error.
         """
         document, first, last = lines
         request, part = instruction, lines
@@ -439,7 +390,7 @@ class EditorSession:
             if not request or part.first > last:
                 raise UsageError(EDIT_HINT)
         old, old_part, block = lines.text, part.text, part.fenced
-        is_whole_file = part.first == 0 and last == self._count_lines(document) - 1
+        is_whole_file = part.first == 0 and last == document.count_lines() - 1
         question = edit_question(file_name(document.uri), block, request, whole=is_whole_file)
         prediction = {"type": "content", "content": block}
         answer = await self._chat(question, {"kind": "edit"}, temperature=0, prediction=prediction)
@@ -453,22 +404,16 @@ class EditorSession:
             raise LocalspecError(f"The answer has no code: {content.strip()[:200]}")
         if not new.strip() or new == old_part:
             return None
-        current = self._locate(document, first, old.split("\n"))
-        return Edit(current, new.replace("\n", document.line_end))
+        return self._locate(document, first, old.split("\n")), new.replace("\n", document.line_end)
 
     def _locate(self, document: Document, first: int, old: list[str]) -> Lines:
         """Return where the old lines are now: in the same place, or in the only other place.
 
-        Raises:
-            UsageError: they are nowhere, or in several places.
+        Raises UsageError if they are nowhere, or in several places.
         """
-        contents = [*map(document.content, range(len(document.lines)))]
-        count = len(old)
-        positions = [
-            position
-            for position in range(len(contents) - count + 1)
-            if contents[position] == old[0] and contents[position : position + count] == old
-        ]
+        contents, count = [*map(document.content, range(len(document.lines)))], len(old)
+        starts = range(len(contents) - count + 1)
+        positions = [at for at in starts if contents[at : at + count] == old]
         if first not in positions and len(positions) == 1:
             first = positions[0]
         if first not in positions or self.documents.get(document.uri) is not document:
@@ -480,21 +425,13 @@ class EditorSession:
     ) -> dict[str, Any]:
         """Return the only choice of an answer.
 
-        Raises:
-            LocalspecError: there is no daemon, or it reports an error.
+        Raises LocalspecError if there is no daemon, or it reports an error.
         """
-        request = {
-            **{"messages": [{"role": "user", "content": question}], "localspec": extensions},
-            **self._model,
-            **fields,
-        }
+        messages = [{"role": "user", "content": question}]
+        request = {"messages": messages, "localspec": extensions, **self._model, **fields}
         answer = await self._daemon.run(lambda client: client.chat(request))
         choice: dict[str, Any] = answer["choices"][0]
         return choice
-
-
-# ------------------------------------------------------------------------ questions
-# Questions about lines, and the part of the answer that replaces them.
 
 
 # The plug-in for Vim uses the same text.
@@ -534,30 +471,22 @@ def edit_question(name: str, block: str, instruction: str, *, whole: bool) -> st
 def extract_code(answer: str, old: str) -> str:
     """Return an answer's code block.
 
-    Without a block it is the whole answer if that is similar to the old text, and else nothing,
-    because prose must not replace code.
+    Without a block it is the whole answer if that shares most of its words and signs with the old text, and
+    else nothing, because prose must not replace code.
     """
     answer = answer.replace("\r", "")
     if code_blocks := blocks(answer):
         return code_blocks[0]
-    return answer.strip("\n") if _are_similar(answer, old) else ""
-
-
-def _are_similar(text: str, other_text: str) -> bool:
-    """Return whether the two texts share most of their words and signs."""
-    words, other_words = Counter(_WORDS.findall(text)), Counter(_WORDS.findall(other_text))
-    common = (words & other_words).total()
-    return common > 0 and 10 * common >= 3 * (words.total() + other_words.total())
+    words, old_words = Counter(_WORDS.findall(answer)), Counter(_WORDS.findall(old))
+    common = (words & old_words).total()
+    is_similar = common > 0 and 10 * common >= 3 * (words.total() + old_words.total())
+    return answer.strip("\n") if is_similar else ""
 
 
 def parse_instruction(line: str) -> str:
     """Return the instruction in a comment such as `# localspec: add types`; empty for other lines."""
     match = _INSTRUCTION.search(line)
     return match["text"] if match else ""
-
-
-# ------------------------------------------------------------------------ suggestions
-# The part of a completion that is shown, and its form for the editor.
 
 
 _BLANKS = " \t\n"
@@ -602,13 +531,6 @@ def make_menu_item(text: str, before: str) -> MenuItem:
     return MenuItem(first[:_MAX_LABEL_CHARACTERS] + ("…" if is_cut else ""), replacement, word)
 
 
-# ------------------------------------------------------------------------ server
-# The language server protocol, by pygls: requests of the editor are passed to the desk.
-#
-# A keystroke never causes an error message. Without a suggestion there is none, and the editor's log
-# says why, once.
-
-
 EXPLAIN, EDIT = "localspec.explain", "localspec.edit"
 # Characters behind which a completion is useful although no word has begun.
 _TRIGGERS = [*".([{,=:"]
@@ -616,7 +538,11 @@ _REWRITE = types.CodeActionKind.RefactorRewrite
 
 
 class Server(LanguageServer):
-    """A language server for one editor. Explanations are files in `folder`, which the caller removes."""
+    """A language server for one editor. Explanations are files in `folder`, which the caller removes.
+
+    A keystroke never causes an error message. Without a suggestion there is none, and the editor's log says
+    why, once.
+    """
 
     def __init__(self, desk: EditorSession, folder: Path) -> None:
         super().__init__("localspec", localspec.__version__, protocol_cls=Protocol)
@@ -644,11 +570,8 @@ class Server(LanguageServer):
     def run(self, name: str, arguments: Sequence[Any]) -> None:
         """Start a command for the lines `{"uri", "first", "last"}`, with an optional instruction.
 
-        It continues after this returns, because some editors do nothing else while they wait, and
-        give up soon.
-
-        Raises:
-            JsonRpcInvalidParams: the command or its arguments are invalid.
+        It continues after this returns, because some editors do nothing else while they wait, and give up
+        soon. Raises JsonRpcInvalidParams if the command or its arguments are invalid.
         """
         try:
             location, *words = arguments
@@ -664,11 +587,11 @@ class Server(LanguageServer):
     async def _run(self, name: str, uri: str, first: int, last: int, words: str) -> None:
         try:
             lines = self.desk.lines(uri, first, last)
-            async with _Progress(self, name.partition(".")[2]):
+            async with _progress(self, name.partition(".")[2]):
                 if name == EXPLAIN:
                     await self._show(await self.desk.explain(lines))
                 elif edit := await self.desk.edit(lines, words):
-                    await self._apply(edit)
+                    await self._apply(*edit)
                 else:
                     self.say("The answer changes nothing.")
         except (LocalspecError, JsonRpcException) as error:
@@ -688,51 +611,45 @@ class Server(LanguageServer):
                 return
         self.say(text)
 
-    async def _apply(self, edit: Edit) -> None:
-        uri, version = edit.lines.document.uri, edit.lines.document.version
-        change = types.TextEdit(_to_range(edit.lines), edit.text)
+    async def _apply(self, lines: Lines, text: str) -> None:
+        document, first, last = lines
+        end = document.to_units(Position(last, len(document.content(last))))
+        changed = types.Range(types.Position(first, 0), types.Position(last, end))
+        change = types.TextEdit(changed, text)
         workspace = self.client_capabilities.workspace
-        has_versions = (
-            workspace and workspace.workspace_edit and workspace.workspace_edit.document_changes
-        )
-        if has_versions:  # the editor then refuses the edit if the user has typed meanwhile
-            document = types.OptionalVersionedTextDocumentIdentifier(uri, version)
-            workspace_edit = types.WorkspaceEdit(
-                document_changes=[types.TextDocumentEdit(document, [change])]
-            )
-        else:
-            workspace_edit = types.WorkspaceEdit(changes={uri: [change]})
-        params = types.ApplyWorkspaceEditParams(workspace_edit, label="localspec")
+        can = workspace.workspace_edit if workspace else None
+        edit = types.WorkspaceEdit(changes={document.uri: [change]})
+        if (
+            can and can.document_changes
+        ):  # the editor refuses the edit if the user has typed meanwhile
+            name = types.OptionalVersionedTextDocumentIdentifier(document.uri, document.version)
+            edit = types.WorkspaceEdit(document_changes=[types.TextDocumentEdit(name, [change])])
+        params = types.ApplyWorkspaceEditParams(edit, label="localspec")
         result = await self.workspace_apply_edit_async(params)
         if not result.applied:
             reason = f": {result.failure_reason}" if result.failure_reason else "."
             self.say(f"The editor did not take the change{reason}", types.MessageType.Error)
 
 
-class _Progress:
-    """The progress that an editor shows while an answer is generated, with a way to cancel it."""
-
-    def __init__(self, server: Server, what: str) -> None:
-        self._server = server
-        self._title = f"localspec: {what}"
-        window = server.client_capabilities.window
-        self._is_supported = bool(window and window.work_done_progress)
-        self._token = f"localspec-{id(self)}"
-
-    async def __aenter__(self) -> None:
-        if not self._is_supported:
-            return
-        progress = self._server.work_done_progress
-        await progress.create_async(self._token)
-        progress.begin(self._token, types.WorkDoneProgressBegin(self._title, cancellable=True))
-        if task := asyncio.current_task():
-            progress.tokens[self._token].add_done_callback(lambda _: task.cancel())
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._is_supported:
-            progress = self._server.work_done_progress
-            progress.tokens.pop(self._token, None)
-            progress.end(self._token, types.WorkDoneProgressEnd())
+@contextlib.asynccontextmanager
+async def _progress(server: Server, what: str) -> AsyncIterator[None]:
+    """Show progress in the editor while an answer is generated, with a way to cancel it."""
+    window = server.client_capabilities.window
+    if not (window and window.work_done_progress):
+        yield
+        return
+    progress, task = server.work_done_progress, asyncio.current_task()
+    token = f"localspec-{id(task)}"
+    await progress.create_async(token)
+    title = f"localspec: {what}"
+    progress.begin(token, types.WorkDoneProgressBegin(title, cancellable=True))
+    if task:
+        progress.tokens[token].add_done_callback(lambda _: task.cancel())
+    try:
+        yield
+    finally:
+        progress.tokens.pop(token, None)
+        progress.end(token, types.WorkDoneProgressEnd())
 
 
 class Protocol(LanguageServerProtocol):
@@ -748,7 +665,7 @@ class Protocol(LanguageServerProtocol):
         item = params.text_document
         kind = types.PositionEncodingKind(self.workspace.position_encoding or "utf-16")
         document = Document(item.uri, item.text, kind.value, str(item.language_id), item.version)
-        self._server.desk.open(document)
+        self._server.desk.documents[item.uri] = document
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
@@ -757,14 +674,12 @@ class Protocol(LanguageServerProtocol):
             return
         for change in params.content_changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
-                start, end = (
-                    document.to_position(position.line, position.character)
-                    for position in (change.range.start, change.range.end)
-                )
+                ends = (change.range.start, change.range.end)
+                start, end = (document.to_position(each.line, each.character) for each in ends)
                 document.replace(start, end, change.text)
                 self._server.desk.move_cursor(document, start.line)
             else:
-                document.replace_all(change.text)
+                document.lines = split_lines(change.text)
         document.version = params.text_document.version
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
@@ -822,21 +737,13 @@ def list_code_actions(ls: Server, params: types.CodeActionParams) -> list[types.
     location = {"uri": uri, "first": start.line, "last": last}
     document = ls.desk.documents.get(uri)
     instruction = parse_instruction(document.content(start.line)) if document else ""
-    edit_title = (
-        f"localspec: edit: {instruction}" if instruction else "localspec: edit as a comment says"
-    )
+    edit_title = f"localspec: edit{f': {instruction}' if instruction else ' as a comment says'}"
     choices = [("localspec: explain", "", EXPLAIN), (edit_title, _REWRITE, EDIT)]
     return [
         types.CodeAction(title, kind=kind, command=types.Command(title, name, arguments=[location]))
         for title, kind, name in choices
         if _is_requested(kind, params.context.only)
     ]
-
-
-def _to_range(lines: Lines) -> types.Range:
-    document, first, last = lines
-    end = Position(last, len(document.content(last)))
-    return types.Range(types.Position(first, 0), types.Position(last, document.to_units(end)))
 
 
 def _is_requested(kind: str, only: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from localspec import literals
@@ -35,12 +35,9 @@ def file(editor: str, environ: Mapping[str, str] = os.environ) -> Path:
         data = _parse_absolute(environ.get("XDG_DATA_HOME")) or home / ".local" / "share"
         return data / (environ.get("NVIM_APPNAME") or "nvim") / "site" / _RELATIVE_PATH
     xdg = (_parse_absolute(environ.get("XDG_CONFIG_HOME")) or home / ".config") / "vim"
-    older_places = (home / ".vim", home / ".vimrc")
     # Vim 9.1 reads ~/.config/vim if neither of the older places exists.
-    folder = (
-        xdg if xdg.is_dir() and not any(place.exists() for place in older_places) else home / ".vim"
-    )
-    return folder / _RELATIVE_PATH
+    has_older = (home / ".vim").exists() or (home / ".vimrc").exists()
+    return (xdg if xdg.is_dir() and not has_older else home / ".vim") / _RELATIVE_PATH
 
 
 def _parse_absolute(path: str | None) -> Path | None:
@@ -49,12 +46,11 @@ def _parse_absolute(path: str | None) -> Path | None:
 
 def text(editor: str) -> str:
     """Return the content of the file."""
-    folder = Path(__file__).resolve().parent / "vim"
     command = [sys.executable, "-P", "-m", "localspec"]
     return _TEMPLATE.format(
         first=_FIRST_LINE,
         editor=editor,
-        folder=literals.vim(str(folder)),
+        folder=literals.vim(str(Path(__file__).resolve().parent / "vim")),
         command=", ".join(map(literals.vim, command)),
     )
 
@@ -62,33 +58,36 @@ def text(editor: str) -> str:
 def install(editor: str) -> Path:
     """Write the file, also over an older one of ours.
 
-    Raises:
-        LocalspecError: another file is in its place, or it cannot be written.
+    Raises LocalspecError if another file is in its place, or it cannot be written.
     """
     path = file(editor)
     _require_ours(path)
-    try:
+    with explained(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text(editor).encode())
-    except OSError as error:
-        raise LocalspecError(f"{path} cannot be written: {error.strerror}.") from error
     return path
+
+
+@contextlib.contextmanager
+def explained(path: Path, verb: str) -> Iterator[None]:
+    """Raise LocalspecError in place of an OSError, as in "init.el cannot be written: Permission denied."."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalspecError(f"{path} cannot be {verb}: {error.strerror}.") from error
 
 
 def uninstall(editor: str) -> Path | None:
     """Remove the file and the folders that become empty; return None if there is no file.
 
-    Raises:
-        LocalspecError: another file is in its place, or it cannot be removed.
+    Raises LocalspecError if another file is in its place, or it cannot be removed.
     """
     path = file(editor)
     if not path.exists():
         return None
     _require_ours(path)
-    try:
+    with explained(path, "removed"):
         path.unlink()
-    except OSError as error:
-        raise LocalspecError(f"{path} cannot be removed: {error.strerror}.") from error
     with contextlib.suppress(OSError):  # a folder that contains other files stays
         for folder in path.parents[: len(_RELATIVE_PATH.parts)]:
             folder.rmdir()
@@ -96,13 +95,9 @@ def uninstall(editor: str) -> Path | None:
 
 
 def _require_ours(path: Path) -> None:
-    try:
-        content = (
-            path.read_text(encoding="utf-8", errors="replace") if path.exists() else _FIRST_LINE
-        )
-    except OSError as error:
-        raise LocalspecError(f"{path} cannot be read: {error.strerror}.") from error
-    if not content.startswith(_FIRST_LINE):
+    with explained(path, "read"):
+        is_ours = not path.exists() or path.read_text("utf-8", "replace").startswith(_FIRST_LINE)
+    if not is_ours:
         raise LocalspecError(
             f"{path} was not written by localspec and is left as it is; move it away and try again."
         )

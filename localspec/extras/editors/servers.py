@@ -38,8 +38,7 @@ def missing_library(command: str) -> str:
 def require_server(command: str) -> None:
     """Check that a server can start.
 
-    Raises:
-        UsageError: its library is missing, or it was not started by an editor.
+    Raises UsageError if its library is missing, or it was not started by an editor.
     """
     if problem := missing_library(command):
         raise UsageError(problem)

@@ -43,10 +43,6 @@ def read_environment(paths: Paths) -> EditorEnvironment:
     return EditorEnvironment(paths.socket, listen, token or _TOKEN, pair, bool(config.listen))
 
 
-def _vim(machine: EditorEnvironment) -> str:
-    return f"let g:localspec_socket = {literals.vim(str(machine.socket))}"
-
-
 def _nvim_lsp(machine: EditorEnvironment) -> str:
     return f"""\
 vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(literals.lua, machine.command))} }} }})
@@ -119,14 +115,18 @@ hook -group lsp-localspec global BufSetOption filetype=.+ %{{
 }}"""
 
 
+def _vim(machine: EditorEnvironment) -> str:
+    return f"let g:localspec_socket = {literals.vim(str(machine.socket))}"
+
+
 def _llama_vim(machine: EditorEnvironment) -> str:
-    return (
-        '" In vimrc, before the plug-in llama.vim is loaded; it needs Vim 9.1 or Neovim.\n'
-        "let g:llama_config = {\n"
-        f"      \\ 'endpoint_fim': {literals.vim(f'http://{machine.listen}/infill')},\n"
-        f"      \\ 'endpoint_inst': {literals.vim(f'http://{machine.listen}/v1/chat/completions')},\n"
-        f"      \\ 'api_key': trim(system('localspec token'))}}"
-    )
+    url = f"http://{machine.listen}"
+    return f"""\
+" In vimrc, before the plug-in llama.vim is loaded; it needs Vim 9.1 or Neovim.
+let g:llama_config = {{
+      \\ 'endpoint_fim': {literals.vim(f"{url}/infill")},
+      \\ 'endpoint_inst': {literals.vim(f"{url}/v1/chat/completions")},
+      \\ 'api_key': trim(system('localspec token'))}}"""
 
 
 def _minuet(machine: EditorEnvironment) -> str:
@@ -180,45 +180,28 @@ def _emacs(machine: EditorEnvironment) -> str:
     )
 
 
-def _agent_command() -> dict[str, object]:
-    """Return how an editor starts the agent."""
-    return {"command": sys.executable, "args": ["-P", "-m", "localspec", "acp"]}
+_AGENT = {"command": sys.executable, "args": ["-P", "-m", "localspec", "acp"]}
 
 
 def _zed(machine: EditorEnvironment) -> str:
-    url = f"http://{machine.listen}/v1"
+    url, pair = f"http://{machine.listen}/v1", machine.pair
+    provider = {"api_url": url, "available_models": [{"name": pair, "max_tokens": 8192}]}
+    api = {"api_url": f"{url}/completions", "model": pair, "prompt_format": "qwen"}
     settings = {
-        "agent_servers": {"localspec": {"type": "custom", **_agent_command()}},
-        "language_models": {
-            "openai_compatible": {
-                "localspec": {
-                    "api_url": url,
-                    "available_models": [{"name": machine.pair, "max_tokens": 8192}],
-                }
-            }
-        },
-        "edit_predictions": {
-            "provider": "open_ai_compatible_api",
-            "open_ai_compatible_api": {
-                "api_url": f"{url}/completions",
-                "model": machine.pair,
-                "prompt_format": "qwen",
-            },
-        },
+        "agent_servers": {"localspec": {"type": "custom", **_AGENT}},
+        "language_models": {"openai_compatible": {"localspec": provider}},
+        "edit_predictions": {"provider": "open_ai_compatible_api", "open_ai_compatible_api": api},
     }
     return json.dumps(settings, indent=2)
 
 
 def _jetbrains(_: EditorEnvironment) -> str:
-    return json.dumps({"agent_servers": {"localspec": _agent_command()}}, indent=2)
+    return json.dumps({"agent_servers": {"localspec": _AGENT}}, indent=2)
 
 
 def _vscode(machine: EditorEnvironment) -> str:
-    settings = {
-        "llama-vscode.endpoint": f"http://{machine.listen}",
-        "llama-vscode.api_key": machine.token,
-    }
-    return json.dumps(settings, indent=2)
+    settings = {"endpoint": f"http://{machine.listen}", "api_key": machine.token}
+    return json.dumps({f"llama-vscode.{key}": value for key, value in settings.items()}, indent=2)
 
 
 class EditorSettings(NamedTuple):
@@ -283,21 +266,20 @@ SETTINGS = {
 def setting_notes(name: str, machine: EditorEnvironment) -> list[str]:
     """Return what a person must know or do beside these settings, one sentence each."""
     setting = SETTINGS[name]
-    sentences = [f"For {setting.about}."]
-    if setting.tcp and not machine.listens_on_tcp:
-        sentences.append(
-            f"It needs TCP, which is off: localspec config set listen {DEFAULT_LISTEN}"
-        )
-    if setting.server and (problem := missing_library(setting.server)):
-        sentences.append(problem)
-    return [*sentences, *([setting.more] if setting.more else [])]
+    tcp = f"It needs TCP, which is off: localspec config set listen {DEFAULT_LISTEN}"
+    sentences = [
+        f"For {setting.about}.",
+        tcp if setting.tcp and not machine.listens_on_tcp else "",
+        missing_library(setting.server) if setting.server else "",
+        setting.more,
+    ]
+    return list(filter(None, sentences))
 
 
 def _toml(value: object) -> str:
     """Return a value as TOML.
 
-    Raises:
-        UsageError: a path has bytes that are not UTF-8, which TOML cannot represent.
+    Raises UsageError if a path has bytes that are not UTF-8, which TOML cannot represent.
     """
     try:
         return literals.toml(value)
@@ -306,5 +288,4 @@ def _toml(value: object) -> str:
 
 
 def _in_braces(text: str) -> str:
-    """Escape the braces in TOML, for a place where an outer language counts them."""
     return text.replace("{", "\\u007b").replace("}", "\\u007d")

@@ -1,10 +1,12 @@
-"""`localspec service install|uninstall|status`."""
+"""`localspec service` and `localspec doctor`: the daemon as a user service, and what may be wrong with it."""
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
-from localspec.cli.app import Group, require_consent, yes_option
+from localspec.cli.app import Group, json_option, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -24,7 +26,7 @@ def service_command() -> None:
     pass
 
 
-def _manager() -> units.Manager:
+def _manager() -> units.Systemd | units.Launchd:
     paths = default_paths()
     # A TCP request cannot start the daemon, so with `listen` it has to run already.
     return units.manager(paths.socket, always=bool(load_config(paths.config_file).listen))
@@ -44,12 +46,8 @@ def install(only_print: bool) -> int:
             render.verbatim(f"# {path}\n{text}")
         return 0
     manager.require()
-    client = Client(autostart=False)
-    try:
-        with autostart.until_gone():
-            client.shutdown()
-    except NoDaemon:
-        pass
+    with contextlib.suppress(NoDaemon), autostart.until_gone():
+        Client(autostart=False).shutdown()
     manager.install()
     render.line(manager.state())
     return 0
@@ -76,16 +74,12 @@ def status() -> int:
     return 0
 
 
-# ------------------------------------------------------------------------ doctor
-# `localspec doctor`.
-
-
 @click.command(
     help="Check for problems and suggest fixes. Exits with 1 if something does not work. "
     "Nothing is changed and nothing is sent.",
     epilog="Examples:\n\n\b\n  localspec doctor\n  localspec doctor --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@json_option
 def doctor_command(as_json: bool) -> int:
     code = doctor.run(doctor.CheckedMachine.current(), as_json=as_json)
     Client.daemon_version = None  # it has a line about that of its own

@@ -116,14 +116,9 @@ def _check_build(
     else:
         yield Finding("engine", "ok", f"llama.cpp is built for {system.built}.")
     if compiler is None or plan is None:
-        hint = machine.install_hint(system.host, "compiler")
+        cure = f"{machine.install_hint(system.host, 'compiler')}, then {rebuild_command}"
         state: Literal["note", "bad"] = "bad" if system.built is None else "note"
-        yield Finding(
-            "compiler",
-            state,
-            "There is no working C++ compiler.",
-            f"{hint}, then {rebuild_command}",
-        )
+        yield Finding("compiler", state, "There is no working C++ compiler.", cure)
         return
     yield Finding("compiler", "ok", compiler.version)
     for reason in plan.reasons:
@@ -137,23 +132,27 @@ def _check_gpu(
     system: CheckedMachine, plan: machine.BuildPlan, reason: machine.BuildReason
 ) -> Iterator[Finding]:
     """Check whether the build uses the best backend of this machine, and say why not."""
-    rebuild_command, best_backend = machine.rebuild_command(plan), plan.backend
-    if system.built not in (None, best_backend):
-        yield Finding(
-            "GPU", "note", f"{reason} But llama.cpp is built for {system.built}.", rebuild_command
-        )
+    rebuild_command, best, cure = machine.rebuild_command(plan), plan.backend, reason.cure
+    if system.built not in (None, best):
+        what = f"{reason} But llama.cpp is built for {system.built}."
+        yield Finding("GPU", "note", what, rebuild_command)
         return
-    cure = reason.cure
-    if best_backend == "vulkan" and machine.nvidia_gpus(system.host):
-        install_command = machine.install_hint(system.host, "cuda")
-        cure = (
-            f"{install_command}, then {rebuild_command if machine.CHECKOUT else 'localspec doctor'}"
-        )
+    if best == "vulkan" and machine.nvidia_gpus(system.host):
+        then = rebuild_command if machine.CHECKOUT else "localspec doctor"
+        cure = f"{machine.install_hint(system.host, 'cuda')}, then {then}"
     yield Finding("GPU", "note" if cure else "ok", reason.what, cure)
-    if best_backend == "cuda":
+    if best == "cuda":
         yield from _check_cuda(system, rebuild_command)
-    if best_backend != "cpu":
-        yield from _check_gpu_settings(system)
+    if best != "cpu" and machine.gpus_are_hidden(system.host):
+        what, cure = "CUDA_VISIBLE_DEVICES hides every GPU.", "unset CUDA_VISIBLE_DEVICES"
+        yield Finding("GPU", "note", what, f"{cure}, then localspec stop")
+    config = load_config(system.paths.config_file, system.host.env)
+    if best != "cpu" and config.gpu_layers == 0:
+        what, cure = (
+            "gpu_layers is 0, so the GPU is not used.",
+            "localspec config set gpu_layers -1",
+        )
+        yield Finding("GPU", "note", what, cure)
 
 
 def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
@@ -181,16 +180,6 @@ def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Findin
             yield Finding("GPU", "ok", message)
 
 
-def _check_gpu_settings(system: CheckedMachine) -> Iterator[Finding]:
-    """Check for settings that keep a GPU unused."""
-    if machine.gpus_are_hidden(system.host):
-        message = "CUDA_VISIBLE_DEVICES hides every GPU."
-        yield Finding("GPU", "note", message, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
-    if load_config(system.paths.config_file, system.host.env).gpu_layers == 0:
-        message = "gpu_layers is 0, so the GPU is not used."
-        yield Finding("GPU", "note", message, "localspec config set gpu_layers -1")
-
-
 def _check_folders(paths: Paths) -> Iterator[Finding]:
     """Check the length of the socket's path and the permissions of the folders."""
     try:
@@ -213,7 +202,6 @@ def _check_folders(paths: Paths) -> Iterator[Finding]:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """Return the folder, or the nearest existing folder above it."""
     # Path.exists raises for folders without permission and for names that are too long.
     exists = os.path.exists
     return next(path for path in (folder, *folder.parents) if exists(path))
@@ -221,56 +209,47 @@ def _nearest_existing(folder: Path) -> Path:
 
 def _check_settings(system: CheckedMachine, config: Config) -> Iterator[Finding]:
     """Check the configuration for errors, and for values that are too large for this machine."""
+
+    def unset(key: str) -> str:
+        origin = config.origin.get(key, "")
+        is_variable = origin.startswith("LOCALSPEC_")
+        return f"unset {origin}" if is_variable else f"localspec config unset {key}"
+
     for problem in config.problems:
         yield Finding("config", "bad", problem.sentence, problem.cure)
     if config.threads > (cores := settings.usable_cores()):
-        message = (
-            f"threads is {config.threads}, but this machine has only {cores} cores; {cores} "
-            "are used."
-        )
-        yield Finding("config", "note", message, _unset_command(config, "threads"))
+        has = f"this machine has only {cores} cores; {cores} are used."
+        yield Finding("config", "note", f"threads is {config.threads}, but {has}", unset("threads"))
     with contextlib.suppress(LocalspecError):
         for cost in system.costs():
-            cure = (
-                _unset_command(config, "context")
-                if config.context
-                else "localspec catalogue --fits"
-            )
+            cure = unset("context") if config.context else "localspec catalogue --fits"
             yield Finding("config", "note", cost, cure)
     if not config.problems:
         yield Finding("config", "ok", "The configuration is valid.")
     try:
-        if missing := _why_unavailable(system, config.pair):
-            reason, pullable = missing
-            cure = f"localspec pull {config.pair}" if pullable else _unset_command(config, "pair")
-            yield Finding("pair", "bad", reason, cure)
+        reason, pullable = _why_unavailable(system, config.pair)
     except LocalspecError as error:
-        yield Finding("pair", "bad", error.message, _unset_command(config, "pair"))
+        reason, pullable = error.message, False
+    if reason:
+        cure = f"localspec pull {config.pair}" if pullable else unset("pair")
+        yield Finding("pair", "bad", reason, cure)
 
 
-def _unset_command(config: Config, key: str) -> str:
-    origin = config.origin.get(key, "")
-    return f"unset {origin}" if origin.startswith("LOCALSPEC_") else f"localspec config unset {key}"
-
-
-def _why_unavailable(system: CheckedMachine, pair: str) -> tuple[str, bool] | None:
-    """Return why the configured pair cannot answer, and whether pulling it would help.
-
-    Returns None if nothing is wrong with it.
-    """
+def _why_unavailable(system: CheckedMachine, pair: str) -> tuple[str, bool]:
+    """Return why the configured pair cannot answer, or "", and whether pulling it would help."""
     for name in split_model_names(pair):
         if name.startswith(("/", "~")) and not expand_user(name).is_file():
             return f"The configured pair's file {name} is not there.", False
     if pair == "builtin" or "/" in pair or ":" in pair:
-        return None
+        return "", False
     try:
         entries = system.pairs()["pairs"]
         known = {name: entry for entry in entries for name in (entry["name"], *entry["aliases"])}
         if known.get(pair, {}).get("here"):
-            return None
+            return "", False
     except NoDaemon:
         if (system.paths.store / "pairs" / f"{pair}.json").is_file():
-            return None
+            return "", False
         known = {name: {} for name in _catalogue_names(system.paths)}
     if pair in known:
         return f"The configured pair '{pair}' is not pulled yet.", True
@@ -290,76 +269,67 @@ def _catalogue_names(paths: Paths) -> Iterator[str]:
 
 
 def _check_daemon(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
+    restart = "localspec stop && localspec start"
     try:
         status = system.status()
-    except NoDaemon as error:
-        if system.paths.socket.exists() and isinstance(error, NoAnswer):
-            yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
-        else:
-            yield Finding("daemon", "ok", "Not running; the next question starts it.")
-        return
     except LocalspecError as error:
-        yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
+        is_stuck = isinstance(error, NoAnswer) and system.paths.socket.exists()
+        if isinstance(error, NoDaemon) and not is_stuck:
+            yield Finding("daemon", "ok", "Not running; the next question starts it.")
+        else:
+            yield Finding("daemon", "bad", error.message, restart)
         return
-    if status["version"] != localspec.__version__:
-        message = (
-            f"The daemon is localspec {status['version']}, but this is {localspec.__version__}."
-        )
-        yield Finding("daemon", "note", message, "localspec stop && localspec start")
+    version, ours = status["version"], localspec.__version__
+    if version != ours:
+        what = f"The daemon is localspec {version}, but this is {ours}."
+        yield Finding("daemon", "note", what, restart)
     else:
         count = status["counts"]["requests"]
-        message = f"pid {status['pid']}, {count} request{'s' * (count != 1)}."
-        yield Finding("daemon", "ok", message)
+        what = f"pid {status['pid']}, {count} request{'s' * (count != 1)}."
+        yield Finding("daemon", "ok", what)
     pair = status["pair"]
     if pair["state"] == "set_aside":
-        message = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."
-        yield Finding("pair", "bad", message, "localspec start --reset")
+        what = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."
+        yield Finding("pair", "bad", what, "localspec start --reset")
     if status["safe_mode"]:
-        message = (
-            "The engine runs in safe mode, because it crashed at its first decode with the "
-            "faster code."
-        )
+        what = "The engine runs in safe mode, because it crashed at its first decode with the faster code."
         # A build by pip used no flags for this machine, so rebuilding may help. scripts/setup has already
         # tested its own build, so only a newer compiler may help there.
         cure = f"a newer compiler, then {rebuild_command}" if machine.CHECKOUT else rebuild_command
-        yield Finding("engine", "note", message, cure)
-    known_problems = {
-        problem.sentence for problem in load_config(system.paths.config_file).problems
-    }
+        yield Finding("engine", "note", what, cure)
+    file = system.paths.config_file
+    known_problems = {problem.sentence for problem in load_config(file).problems}
     for problem in status.get("problems", []):
         if problem.endswith("TCP is not served."):
             yield Finding("tcp", "bad", problem, "localspec config unset listen")
-        elif problem.startswith((str(system.paths.config_file), "LOCALSPEC_")):
-            # The problem is in the daemon's environment, or in an earlier state of the file.
-            if problem not in known_problems:
-                yield Finding("daemon", "bad", problem, "localspec stop && localspec start")
-        else:
+        elif not problem.startswith((str(file), "LOCALSPEC_")):
             yield Finding("files", "bad", problem, "correct the file; it is reloaded automatically")
+        elif (
+            problem not in known_problems
+        ):  # of its environment, or of an earlier state of the file
+            yield Finding("daemon", "bad", problem, restart)
 
 
 def _check_disk(system: CheckedMachine) -> Iterator[Finding]:
     paths = system.paths
-    full_folders = [
-        folder
-        for folder in map(_nearest_existing, (paths.config, paths.state))
-        if system.free(folder) < MIN_FREE_BYTES
-    ]
-    for folder in dict.fromkeys(full_folders):
-        message = (
-            f"The disk of {folder} is full ({format_size(system.free(folder))} free): "
-            "answers are not saved in the "
-            "history, and the configuration cannot be changed."
-        )
-        yield Finding("disk", "bad", message, "delete files, or: localspec gc")
-    if full_folders:
+    is_full = False
+    for folder in dict.fromkeys(map(_nearest_existing, (paths.config, paths.state))):
+        if (free := system.free(folder)) < MIN_FREE_BYTES:
+            is_full = True
+            what = (
+                f"The disk of {folder} is full ({format_size(free)} free): answers are not saved in the "
+                "history, and the configuration cannot be changed."
+            )
+            yield Finding("disk", "bad", what, "delete files, or: localspec gc")
+    if is_full:
         return
-    folder = _nearest_existing(system.paths.store)
-    free_bytes = system.free(folder)
-    if free_bytes < LOW_DISK_BYTES:
-        message = f"Only {format_size(free_bytes)} free in {folder}; a pair may need more."
-        yield Finding("disk", "note", message, "localspec gc, or localspec rm NAME")
+    folder = _nearest_existing(paths.store)
+    size = format_size(free := system.free(folder))
+    if free < LOW_DISK_BYTES:
+        what = f"Only {size} free in {folder}; a pair may need more."
+        yield Finding("disk", "note", what, "localspec gc, or localspec rm NAME")
     else:
-        yield Finding("disk", "ok", f"{format_size(free_bytes)} free in {folder}")
+        yield Finding("disk", "ok", f"{size} free in {folder}")
 
 
 def _check_network(system: CheckedMachine) -> Iterator[Finding]:

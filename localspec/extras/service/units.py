@@ -10,10 +10,9 @@ import os
 import plistlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from localspec.errors import LocalspecError, UsageError, replace_control_characters
 from localspec.files import write_atomically
@@ -31,49 +30,31 @@ _PATH_VARIABLES = (
 _TIMEOUT_S = 60.0  # `enable --now` may wait until a running daemon has finished its answers
 
 
-class Manager(Protocol):
-    """The service manager of the operating system."""
-
-    def files(self) -> Mapping[Path, str]:
-        """Return the contents of the service's files by path."""
-
-    def require(self) -> None:
-        """Raise LocalspecError if the manager is not available. Called before anything is changed."""
-
-    def install(self) -> None:
-        """Write the files and start the service."""
-
-    def uninstall(self) -> bool:
-        """Stop and remove the service; return False if there was none."""
-
-    def state(self) -> str:
-        """Return one line for a person that says whether the service is installed and active."""
-
-
-def manager(socket: Path, *, always: bool) -> Manager:
+def manager(socket: Path, *, always: bool) -> Systemd | Launchd:
     """Return the service manager of this operating system.
 
     `socket` is the daemon's socket. With `always` the daemon starts at once and not at the first request.
-
-    Raises:
-        UsageError: a path has characters that no service file can hold.
+    Raises UsageError if a path has characters that no service file can hold.
     """
     environment = {name: os.environ[name] for name in _PATH_VARIABLES if os.environ.get(name)}
     if "LOCALSPEC_HOME" in environment:
         environment["LOCALSPEC_HOME"] = str(Path(environment["LOCALSPEC_HOME"]).absolute())
     for text in (str(socket), *_COMMAND, *environment.values()):
         if any(ord(character) < 0x20 or character == "\x7f" for character in text):
-            raise UsageError(
-                f"A path has characters that no service file can hold: {replace_control_characters(text)}"
-            )
-    if sys.platform == "darwin":
-        return Launchd(environment)
-    return Systemd(socket, environment, always)
+            shown = replace_control_characters(text)
+            raise UsageError(f"A path has characters that no service file can hold: {shown}")
+    is_mac = sys.platform == "darwin"
+    return Launchd(environment) if is_mac else Systemd(socket, environment, always)
 
 
 @dataclass(frozen=True)
 class Systemd:
-    """Two user units: a socket that always exists, and the daemon behind it."""
+    """Two user units of systemd: a socket that always exists, and the daemon behind it.
+
+    Both managers have the same methods. `require` raises LocalspecError if the manager is not available, and
+    is called before anything is changed. `uninstall` returns False if there was no service. `state` is one
+    line for a person.
+    """
 
     socket: Path
     environment: Mapping[str, str]
@@ -86,17 +67,16 @@ class Systemd:
         return root / "systemd" / "user"
 
     def files(self) -> Mapping[Path, str]:
+        """Return the contents of the service's files by path."""
+        # A dollar begins a variable in a command, but not in Environment=.
+        command = " ".join(_quote_word(word).replace("$", "$$") for word in _COMMAND)
+        settings = (_quote_word(f"{name}={value}") for name, value in self.environment.items())
+        environment = "".join(f"Environment={setting}\n" for setting in settings)
+        path = _escape_percent(str(self.socket))
         return {
-            self.folder / "localspec.socket": _SOCKET_UNIT.format(
-                path=_escape_percent(str(self.socket))
-            ),
+            self.folder / "localspec.socket": _SOCKET_UNIT.format(path=path),
             self.folder / "localspec.service": _SERVICE_UNIT.format(
-                # A dollar begins a variable in a command, but not in Environment=.
-                command=" ".join(_quote_word(word).replace("$", "$$") for word in _COMMAND),
-                environment="".join(
-                    f"Environment={_quote_word(f'{name}={value}')}\n"
-                    for name, value in self.environment.items()
-                ),
+                command=command, environment=environment
             ),
         }
 
@@ -104,11 +84,9 @@ class Systemd:
         self._systemctl("show", "--property=Version")
 
     def install(self) -> None:
-        for path, text in self.files().items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text.encode())
+        _write_files(self.files())
         self._systemctl("daemon-reload")
-        units = ["localspec.socket", *(["localspec.service"] if self.always else [])]
+        units = ["localspec.socket", *["localspec.service"] * self.always]
         self._systemctl("enable", "--now", *units)
 
     def uninstall(self) -> bool:
@@ -121,16 +99,14 @@ class Systemd:
         return bool(existing)
 
     def state(self) -> str:
-        if not any(path.exists() for path in self.files()):
-            return "Not installed. To install it: localspec service install"
-        states = [
-            f"{path.name} is {_read_output('systemctl', '--user', 'is-active', path.name)}"
-            for path in self.files()
-        ]
+        names = [path.name for path in self.files()]
+        if not any((self.folder / name).exists() for name in names):
+            return _NOT_INSTALLED
+        states = [f"{name} is {_read_output(*_SYSTEMCTL, 'is-active', name)}" for name in names]
         return f"Installed in {self.folder}: {', '.join(states)}."
 
     def _systemctl(self, *arguments: str) -> None:
-        _run("systemctl", "--user", *arguments)
+        _run(*_SYSTEMCTL, *arguments)
 
 
 @dataclass(frozen=True)
@@ -159,9 +135,7 @@ class Launchd:
         _run("launchctl", "print", self._domain)
 
     def install(self) -> None:
-        for path, text in self.files().items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text.encode())
+        _write_files(self.files())
         if self._is_loaded:
             _run("launchctl", "bootout", f"{self._domain}/{LABEL}")
         _run("launchctl", "bootstrap", self._domain, str(self.file))
@@ -175,7 +149,7 @@ class Launchd:
 
     def state(self) -> str:
         if not self.file.exists():
-            return "Not installed. To install it: localspec service install"
+            return _NOT_INSTALLED
         return f"Installed as {self.file}: {'loaded' if self._is_loaded else 'not loaded'}."
 
     @property
@@ -187,6 +161,8 @@ class Launchd:
         return bool(_read_output("launchctl", "print", f"{self._domain}/{LABEL}"))
 
 
+_SYSTEMCTL = ("systemctl", "--user")
+_NOT_INSTALLED = "Not installed. To install it: localspec service install"
 _SOCKET_UNIT = """\
 # Written by `localspec service install`.
 [Unit]
@@ -225,13 +201,18 @@ Also=localspec.socket
 """
 
 
+def _write_files(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+
+
 def _escape_percent(text: str) -> str:
     """Return the text with percent signs escaped, with which systemd begins specifiers such as %i."""
     return text.replace("%", "%%")
 
 
 def _quote_word(word: str) -> str:
-    """Return a word quoted for systemd."""
     inner = _escape_percent(word).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{inner}"'
 
@@ -241,19 +222,16 @@ def _run(*command: str) -> None:
 
     Raises LocalspecError with the last line of its output if it fails.
     """
+    shown = f"`{' '.join(command)}`"
     try:
-        process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        process = _capture(command)
     except FileNotFoundError:
         raise LocalspecError(
             f"{command[0]} was not found, so no service can be installed. None is needed: the daemon "
             "starts with the first question. `--print` shows what would be written."
         ) from None
     except subprocess.TimeoutExpired:
-        raise LocalspecError(
-            f"`{' '.join(command)}` did not finish within {_TIMEOUT_S:.0f} s."
-        ) from None
+        raise LocalspecError(f"{shown} did not finish within {_TIMEOUT_S:.0f} s.") from None
     if process.returncode:
         output_lines = (process.stderr or process.stdout).strip().splitlines()
         reason = output_lines[-1] if output_lines else f"exit status {process.returncode}"
@@ -263,15 +241,18 @@ def _run(*command: str) -> None:
                 "`loginctl enable-linger` for you. No service is needed: the daemon starts with the "
                 "first question"
             )
-        raise LocalspecError(f"`{' '.join(command)}` failed: {reason}")
+        raise LocalspecError(f"{shown} failed: {reason}")
+
+
+def _capture(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
+    )
 
 
 def _read_output(*command: str) -> str:
     """Return the output of a manager's program whatever its exit status, or an empty string."""
     try:
-        process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        return _capture(command).stdout.strip()
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return ""
-    return process.stdout.strip()

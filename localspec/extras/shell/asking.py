@@ -1,4 +1,8 @@
-"""Send the question of a template, about as much of a long text as the pair's context holds."""
+"""Ask the question of a template, and take a command or a commit message out of the answer.
+
+The prompt requests nothing else, but models also greet, explain, number, quote and fence. Nothing here
+decides whether a command is safe, because a person reads the result before it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from functools import cache
+from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
 from localspec.cli import ask, templates
@@ -15,15 +20,6 @@ from localspec.cli.options import AskOptions
 from localspec.cli.terminal import extract, render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed
-
-# ------------------------------------------------------------------------ answers
-# Extract a command or a commit message from the text of a model.
-#
-# The prompt requests nothing else, but models also greet, explain, number, quote and fence. Nothing here
-# decides whether a command is safe, because a person reads the result before it is used.
-
-
-# ------------------------------------------------------------------ a command
 
 _SHELL_PROMPT = re.compile(r"\s*(?:[\w.-]+@[\w.-]+[^$%#❯]*)?[$%❯] +(?=\S)")
 _FENCE_PREFIX = re.compile(r"(?m)^[ \t>*+.\d-]+(?=```|~~~)")
@@ -47,26 +43,28 @@ def extract_command(answer: str) -> str:
     text = re.sub(r"\r\n?", "\n", answer)
     blocks = [block for block in extract.blocks(_FENCE_PREFIX.sub("", text)) if block.strip()]
     lines = blocks[0].split("\n") if blocks else _outside_fences(text)
-    return _strip_decoration(lines)
+    # Without prompts, output, and comments before the first command.
+    lines = textwrap.dedent("\n".join(lines)).split("\n")
+    while lines and (not lines[0].strip() or lines[0].lstrip().startswith("#")):
+        lines.pop(0)
+    if lines and _SHELL_PROMPT.match(lines[0]):
+        lines = _drop_output(lines)
+    command = "\n".join(lines).strip()
+    # Text that begins with a dash is a list item, which a shell would take for an option of its own.
+    return "" if command.startswith("-") else command
 
 
 def _outside_fences(text: str) -> list[str]:
     """Return the first lines that are no sentence, or else the first code span within a sentence."""
-    command_lines: list[str] = []
-    for line in text.strip().split("\n"):
-        bare = _LABEL.sub("", line)
-        if not bare.strip() or _is_sentence(bare):
-            if command_lines:
-                break
-            continue
-        command_lines.append(bare)
-    if len(command_lines) > 1 and _LANGUAGE.match(command_lines[0].strip()):
-        command_lines = command_lines[1:]
-    if not command_lines:
-        spans = [match[2] for match in _CODE_SPAN.finditer(text)]
-        return spans[:1]
-    span = _CODE_SPAN.fullmatch(command_lines[0].strip())
-    return [span[2]] if span else command_lines
+    lines = (_LABEL.sub("", line) for line in text.strip().split("\n"))
+    rest = dropwhile(lambda line: not line.strip() or _is_sentence(line), lines)
+    command = list(takewhile(lambda line: line.strip() and not _is_sentence(line), rest))
+    if len(command) > 1 and _LANGUAGE.match(command[0].strip()):
+        command = command[1:]
+    if not command:
+        return [match[2] for match in _CODE_SPAN.finditer(text)][:1]
+    span = _CODE_SPAN.fullmatch(command[0].strip())
+    return [span[2]] if span else command
 
 
 def _is_sentence(line: str) -> bool:
@@ -85,18 +83,6 @@ def _is_sentence(line: str) -> bool:
     return words[0][0].isupper() and len(words) > 2 and is_plain_word[1]
 
 
-def _strip_decoration(lines: list[str]) -> str:
-    """Return the lines without prompts, output, and comments before the first command."""
-    lines = textwrap.dedent("\n".join(lines)).split("\n")
-    while lines and (not lines[0].strip() or lines[0].lstrip().startswith("#")):
-        lines.pop(0)
-    if lines and _SHELL_PROMPT.match(lines[0]):
-        lines = _drop_output(lines)
-    text = "\n".join(lines).strip()
-    # Text that begins with a dash is a list item, which a shell would take for an option of its own.
-    return "" if text.startswith("-") else text
-
-
 def _drop_output(lines: list[str]) -> list[str]:
     """Return the typed lines of a session: those after a prompt, and their continuation lines."""
     typed_lines: list[str] = []
@@ -112,13 +98,11 @@ def _drop_output(lines: list[str]) -> list[str]:
 
 def find_invisible(command: str) -> str:
     """Return the first character that a terminal would not show as itself; empty if there is none."""
-    for char in command:
-        if char not in "\n\t" and (not char.isprintable() or _INVISIBLE.match(char)):
-            return char
-    return ""
+    visible = (
+        char in "\n\t" or (char.isprintable() and not _INVISIBLE.match(char)) for char in command
+    )
+    return next((char for char, shown in zip(command, visible, strict=True) if not shown), "")
 
-
-# ------------------------------------------------------------------ a commit message
 
 _MIN_REPEATED_LETTERS = 8  # a shorter subject may be repeated by chance
 _MAX_COLUMNS = 72  # width of a message's lines that git's manual recommends
@@ -135,21 +119,17 @@ def extract_message(answer: str) -> str:
     Returns an empty string if there is none.
     """
     text = re.sub(r"\r\n?", "\n", answer)
-    blocks = [block for block in extract.blocks(text) if block.strip()]
-    text = "".join(
-        char for char in (blocks[0] if blocks else text) if char in "\n\t" or char.isprintable()
-    )
+    text = next((block for block in extract.blocks(text) if block.strip()), text)
+    text = "".join(char for char in text if char in "\n\t" or char.isprintable())
     lines = [line.rstrip() for line in text.split("\n")]
     subject = ""
     while lines and not subject:
         line = lines.pop(0).strip()
         if line and not _INTRODUCTION.match(line):
             subject = _subject(line)
-    if not subject:
-        return ""
     body = [wrapped for line in lines for wrapped in _wrapped(_TITLE.sub("", line))]
     text = "\n".join(body).strip("\n")
-    return f"{subject}\n\n{text}".strip()
+    return f"{subject}\n\n{text}".strip() if subject else ""
 
 
 def repeats_subject(message: str, subjects: str) -> bool:
@@ -157,12 +137,9 @@ def repeats_subject(message: str, subjects: str) -> bool:
 
     Small models copy what the prompt shows them.
     """
-    message_letters = _letters(message)
-    known_letters = [_letters(line) for line in subjects.split("\n")]
-    return any(
-        len(letters) >= _MIN_REPEATED_LETTERS and message_letters.startswith(letters)
-        for letters in known_letters
-    )
+    known = (_letters(line) for line in subjects.split("\n"))
+    begun = _letters(message)
+    return any(len(line) >= _MIN_REPEATED_LETTERS and begun.startswith(line) for line in known)
 
 
 def _letters(text: str) -> str:
@@ -187,9 +164,6 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(
         line, _MAX_COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-# ------------------------------------------------------------------------ asking a template
 
 
 _MAX_CHARS = 400_000  # a longer text is cut before its tokens are counted
@@ -257,7 +231,7 @@ class CollectingPrinter(render.Printer):
         self.answer += piece
 
     def close(self) -> None:
-        """Do nothing, because no line on the screen has to be ended."""
+        pass  # no line on the screen has to be ended
 
 
 class _TooSlow(Exception):
@@ -302,39 +276,39 @@ def ask_template(
     """Ask `template` about a text, print the answer and return what `ask.stream` returns.
 
     `cut` returns the text shortened to a number of characters. It is called again with fewer characters if
-    the text does not fit into the context, or takes longer to read than `reading_s` seconds. The
-    words of `options` are the title in the history, and its template replaces `template`. `variables` has
-    the values of the template's variables.
-
-    Raises:
-        UsageError: the template is wrong.
-        LocalspecError: no daemon is running, it answered with an error, or the built-in pair answered,
-            which cannot know anything about the question.
+    the text does not fit into the context, or takes longer to read than `reading_s` seconds. The words of
+    `options` are the title in the history, and its template replaces `template`. `variables` has the values
+    of the template's variables. Raises UsageError if the template is wrong, and LocalspecError if no daemon
+    is running, it answered with an error, or the built-in pair answered, which cannot know anything about the
+    question.
     """
     client = Client(autostart=not options.no_daemon_start)
-    max_chars, reason = _MAX_CHARS, ""
+    max_chars, reason = _MAX_CHARS, "Too long"
     for attempt in range(_MAX_ATTEMPTS):
         text, left_out = cut(max_chars)
         request, merged = _build_request(template, options, text, variables)
         clock = _ReadingClock(reading_s)
-        is_limited = attempt < _MAX_ATTEMPTS - 1 and len(text) > _MIN_CHARS and reading_s < math.inf
+        is_last = attempt == _MAX_ATTEMPTS - 1
+        watch = None if is_last or len(text) <= _MIN_CHARS or reading_s == math.inf else clock.watch
         try:
-            response = _stream_answer(
-                client, request, merged, printer, clock.watch if is_limited else None
-            )
+            response = _stream_answer(client, request, merged, printer, watch)
             break
         except _TooSlow as error:
             max_chars = max(_MIN_CHARS, int(min(len(text), max_chars) * reading_s / error.seconds))
             reason = f"Too long to read in {reading_s:.0f} seconds"
         except ContextExceeded as error:
             tokens, context = error.n_prompt_tokens, error.n_ctx
-            if attempt == _MAX_ATTEMPTS - 1 or not tokens or not context:
+            if is_last or not tokens or not context:
                 raise
             max_chars = int(min(len(text), max_chars) * _CONTEXT_SHARE * min(1, context / tokens))
             reason = "Too long for the pair's context"
     if left_out:
-        _note_once(f"{reason or 'Too long'}; left out: {left_out}")
-    _print_notes(response, usage=options.usage)
+        _note_once(f"{reason}; left out: {left_out}")
+    ask.print_notes(response)
+    if options.usage and "timings" in response:
+        from localspec.cli.terminal import figures
+
+        figures.statistics(response)
     return response
 
 
@@ -357,8 +331,7 @@ def _stream_answer(
 
     Raises LocalspecError, which for a base model says what it can do instead.
     """
-    hide = options.hide_reasoning
-    response: dict[str, Any] = {}
+    hide, response = options.hide_reasoning, dict[str, Any]()
     max_chars = _MAX_ANSWER_CHARS if options.tokens == templates.SHELL_TOKENS else math.inf
     bounded = _BoundedPrinter(printer, response, max_chars)
     try:
@@ -376,28 +349,14 @@ def _stream_answer(
 def _build_request(
     template: str, options: AskOptions, text: str, variables: dict[str, str]
 ) -> tuple[dict[str, Any], AskOptions]:
-    """Return the request that asks `template` about a text, and the merged options."""
-    merged, question = templates.apply_template(
-        options.changed(template=options.template or template), text, variables
-    )
-    request = ask.request_for(merged, question)
-    request["loop_guard"] = "all"
+    used = templates.Template(options.changed(template=options.template or template), variables)
+    question = used.question(text)
+    request = {**ask.request_for(used.options, question), "loop_guard": "all"}
     if ask.is_saved(request):
-        kind = template.partition("-")[0]
-        title = ask.clean(" ".join(options.words))
-        request["localspec"]["kind"] = kind
+        kind, title = template.partition("-")[0], ask.clean(" ".join(options.words))
         title = f"{kind}: {title}" if title else kind
-        request["localspec"]["title"] = title[: ask.MAX_TITLE_CHARS]
-    return request, merged
-
-
-def _print_notes(response: dict[str, Any], *, usage: bool) -> None:
-    """Print the notes that follow an answer."""
-    ask.print_notes(response)
-    if usage and "timings" in response:
-        from localspec.cli.terminal import figures
-
-        figures.statistics(response)
+        request["localspec"] |= {"kind": kind, "title": title[: ask.MAX_TITLE_CHARS]}
+    return request, used.options
 
 
 def ask_for_text(

@@ -1,4 +1,4 @@
-"""`localspec cmd`: propose one shell command for a description."""
+"""`localspec cmd`, `localspec commit` and `localspec explain`: what a pair does for a shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -21,19 +20,17 @@ from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, ModelNotFound, UsageError
 from localspec.extras.shell import asking, failures, message_editor, proposal, staged
 
-_CMD_OPTIONS = options.select_options(
-    "model",
-    "system",
-    "tokens",
-    "files",
-    "template",
-    "plain",
-    "hide_reasoning",
-    "usage",
-    "no_log",
-    "no_daemon_start",
-    "debug",
+_COMMIT_OPTION_NAMES = (
+    *("model", "system", "tokens", "files", "template", "hide_reasoning", "usage"),
+    *("no_log", "no_daemon_start", "debug"),
 )
+_COMMIT_OPTIONS = options.select_options(*_COMMIT_OPTION_NAMES)
+_OPTIONS = options.select_options(*_COMMIT_OPTION_NAMES, "plain")  # of `cmd` and `explain`
+
+
+def _variables() -> dict[str, str]:
+    """Return the values that every template of a shell command may name."""
+    return {"shell": proposal.current_shell().language, "system": proposal.system()}
 
 
 def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
@@ -47,22 +44,18 @@ def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     answer = asking.ask_for_text("cmd", ask_options, asking.uncut(text), variables)
     command = asking.extract_command(answer.text)
     if answer.cut_off:
-        raise LocalspecError(
-            f"The answer was cut off by the token limit; it began: {answer.text[:200]}"
-        )
+        began = answer.text[:200]
+        raise LocalspecError(f"The answer was cut off by the token limit; it began: {began}")
     if not command:
         raise LocalspecError(f"The answer contains no command: {answer.text.strip()}")
     proposal.require_visible(command)
     if not proposal.at_terminal():
-        render.text(command)
-        render.end_of_text()
+        render.whole_text(command)
         return 0
 
     def explain(command: str) -> None:
-        fenced = f"```\n{command}\n```"
-        asking.ask_and_print(
-            "cmd-explain", ask_options.changed(words=[]), asking.uncut(fenced), variables
-        )
+        cut = asking.uncut(f"```\n{command}\n```")
+        asking.ask_and_print("cmd-explain", ask_options.changed(words=[]), cut, variables)
 
     return proposal.decide(command, target_shell, explain)
 
@@ -77,7 +70,7 @@ cmd_command = click.Command(
             type=click.Choice(["bash", "zsh", "fish", "sh"]),
             help="Shell to write for; by default the one in use.",
         ),
-        *map(click_option, _CMD_OPTIONS),
+        *map(click_option, _OPTIONS),
     ],
     help="Propose one shell command for what WORDS describe. On a terminal, Enter runs it, e edits it first, "
     "x explains it, and any other key cancels; the exit code is then the command's own. Without a "
@@ -88,14 +81,6 @@ cmd_command = click.Command(
 )
 
 
-# ------------------------------------------------------------------------ commit
-# `localspec commit`: write a commit message for the staged changes.
-
-
-_COMMIT_OPTIONS = options.select_options(
-    *("model", "system", "tokens", "files", "template", "hide_reasoning", "usage"),
-    *("no_log", "no_daemon_start", "debug"),
-)
 _MAX_READING_S = 20.0  # longest time for reading the diff; a longer diff is shortened
 # Editors that scripts set to accept every message. There is no person who could abort.
 _ACCEPTING_EDITORS = ("", ":", "true", "/bin/true", "/usr/bin/true")
@@ -130,21 +115,17 @@ def _run_commit(words: tuple[str, ...], **values: Any) -> int:
     try:
         message, pair = _propose_message(hint, ask_options, everything=everything)
     except ModelNotFound as error:
-        raise _explain_model_option(error, ask_options.model) from error
+        if (model := ask_options.model) is None:
+            raise
+        # git's own -m is for the message.
+        raise ModelNotFound(
+            f"There is no pair '{model}'. -m names the pair here; a hint for the message goes without it: "
+            f"localspec commit {shlex.quote(model)}"
+        ) from error
     if only_print or not proposal.at_terminal():
         render.text(f"{message}\n")
         return 0
     return _commit(message, pair, everything=everything)
-
-
-def _explain_model_option(error: ModelNotFound, model: str | None) -> ModelNotFound:
-    """Return the error; after -m with a note, because git's own -m is for the message."""
-    if model is None:
-        return error
-    return ModelNotFound(
-        f"There is no pair '{model}'. -m names the pair here; a hint for the message goes without it: "
-        f"localspec commit {shlex.quote(model)}"
-    )
 
 
 def _propose_message(
@@ -152,10 +133,8 @@ def _propose_message(
 ) -> tuple[str, str]:
     """Return a message for the staged changes, and the pair that wrote it.
 
-    With `everything` it is for all changes of tracked files.
-
-    Raises:
-        LocalspecError: nothing is staged, no daemon is running, or the answer has no message.
+    With `everything` it is for all changes of tracked files. Raises LocalspecError if nothing is staged, no
+    daemon is running, or the answer has no message.
     """
     patches = staged.patches(everything=everything)
 
@@ -163,8 +142,7 @@ def _propose_message(
         text, left_out = staged.shorten_patches(patches, max_chars)
         return asking.Cut(f"{hint}\n\n{text}" if hint else text, left_out)
 
-    subjects = staged.subjects(_STYLE_SUBJECTS)
-    variables = {"shell": proposal.current_shell().language, "system": proposal.system()}
+    subjects, variables = staged.subjects(_STYLE_SUBJECTS), _variables()
     # Small models sometimes repeat an earlier subject. Then the second attempt shows none of them.
     for recent in dict.fromkeys([subjects or _NO_SUBJECTS, _NO_SUBJECTS]):
         answer = asking.ask_for_text(
@@ -182,24 +160,19 @@ def _propose_message(
 
 def _commit(message: str, pair: str, *, everything: bool) -> int:
     """Run git commit with the message in git's own editor, and return git's exit code."""
-    environment = dict(os.environ)
-    editor = staged.editor()
+    environment, editor = dict(os.environ), staged.editor()
     if editor not in _ACCEPTING_EDITORS:
-        sign = staged.comment_sign()
-        environment["GIT_EDITOR"] = message_editor.command(sign, pair, editor)
+        environment["GIT_EDITOR"] = message_editor.command(staged.comment_sign(), pair, editor)
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         file = Path(folder, "COMMIT_EDITMSG")
         file.write_text(f"{message}\n", encoding="utf-8")
-        words = ["git", "commit", *(["-a"] if everything else []), "-e", "-F", str(file)]
+        words = ["git", "commit", *["-a"] * everything, "-e", "-F", str(file)]
         # Ctrl-C is meant for the editor and git. They would inherit SIG_IGN, but not this handler.
         old_handler = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             return subprocess.run(words, env=environment, check=False).returncode
         finally:
             signal.signal(signal.SIGINT, old_handler)
-
-
-# ------------------------------------------------------------------ the hook
 
 
 def _print_hook() -> int:
@@ -261,8 +234,7 @@ def _with_proposal(text: str, message: str, pair: str) -> str:
     return f"\n{comment}{sign} {hint}\n{text}"
 
 
-def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
+def _raise_timeout(*_: object) -> NoReturn:
     raise LocalspecError(f"no answer within {_HOOK_TIMEOUT_S} seconds.")
 
 
@@ -302,43 +274,19 @@ commit_command = click.Command(
 )
 
 
-# ------------------------------------------------------------------------ explain
-# `localspec explain`: the last failed command, or an error message.
-
-
-_EXPLAIN_OPTIONS = options.select_options(
-    *(
-        "model",
-        "system",
-        "tokens",
-        "files",
-        "template",
-        "plain",
-        "hide_reasoning",
-        "usage",
-        "no_log",
-        "no_daemon_start",
-        "debug",
-    )
-)
-
-
 def _run_explain(words: tuple[str, ...], **values: Any) -> int:
     ask_options = options.AskOptions(words=words, **values)
     if words and all(map(os.path.isfile, words)):
         ask_options = ask_options.changed(files=[*ask_options.files, *words], words=[])
-    text = ask.read_question(ask_options) or _last_failure()
-    variables = {"shell": proposal.current_shell().language, "system": proposal.system()}
-    ask_options = ask_options.changed(files=[])
-    asking.ask_and_print("explain", ask_options, asking.middle_left_out(text), variables)
+    cut = asking.middle_left_out(ask.read_question(ask_options) or _last_failure())
+    asking.ask_and_print("explain", ask_options.changed(files=[]), cut, _variables())
     return 0
 
 
 def _last_failure() -> str:
     """Return the text about the command that failed last in this shell.
 
-    Raises:
-        UsageError: no failure is recorded.
+    Raises UsageError if no failure is recorded.
     """
     failed = failures.last()
     if failed is None:
@@ -361,7 +309,7 @@ explain_command = click.Command(
     callback=_run_explain,
     params=[
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
-        *map(click_option, _EXPLAIN_OPTIONS),
+        *map(click_option, _OPTIONS),
     ],
     help="Explain the last command that failed in this shell, or the error message in WORDS, in a file (-f) "
     "or on stdin. Failed commands are known where the shell records them: localspec completion --help.",

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shlex
 import signal
-from pathlib import Path
 from typing import NamedTuple
 
 from localspec import paths
@@ -137,13 +136,16 @@ class Failure(NamedTuple):
 def hook(shell: str) -> str:
     """Return the code that bash, zsh or fish evaluates at its start to record failures.
 
-    Records of shells that have ended are removed.
-
-    Raises:
-        UnsafePath: the runtime folder is not a private one of this user.
+    Records of shells that have ended are removed. Raises UnsafePath if the runtime folder is not a private
+    one of this user.
     """
     folder = paths.make_private_directory(paths.default_paths().runtime)
-    _remove_old_records(folder)
+    for record in folder.glob(f"{_RECORD_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                os.kill(int(record.name.removeprefix(_RECORD_PREFIX)), 0)
+            except ProcessLookupError:
+                record.unlink()
     file = str(folder / _RECORD_PREFIX)
     quoted = shlex.quote(file)
     if shell == "fish":
@@ -151,32 +153,14 @@ def hook(shell: str) -> str:
     return _HOOKS[shell].replace("FILE", quoted)
 
 
-def _remove_old_records(folder: Path) -> None:
-    for record in folder.glob(f"{_RECORD_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):
-            if not _is_alive(int(record.name.removeprefix(_RECORD_PREFIX))):
-                record.unlink()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def last() -> Failure | None:
     """Return the last failure of the nearest ancestor shell that has a record, or None."""
     folder = paths.default_paths().runtime
     for process in proposal.ancestors():
         with contextlib.suppress(OSError, ValueError):
-            data = paths.read_file(folder / f"{_RECORD_PREFIX}{process.pid}", os.O_NOFOLLOW)[
-                :_MAX_RECORD_BYTES
-            ]
-            code, _, command = data.decode(errors="replace").partition("\n")
+            data = paths.read_file(folder / f"{_RECORD_PREFIX}{process.pid}", os.O_NOFOLLOW)
+            text = data[:_MAX_RECORD_BYTES].decode(errors="replace")
+            code, _, command = text.partition("\n")
             return Failure(command.strip("\n"), int(code))
     return None
 

@@ -20,19 +20,7 @@ from pathlib import Path
 from localspec.cli.terminal import render
 
 # Editors that also save an unchanged file, with :wq. Most others do not, and end without a question.
-_VI_EDITORS = (
-    "vi",
-    "vim",
-    "nvim",
-    "vim.basic",
-    "vim.tiny",
-    "vim.nox",
-    "elvis",
-    "nvi",
-    "vis",
-    "ex",
-    "view",
-)
+_VI_EDITORS = "vi vim nvim vim.basic vim.tiny vim.nox elvis nvi vis ex view".split()
 # The file's time is set back by this much, so that a save within the same tick of the clock is noticed.
 _BACKDATE_NS = 10_000_000_000
 
@@ -57,32 +45,26 @@ def main(arguments: list[str]) -> int:
     """Edit the message, and empty the file if the message is not to be committed."""
     sign, comment, editor, name = arguments
     file, line = Path(name), f"{sign} {comment}\n".encode()
-    file.write_bytes(_with_line(file.read_bytes(), line, sign.encode()))
+    # The comment goes before git's.
+    lines = file.read_bytes().splitlines(keepends=True)
+    is_comment = [each.startswith(sign.encode()) for each in lines] + [True]
+    lines.insert(is_comment.index(True), line)
+    file.write_bytes(b"".join(lines))
     backdated = time.time_ns() - _BACKDATE_NS
     os.utime(file, ns=(backdated, backdated))
     old_state = _file_state(file)
     # Ctrl-C is meant for the editor, which would inherit SIG_IGN, but not this handler.
     signal.signal(signal.SIGINT, lambda *_: None)
     code = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, name], check=False).returncode
+    problem = ""
     if code:
-        render.error("The editor ended with an error; nothing is committed.")
-        file.write_bytes(b"")
+        problem = "The editor ended with an error"
     elif _file_state(file) == old_state and not _confirm_unsaved(editor):
-        render.error("The message was not saved; nothing is committed.")
-        file.write_bytes(b"")
-    else:
-        file.write_bytes(file.read_bytes().replace(line, b"", 1))
+        problem = "The message was not saved"
+    if problem:
+        render.error(f"{problem}; nothing is committed.")
+    file.write_bytes(b"" if problem else file.read_bytes().replace(line, b"", 1))
     return 0
-
-
-def _with_line(message: bytes, line: bytes, sign: bytes) -> bytes:
-    """Return the message with a line inserted before git's comments."""
-    lines = message.splitlines(keepends=True)
-    index = next(
-        (index for index, message_line in enumerate(lines) if message_line.startswith(sign)),
-        len(lines),
-    )
-    return b"".join([*lines[:index], line, *lines[index:]])
 
 
 def _file_state(file: Path) -> tuple[int, int, int]:

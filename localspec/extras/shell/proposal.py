@@ -1,4 +1,7 @@
-"""Show a proposed command exactly as it would run, then explain, edit, run or drop it by a key."""
+"""Show a proposed command exactly as it would run, then explain, edit, run or drop it by a key.
+
+It runs in the shell in which it was asked for, which is among the ancestors of this process.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,6 @@ from localspec.extras.shell import asking
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-
-
-# ------------------------------------------------------------------------ shells
-# Find the shell in which a command was typed, among the ancestors of this process.
 
 
 # Name of a shell's program → name of its language.
@@ -65,13 +64,15 @@ def _read_process(pid: int) -> Process | None:
         if sys.platform == "linux":
             head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
             return Process(pid, int(tail.split()[1]), head.partition("(")[2].lstrip("-"))
-        command = ["ps", "-o", "ppid=,comm=", "-p", str(pid)]
-        fields = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
-            None, 1
-        )
-        return Process(pid, int(fields[0]), Path(fields[1].strip()).name.lstrip("-"))
+        parent, command = _run_ps("ppid=,comm=", pid).split(None, 1)
+        return Process(pid, int(parent), Path(command.strip()).name.lstrip("-"))
     except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
         return None
+
+
+def _run_ps(columns: str, pid: int) -> str:
+    command = ["ps", "-o", columns, "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def read_arguments(process: Process) -> str:
@@ -80,8 +81,7 @@ def read_arguments(process: Process) -> str:
         if sys.platform == "linux":
             data = Path(f"/proc/{process.pid}/cmdline").read_bytes()
             return data.decode(errors="replace").replace("\0", " ")
-        command = ["ps", "-o", "args=", "-p", str(process.pid)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return _run_ps("args=", process.pid)
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -127,9 +127,6 @@ def system() -> str:
         return platform.system()
 
 
-# ------------------------------------------------------------------------ proposal
-
-
 CANCELLED = 130  # exit code, as after Ctrl-C
 
 
@@ -145,16 +142,13 @@ def at_terminal() -> bool:
 def require_visible(command: str) -> str:
     """Return the command if all of its characters are visible.
 
-    Raises:
-        LocalspecError: a character would be invisible, look different, or control the terminal.
+    Raises LocalspecError if a character would be invisible, look different, or control the terminal.
     """
-    if unseen_char := asking.find_invisible(command):
-        escaped = "".join(
-            f"<U+{ord(char):04X}>" if asking.find_invisible(char) else char for char in command
-        )
+    if unseen := asking.find_invisible(command):
+        shown = (f"<U+{ord(c):04X}>" if asking.find_invisible(c) else c for c in command)
         raise LocalspecError(
-            f"The command contains an invisible character (U+{ord(unseen_char):04X}) and was refused: "
-            f"{escaped}"
+            f"The command contains an invisible character (U+{ord(unseen):04X}) and was refused: "
+            f"{''.join(shown)}"
         )
     return command
 
@@ -202,9 +196,7 @@ def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
     """Let the person at the terminal decide what happens to `command`.
 
     Returns the exit code if it is not run. If it is run, this process becomes the shell and does not return.
-
-    Raises:
-        LocalspecError: it was edited into a command that is not completely visible.
+    Raises LocalspecError if it was edited into a command that is not completely visible.
     """
     while True:
         match _read_key(partial(_show, command, shell)):
@@ -231,14 +223,13 @@ def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
 def _show(command: str, shell: Shell) -> None:
     """Print the command on lines of its own, so that it can be copied. The terminal breaks the lines."""
     render.verbatim(command)
-    lines = command.count("\n") + 1
+    lines, danger = command.count("\n") + 1, find_danger(command)
     subject = f"all {lines} lines" if lines > 1 else "it"
-    danger = find_danger(command)
     if danger:
         render.note(f"Careful: it {danger}.")
+    key = "y" if danger else "Enter"
     render.dim(
-        f"{'y' if danger else 'Enter'} runs {subject} in {shell.language}, e edits, x explains, any other "
-        "key cancels."
+        f"{key} runs {subject} in {shell.language}, e edits, x explains, any other key cancels."
     )
 
 
@@ -291,8 +282,7 @@ def _make_key_bindings() -> KeyBindings:
 def _run(command: str, shell: Shell) -> NoReturn:
     """Replace this process by the shell that runs the command, with its exit code and terminal.
 
-    Raises:
-        LocalspecError: there is no such shell.
+    Raises LocalspecError if there is no such shell.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from typing import NamedTuple
@@ -29,11 +30,7 @@ class Patch(NamedTuple):
 
 
 def git(*words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git, wait for it and capture its output.
-
-    Raises:
-        LocalspecError: there is no git.
-    """
+    """Run git, wait for it and capture its output. Raises LocalspecError if there is no git."""
     try:
         return subprocess.run(
             ["git", *words], capture_output=True, stdin=subprocess.DEVNULL, check=False
@@ -43,11 +40,6 @@ def git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _read_output(*words: str) -> str:
-    """Return the output of git, or an empty string if git fails.
-
-    Raises:
-        LocalspecError: there is no git.
-    """
     process = git(*words)
     return process.stdout.decode(errors="replace").strip("\n") if process.returncode == 0 else ""
 
@@ -55,35 +47,33 @@ def _read_output(*words: str) -> str:
 def patches(*, everything: bool = False) -> list[Patch]:
     """Return the staged changes, one patch per file.
 
-    With `everything` they are the changes that `git commit -a` would commit.
-
-    Raises:
-        LocalspecError: nothing is staged, this is no repository, or git already has a message.
+    With `everything` they are the changes that `git commit -a` would commit. Raises LocalspecError if nothing
+    is staged, this is no repository, or git already has a message.
     """
     process = git(*_PLAIN_CONFIG, "diff", "HEAD" if everything else "--cached", *_DIFF_OPTIONS)
     if process.returncode:
         first_line = process.stderr.decode(errors="replace").strip().split("\n")[0]
         if not _read_output("rev-parse", "--git-dir"):
             raise LocalspecError("Not a git repository.")
-        raise LocalspecError(
-            f"git cannot show what is staged: {first_line.removeprefix('fatal: ')}"
-        )
+        reason = first_line.removeprefix("fatal: ")
+        raise LocalspecError(f"git cannot show what is staged: {reason}")
     parts = (b"\n" + process.stdout).split(b"\n" + _PATCH_HEADER)[1:]
     if not parts and not _read_output("status", "--porcelain"):
         raise LocalspecError("Nothing to commit, working tree clean.")
-    if everything and not parts:
+    if not parts and everything:
         raise LocalspecError("No tracked file has changed. Add new files first: git add FILE …")
     if not parts:
         raise LocalspecError(
             "Nothing is staged. Stage changes first: git add FILE …, or git add -u"
         )
-    return [_patch((_PATCH_HEADER + part).decode(errors="replace").rstrip("\n")) for part in parts]
-
-
-def _patch(text: str) -> Patch:
-    header = text.partition("\n")[0].removeprefix(_PATCH_HEADER.decode())
-    # The header ends with "a/NAME b/NAME", where the second one is the new name of a renamed file.
-    return Patch(header.partition(" b/")[2] or header, text)
+    found = []
+    for part in parts:
+        text = part.decode(errors="replace").rstrip("\n")
+        # The header ends with "a/NAME b/NAME", where the second one is the new name of a renamed file.
+        header = text.partition("\n")[0]
+        name = header.partition(" b/")[2] or header
+        found.append(Patch(name, f"{_PATCH_HEADER.decode()}{text}"))
+    return found
 
 
 def operation_in_progress() -> str:
@@ -109,14 +99,8 @@ def cleanup() -> str:
 
     That is an option of the `git commit` whose hook this is, or else configured.
     """
-    arguments = next(
-        (
-            proposal.read_arguments(process)
-            for process in proposal.ancestors()
-            if process.name == "git"
-        ),
-        "",
-    )
+    commits = (process for process in proposal.ancestors() if process.name == "git")
+    arguments = next(map(proposal.read_arguments, commits), "")
     option = re.search(r"\s--cl[eanup]*[=\s](\w+)", arguments)
     return option[1] if option else _read_output("config", "--get", "commit.cleanup")
 
@@ -184,10 +168,9 @@ def _is_data(line: str) -> bool:
         return False
     if _ENCODED.fullmatch(bare):
         return True
-    if len(bare) <= _MAX_PROSE_LINE_CHARS:
-        return False
     n_non_ascii = sum(not char.isascii() for char in bare)  # some scripts have no blanks
-    return 9 * bare.count(" ") < len(bare) and 3 * n_non_ascii < len(bare)
+    is_prose = 9 * bare.count(" ") >= len(bare) or 3 * n_non_ascii >= len(bare)
+    return len(bare) > _MAX_PROSE_LINE_CHARS and not is_prose
 
 
 def shorten_patches(patches: list[Patch], max_chars: int) -> Cut:
@@ -201,50 +184,38 @@ def shorten_patches(patches: list[Patch], max_chars: int) -> Cut:
     generated = [patch for patch in patches if is_generated(patch)]
     if len(generated) == len(patches):
         generated = []
-    other_patches = [patch for patch in patches if patch not in generated]
-    texts, omissions = _shorten_patches(other_patches, max_chars)
-    texts += [
-        f"[… {patch.name}: a generated file, {_count_changed_lines(patch)} changed lines left out …]"
-        for patch in generated[:_MAX_NAMED_FILES]
-    ]
+    others = [patch for patch in patches if patch not in generated]
+    texts, omissions = _shorten_patches(others, max_chars)
+    for patch in generated[:_MAX_NAMED_FILES]:
+        changed = patch.text.partition("\n@@")[2].split("\n")
+        count = sum(line.startswith(("+", "-")) for line in changed)
+        texts.append(f"[… {patch.name}: a generated file, {count} changed lines left out …]")
     if len(generated) > _MAX_NAMED_FILES:
         texts.append(f"[… {len(generated) - _MAX_NAMED_FILES} more generated files left out …]")
     omissions = [f"{patch.name} (generated)" for patch in generated] + omissions
-    listing = (
-        omissions
-        if len(omissions) <= _MAX_NAMED_FILES
-        else [
-            *omissions[: _MAX_NAMED_FILES - 1],
-            f"parts of {len(omissions) - _MAX_NAMED_FILES + 1} more",
-        ]
-    )
-    return Cut("\n".join(texts), f"{', '.join(listing)}.")
-
-
-def _count_changed_lines(patch: Patch) -> int:
-    """Return the number of lines that a patch adds or removes."""
-    body = patch.text.partition("\n@@")[2]
-    return sum(line.startswith(("+", "-")) for line in body.split("\n"))
+    if (more := len(omissions) - _MAX_NAMED_FILES + 1) > 1:
+        omissions = [*omissions[: _MAX_NAMED_FILES - 1], f"parts of {more} more"]
+    return Cut("\n".join(texts), f"{', '.join(omissions)}.")
 
 
 def _shorten_patches(patches: list[Patch], max_chars: int) -> tuple[list[str], list[str]]:
     """Return the texts of the patches within `max_chars`, and descriptions of what was left out."""
-    if sum(len(patch.text) + 1 for patch in patches) <= max_chars:
-        return [patch.text for patch in patches], []
-    max_length = _common_length([len(patch.text) + 1 for patch in patches], max_chars)
+    # The largest length to which longer texts can be cut so that all fit.
+    lengths = sorted(len(patch.text) + 1 for patch in patches)
+    while lengths and lengths[0] * len(lengths) <= max_chars:
+        max_chars -= lengths.pop(0)
+    max_length = max_chars // max(1, len(lengths)) if lengths else math.inf
     texts, omissions, n_dropped = [], [], 0
     for patch in patches:
         if len(patch.text) < max_length:
             texts.append(patch.text)
             continue
-        beginning = patch.text[:max_length].rpartition("\n")[0]
-        n_lines, n_left_out = (
-            patch.text.count("\n") + 1,
-            patch.text.count("\n") - beginning.count("\n"),
-        )
+        beginning = patch.text[: int(max_length)].rpartition("\n")[0]
+        n_newlines = patch.text.count("\n")
+        n_left_out = n_newlines - beginning.count("\n")
         if beginning:
             texts.append(f"{beginning}\n[… {n_left_out} more lines of {patch.name} left out …]")
-            omissions.append(f"{n_left_out} of {n_lines} lines of {patch.name}")
+            omissions.append(f"{n_left_out} of {n_newlines + 1} lines of {patch.name}")
         else:
             n_dropped += 1
     if n_dropped:
@@ -254,11 +225,3 @@ def _shorten_patches(patches: list[Patch], max_chars: int) -> tuple[list[str], l
 
 
 _MAX_NAMED_FILES = 5  # files that a message names; more are only counted
-
-
-def _common_length(lengths: list[int], max_chars: int) -> int:
-    """Return the largest length to which longer texts can be cut so that all fit into `max_chars`."""
-    remaining = sorted(lengths)
-    while remaining and remaining[0] * len(remaining) <= max_chars:
-        max_chars -= remaining.pop(0)
-    return max_chars // max(1, len(remaining))

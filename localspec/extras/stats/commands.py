@@ -1,15 +1,14 @@
-"""`localspec stats`."""
+"""`localspec stats`: tokens, speed and time saved over days."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import NumberOption
+from localspec.cli.app import json_option, number_option
 from localspec.cli.terminal import render
 from localspec.cli.terminal.figures import format_time
 from localspec.client.conversations import ConversationsClient
@@ -24,12 +23,11 @@ from localspec.paths import expand_user
     epilog="Examples:\n\n\b\n  localspec stats -d 7\n  localspec stats -d 365 --pair coder-7b\n"
     "  localspec stats -d 7 --html stats.html",
 )
-@click.option(
+@number_option(
     "-d",
     "--days",
-    cls=NumberOption,
-    type=click.IntRange(1, 10_000),
-    metavar="N",
+    low=1,
+    high=10_000,
     default=30,
     show_default=True,
     help="Number of days, up to today.",
@@ -37,7 +35,7 @@ from localspec.paths import expand_user
 @click.option(
     "--pair", default="", metavar="NAME", shell_complete=suggest.pairs, help="Count only this pair."
 )
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@json_option
 @click.option(
     "--html",
     metavar="FILE",
@@ -50,32 +48,29 @@ def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
     statistics = ConversationsClient().statistics(days, pair)
     if as_json:
         render.record(statistics)
-    elif html == "-":
-        from localspec.extras.stats import page
+        return 0
+    from localspec.extras.stats import page
 
+    if html == "-":
         render.text(page.render_page(statistics))
     elif html:
-        from localspec.extras.stats import page
-
         file = expand_user(html)
         file.write_text(page.render_page(statistics), encoding="utf-8")
         render.line(f"Saved {file}.")
     else:
-        from localspec.extras.stats import page
-
         page.print_statistics(statistics)
-        for sentence in _describe_tuned_drafts(statistics):
-            render.line(sentence)
+        _print_tuned_drafts(statistics)
     return 0
 
 
-def _describe_tuned_drafts(statistics: dict[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each counted pair that drafts with a tuned draft."""
+def _print_tuned_drafts(statistics: dict[str, Any]) -> None:
+    """Print a sentence for each counted pair that drafts with a tuned draft."""
     client = PairsClient()
     for name in (group["name"] for group in statistics["by_pair"]):
+        tuned = None
         with contextlib.suppress(LocalspecError):  # a pair that was removed since
-            if tuned := client.pair(name).get("tuned"):
-                since = format_time(tuned["created"])
-                yield (
-                    f"{name} uses a tuned draft since {since}. What it gained: localspec show {name}"
-                )
+            tuned = client.pair(name).get("tuned")
+        if tuned:
+            since = format_time(tuned["created"])
+            told = f"{name} uses a tuned draft since {since}."
+            render.line(f"{told} What it gained: localspec show {name}")

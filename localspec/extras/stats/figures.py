@@ -102,16 +102,17 @@ def group_tables(statistics: dict[str, Any]) -> list[tuple[str, list[tuple[str, 
     Days without answers are left out.
     """
     days = [day for day in reversed(statistics["by_day"]) if day["answers"]]
+    groups = [("PAIR", statistics["by_pair"]), ("KIND", statistics["by_kind"]), ("DAY", days)]
+    names = {"KIND": KINDS}
     return [
-        ("PAIR", [(group["name"], group_row(group)) for group in statistics["by_pair"]]),
         (
-            "KIND",
+            head,
             [
-                (KINDS.get(group["name"], group["name"]), group_row(group))
-                for group in statistics["by_kind"]
+                (names.get(head, {}).get(each["name"], each["name"]), group_row(each))
+                for each in rows
             ],
-        ),
-        ("DAY", [(group["name"], group_row(group)) for group in days]),
+        )
+        for head, rows in groups
     ]
 
 
@@ -120,24 +121,11 @@ class Series:
 
     def __init__(self, name: str, values: Sequence[float | None], shown: Sequence[str]) -> None:
         self.name, self.values, self.texts = name, values, shown
-
-    @property
-    def maximum(self) -> float:
-        """The largest value, 0 if there is none."""
-        return max((value for value in self.values if value is not None), default=0.0)
-
-    @property
-    def range(self) -> str:
-        """A range such as "1.10× to 1.84×", or the value itself if it never changes."""
-        known = [
-            (value, text)
-            for value, text in zip(self.values, self.texts, strict=True)
-            if value is not None
-        ]
-        if not known:
-            return NOT_MEASURED
-        low, high = min(known)[1], max(known)[1]
-        return low if low == high else f"{low} to {high}"
+        known = [each for each in zip(values, shown, strict=True) if each[0] is not None]
+        low, high = (min(known)[1], max(known)[1]) if known else (NOT_MEASURED, NOT_MEASURED)
+        # A range such as "1.10× to 1.84×", or the value itself if it never changes.
+        self.range = low if low == high else f"{low} to {high}"
+        self.maximum = max((value for value in values if value is not None), default=0.0)
 
 
 def make_series(days: Sequence[dict[str, Any]]) -> list[Series]:

@@ -1,6 +1,6 @@
-"""Statistics of saved answers as one HTML page.
+"""Statistics of saved answers: as one HTML page, or as tables and small plots on a terminal or in a pipe.
 
-The page needs nothing else: no script, no font, no network.
+The HTML page needs nothing else: no script, no font, no network.
 """
 
 from __future__ import annotations
@@ -70,10 +70,6 @@ def _draw_chart(plotted: Series, names: list[str], per: str) -> str:
 
 def _section(head: str, rows: list[tuple[str, list[str]]]) -> str:
     return f"<h2>By {head.lower()}</h2>\n{table((head, *COLUMNS), [[name, *cells] for name, cells in rows])}"
-
-
-# ------------------------------------------------------------------------ text
-# Tables and small plots of saved answers, on a terminal or in a pipe.
 
 
 _BARS = "▁▂▃▄▅▆▇█"

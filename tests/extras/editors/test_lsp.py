@@ -164,7 +164,8 @@ def test_visited_places_are_prefilled_when_idle(
     async def type_in_both(server: Scripted) -> None:
         session = lsp.EditorSession(AsyncDaemon(str(server.server_address)))
         for name in ("one", "two"):
-            session.open(Document(f"file:///{name}.py", f"{name}\n" * 9, "utf-8"))
+            uri = f"file:///{name}.py"
+            session.documents[uri] = Document(uri, f"{name}\n" * 9, "utf-8")
             suggestion = await session.suggest(f"file:///{name}.py", 4, 3)
             assert suggestion is not None
             assert (suggestion.before, suggestion.text) == (name, "()")
