@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # A request may have 32 MiB, and one character may take six bytes of JSON. No context holds this much text.
 MAX_INPUT_BYTES = 4 << 20  # bytes
+_MAX_INPUT = f"{MAX_INPUT_BYTES >> 20} MiB"
 
 # Pictures and documents. As base64 they must fit into a request.
 MAX_ATTACHED_BYTES = 23 << 20
@@ -116,9 +117,7 @@ def read_stdin() -> str:
 
         return documents.pdf_text("Standard input", data)
     if len(data) > MAX_INPUT_BYTES:
-        raise UsageError(
-            f"Standard input has more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
-        )
+        raise UsageError(f"Standard input has more than {_MAX_INPUT}, which is the limit.")
     if data.startswith(_UTF16_BYTE_ORDER_MARKS):
         return data.decode("utf-16", "replace").rstrip("\r\n")
     if encoding := _guess_utf16(data):
@@ -233,9 +232,7 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
             text = f"{name}:\n{fence}\n{text.rstrip()}\n{fence}"
         parts.append(text if labelled else text.rstrip("\r\n"))
     if sum(map(len, parts)) > MAX_INPUT_BYTES:
-        raise UsageError(
-            f"The files have more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
-        )
+        raise UsageError(f"The files have more than {_MAX_INPUT}, which is the limit.")
     return "\n\n".join(parts)
 
 
@@ -369,15 +366,14 @@ def read_text(name: str) -> str:
     path = Path(name)
     try:
         if path.is_dir():
-            raise UsageError(
-                f"{name} is a folder; name the files in it, for example: -f '{name.rstrip('/')}/*'"
-            )
+            example = f"-f '{name.rstrip('/')}/*'"
+            raise UsageError(f"{name} is a folder; name the files in it, for example: {example}")
         with path.open("rb") as file:
             data = file.read(MAX_INPUT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT_BYTES:
-        raise UsageError(f"{name} has more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit.")
+        raise UsageError(f"{name} has more than {_MAX_INPUT}, which is the limit.")
     if is_pdf(data):
         from localspec.cli import documents
 

@@ -32,13 +32,10 @@ _NEEDS_DAEMON = ("context", "kv_type", "kv_type_v", "parallel", "listen", "liste
 def show(*, as_json: bool = False) -> None:
     """Print every key with its value and origin. Problems in the file are printed on stderr."""
     current = config.load_config(default_paths().config_file)
-    shown = {
-        key: (getattr(current, key), current.origin.get(key, "default")) for key in config.KEYS
-    }
+    origins = current.origin
+    shown = {key: (getattr(current, key), origins.get(key, "default")) for key in config.KEYS}
     if as_json:
-        render.record(
-            {key: {"value": value, "origin": origin} for key, (value, origin) in shown.items()}
-        )
+        render.record({key: {"value": each[0], "origin": each[1]} for key, each in shown.items()})
     else:
         rows = [[key, _format_toml(value), origin] for key, (value, origin) in shown.items()]
         render.table([["KEY", "VALUE", "FROM"], *rows])
@@ -247,9 +244,7 @@ def _check_pair(name: str) -> None:
             f"Not checked whether the pair '{name}' exists, because the daemon is not running."
         )
         return
-    here = {
-        known: entry["here"] for entry in entries for known in (entry["name"], *entry["aliases"])
-    }
+    here = {each: pair["here"] for pair in entries for each in (pair["name"], *pair["aliases"])}
     if name not in here:
         match = next(iter(difflib.get_close_matches(name, here, 1)), "")
         hint = f"did you mean {match}?" if match else "to see all pairs: localspec list --all"
@@ -331,9 +326,8 @@ def edit() -> None:
 
     def problem(text: str) -> str:
         found = _parse_config(file, text.encode("utf-8", "surrogateescape")).problems
-        return "\n".join(
-            f"{each.where.removeprefix(f'{file}, ')}: {each.reason}." for each in found
-        )
+        places = (each.where.removeprefix(f"{file}, ") for each in found)
+        return "\n".join(f"{at}: {each.reason}." for at, each in zip(places, found, strict=True))
 
     edited = inputs.edit_text(text, problem, f"{file} was not changed.")
     if edited is None or edited == text:

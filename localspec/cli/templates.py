@@ -84,12 +84,8 @@ tokens = {SHELL_TOKENS}
 
 
 # Options that only make sense for one run, so no template holds them.
-_RUN_OPTIONS = {
-    *("last", "conversation", "template", "save", "replace", "no_daemon_start", "debug")
-}
-SAVED_OPTIONS = {
-    option.name: option for option in option_table.ASK if option.name not in _RUN_OPTIONS
-}
+_RUN_OPTIONS = set("last conversation template save replace no_daemon_start debug".split())
+SAVED_OPTIONS = {each.name: each for each in option_table.ASK if each.name not in _RUN_OPTIONS}
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 INPUT_VARIABLE = "input"  # the variable that stands for stdin, files and words
@@ -245,9 +241,8 @@ def _parse_values(values: list[str]) -> dict[str, str]:
                 f"-p {assignment}: must be NAME=VALUE, for example: -p language=German"
             )
         if name == INPUT_VARIABLE:
-            raise UsageError(
-                "$input is what is asked about; give it as words, with -f or on stdin."
-            )
+            is_input = "$input is what is asked about; give it as words, with -f or on stdin."
+            raise UsageError(is_input)
         values_by_name[name] = value
     return values_by_name
 

@@ -85,17 +85,13 @@ def search(words: Sequence[str]) -> list[Section]:
     for topic, heading, lines in _sections():
         title = f"{topic} {heading}" if lines[:1] == [f"# {heading}"] else heading
         places = ([title], lines, [" ".join([topic, *lines])])
-        ranks = [
-            any(all(each.search(text) for each in patterns) for text in place) for place in places
-        ]
+        ranks = [any(all(p.search(text) for p in patterns) for text in place) for place in places]
         if any(ranks):
             is_past = topic == "changelog" or topic.startswith("decisions")
-            shown = [
-                line.strip() for line in lines[1:] if any(each.search(line) for each in patterns)
-            ]
+            found = [line for line in lines[1:] if any(p.search(line) for p in patterns)]
             rank = is_past, ranks.index(True), len(lines)
-            ranked.append((rank, Section(topic, heading, shown)))
-    return [section for _, section in sorted(ranked, key=lambda found: found[0])]
+            ranked.append((rank, Section(topic, heading, [line.strip() for line in found])))
+    return [section for _, section in sorted(ranked, key=lambda each: each[0])]
 
 
 def word_pattern(word: str) -> re.Pattern[str]:

@@ -78,9 +78,8 @@ class PairsClient(Client):
 
     def disk(self, folders: list[str]) -> Generator[dict[str, Any], None, None]:
         """Yield progress and finally the models on this disk. `folders` are absolute paths."""
-        environment = {
-            name: value for name in MODEL_FOLDER_VARIABLES if (value := os.environ.get(name))
-        }
+        given = {name: os.environ.get(name) for name in MODEL_FOLDER_VARIABLES}
+        environment = {name: value for name, value in given.items() if value}
         body = {"folders": folders, "environment": environment}
         return self._events("POST", "/localspec/disk", body)
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,15 @@ def type_line(session: Terminal, text: str) -> None:
     session.send(f"{text}\r")
 
 
+@contextmanager
+def chat(environment: dict[str, str], *options: str, columns: int = 80) -> Iterator[Terminal]:
+    """Give a chat at a terminal, which /exit ends at last."""
+    with terminal(environment, "chat", *options, columns=columns) as session:
+        yield session
+        type_line(session, "/exit")
+        assert session.wait() == 0
+
+
 def test_a_chat_is_stored_and_ends_with_ctrl_d(warm: Home) -> None:
     with terminal(warm.environment, "chat") as session:
         type_line(session, "say one")
@@ -49,29 +60,25 @@ def test_a_chat_is_stored_and_ends_with_ctrl_d(warm: Home) -> None:
 
 def test_continue_resumes_the_last_conversation(warm: Home) -> None:
     warm.run("ask", "say before")
-    with terminal(warm.environment, "chat", "-c") as session:
+    with chat(warm.environment, "-c") as session:
         session.expect("Continuing after 1 question.")
         type_line(session, "say after")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["say before", "before", "say after", "after"]
 
 
 def test_a_window_may_become_narrow_during_an_answer(warm: Home) -> None:
-    with terminal(warm.environment, "chat", columns=100) as session:
+    with chat(warm.environment, columns=100) as session:
         type_line(session, "slow 40")
         session.expect("10 11")
         session.resize(24, 8)
         session.expect("›")
         session.send("say after it\r")
         session.expect("after it")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm)[1].rstrip().endswith("38 39")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "forever")
         session.expect("2 3")
         session.interrupt()
@@ -83,13 +90,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(warm: Home) -> None:
         wait_for(lambda: len(stored_messages(warm)) == 4, "both turns")
         session.expect("accepted")  # The status line means that the prompt is shown.
         session.send("half a question\x03")  # Ctrl-C empties the line.
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert "half" not in " ".join(stored_messages(warm))
 
 
 def test_several_lines_by_quotes_and_by_alt_enter(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, '"""say one')
         session.send('two"""\r')
         wait_for(
@@ -98,14 +103,12 @@ def test_several_lines_by_quotes_and_by_alt_enter(warm: Home) -> None:
         session.expect("accepted")  # The status line means that the prompt is shown.
         session.send("say three\x1b\rfour\r")
         session.expect("three four")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm)[0] == "say one\ntwo"
     assert stored_messages(warm)[2] == "say three\nfour"
 
 
 def test_undo_regen_and_system(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "/undo")
         session.expect("There is no question to remove.")
         type_line(session, "say one")
@@ -116,21 +119,17 @@ def test_undo_regen_and_system(warm: Home) -> None:
         type_line(session, "/system")
         session.expect("Be brief.")
         type_line(session, "/regen")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["Be brief.", "say one", "one"]
 
 
 def test_files_go_with_the_next_question(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("echo\n")
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, f"/file {tmp_path}/a b.txt")
         session.expect("will be included in your next question.")
         type_line(session, "say what?")
         type_line(session, f"/file {tmp_path}/missing")
         session.expect("cannot be read")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm)[0] == f"{tmp_path}/a b.txt:\n```\necho\n```\n\nsay what?"
 
 
@@ -152,29 +151,25 @@ def test_no_argument_of_a_command_ends_the_chat(
     warm: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         for name, command in slash.COMMANDS.items():
             if command.argument and name != "/edit":
                 type_line(session, f"{name} {argument}")
         type_line(session, "/pair builtin")
         type_line(session, "say still here")
         session.expect("still here")
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_the_system_message_keeps_its_blanks(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "/set system Write:  two   blanks")
         type_line(session, "say one")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm)[0] == "Write:  two   blanks"
 
 
 def test_save_stats_help_and_unknown_commands(warm: Home, tmp_path: Path) -> None:
     target = tmp_path / "talk.md"
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "/stats")
         session.expect("There is no complete answer yet.")
         type_line(session, "say hello")
@@ -190,8 +185,6 @@ def test_save_stats_help_and_unknown_commands(warm: Home, tmp_path: Path) -> Non
         for name in slash.COMMANDS:
             session.expect(f"  {name} ")
         session.expect("a space first")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert target.read_text() == "## You\n\nsay hello\n\n## Answer\n\nhello\n"
 
 
@@ -202,7 +195,7 @@ def test_edit_puts_the_text_in_the_prompt(warm: Home, tmp_path: Path) -> None:
     )
     editor.chmod(0o755)
     environment = {**warm.environment, "EDITOR": str(editor), "VISUAL": ""}
-    with terminal(environment, "chat") as session:
+    with chat(environment) as session:
         type_line(session, "/edit")
         # The text is in the prompt, so that the user sees it before it is sent.
         session.expect("say edited")
@@ -210,8 +203,6 @@ def test_edit_puts_the_text_in_the_prompt(warm: Home, tmp_path: Path) -> None:
         assert stored_messages(warm)[:1] != ["say edited"]
         session.send(" twice\r")
         session.expect("edited twice")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["say edited twice", "edited twice"]
 
 
@@ -228,15 +219,13 @@ def test_an_editor_that_fails_does_not_end_the_chat(warm: Home, editor: str) -> 
 
 
 def test_pairs_are_listed_and_changed(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "/pair")
         session.expect("builtin")
         type_line(session, "/pair nope")
         session.expect("No pair 'nope' is installed")
         type_line(session, f"/pair {warm.model}")
         type_line(session, "say hello")
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_the_status_line_shows_tokens_and_acceptance(warm: Home) -> None:
@@ -259,21 +248,19 @@ def test_tab_completes_commands(warm: Home) -> None:
 
 
 def test_an_error_does_not_end_the_chat(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "refuse context_length_exceeded")
         session.expect("Refused as told.")
         type_line(session, "die SIGKILL")
         session.expect("The engine crashed")
         type_line(session, "say alive")
         session.expect("alive")
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_a_turn_whose_daemon_was_killed_is_part_of_the_conversation(home: Home) -> None:
     home.use_fake()
     assert home.run("start").returncode == 0
-    with terminal(home.environment, "chat") as session:
+    with chat(home.environment) as session:
         type_line(session, "say one")
         wait_for(lambda: len(stored_messages(home)) == 2, "the first turn")
         type_line(session, "forever")
@@ -283,8 +270,6 @@ def test_a_turn_whose_daemon_was_killed_is_part_of_the_conversation(home: Home) 
         assert home.run("start").returncode == 0
         type_line(session, "say two")
         wait_for(lambda: len(stored_messages(home)) == 6, "all turns")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     messages = stored_messages(home)
     assert messages[:3] == ["say one", "one", "forever"]
     assert messages[3].startswith("0 1 2 3")
@@ -295,7 +280,7 @@ def test_a_first_question_whose_daemon_was_killed_is_part_of_the_conversation(ho
     """The chat was not told the conversation's id yet."""
     home.use_fake()
     assert home.run("start").returncode == 0
-    with terminal(home.environment, "chat", columns=400) as session:
+    with chat(home.environment, columns=400) as session:
         type_line(session, "late 60")
         wait_for(lambda: home.status()["running"], "the question at the engine")
         os.kill(home.status()["pid"], signal.SIGKILL)
@@ -303,19 +288,15 @@ def test_a_first_question_whose_daemon_was_killed_is_part_of_the_conversation(ho
         home.run("start")
         type_line(session, "echo")
         session.expect('"content":"late 60"')
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(home)[:3] == ["late 60", "", "echo"]
 
 
 def test_no_log_stores_nothing_but_keeps_the_context(warm: Home) -> None:
     warm.run("ask", "say kept")
-    with terminal(warm.environment, "chat", "--no-log", columns=400) as session:
+    with chat(warm.environment, "--no-log", columns=400) as session:
         type_line(session, "say secret")
         type_line(session, "echo")
         session.expect('{"role":"assistant","content":"secret"}')
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["say kept", "kept"]
     history = warm.root / "state" / "chat_history"
     assert not history.exists() or "secret" not in history.read_text()
@@ -337,10 +318,8 @@ def test_a_history_file_that_is_a_pipe_is_reported_and_not_opened(warm: Home) ->
 
 @pytest.mark.parametrize("columns", [20, 200])
 def test_narrow_and_wide_terminals(warm: Home, columns: int) -> None:
-    with terminal(warm.environment, "chat", columns=columns) as session:
+    with chat(warm.environment, columns=columns) as session:
         type_line(session, "say hello world")
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_a_chat_ends_by_any_of_several_words(warm: Home) -> None:
@@ -351,7 +330,7 @@ def test_a_chat_ends_by_any_of_several_words(warm: Home) -> None:
 
 
 def test_messages_that_look_like_commands_can_be_sent(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "/nothing")
         session.expect("Unknown command /nothing; /help lists the commands.")
         session.expect("begin with a space.")
@@ -363,8 +342,6 @@ def test_messages_that_look_like_commands_can_be_sent(warm: Home) -> None:
         wait_for(lambda: len(stored_messages(warm)) == 4, "the turn")
         type_line(session, '"""quit"""')
         wait_for(lambda: len(stored_messages(warm)) == 6, "the turn")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm)[::2] == ["/undo that?", "/etc/hosts: what is it?", "quit"]
 
 
@@ -399,7 +376,7 @@ def list_conversations(home: Home) -> list[dict[str, object]]:
 
 def test_a_conversation_whose_turns_are_all_undone_is_gone(warm: Home) -> None:
     warm.run("ask", "say before")
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "/regen")
         session.expect("There is no question to answer again.")
         type_line(session, "say one")
@@ -409,14 +386,12 @@ def test_a_conversation_whose_turns_are_all_undone_is_gone(warm: Home) -> None:
         session.expect("There is no question to answer again.")
         assert stored_messages(warm) == ["say before", "before"]
         type_line(session, "say two")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["say two", "two"]
     assert list_conversations(warm)[0]["title"] == "say two"
 
 
 def test_a_question_whose_regeneration_fails_is_in_the_prompt(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "say one")
         wait_for(lambda: stored_messages(warm) == ["say one", "one"], "the turn")
         type_line(session, "/pair /nowhere/x.gguf")
@@ -425,12 +400,10 @@ def test_a_question_whose_regeneration_fails_is_in_the_prompt(warm: Home) -> Non
         session.expect("localspec: ")
         session.expect("› say one")
         session.send("\x03")
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_an_interrupt_before_the_first_word_leaves_nothing(warm: Home) -> None:
-    with terminal(warm.environment, "chat") as session:
+    with chat(warm.environment) as session:
         type_line(session, "late 30")
         wait_for(lambda: warm.status()["running"], "the question at the engine")
         time.sleep(0.5)  # The head of the response is on its way.
@@ -438,12 +411,10 @@ def test_an_interrupt_before_the_first_word_leaves_nothing(warm: Home) -> None:
         session.expect("Stopped before the answer began")
         type_line(session, "say hello")
         wait_for(lambda: stored_messages(warm) == ["say hello", "hello"], "the next turn")
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_an_answer_of_thoughts_alone_can_be_undone(warm: Home) -> None:
-    with terminal(warm.environment, "chat", "--hide-reasoning") as session:
+    with chat(warm.environment, "--hide-reasoning") as session:
         type_line(session, "say one")
         wait_for(lambda: stored_messages(warm) == ["say one", "one"], "the turn")
         type_line(session, "think")
@@ -453,8 +424,6 @@ def test_an_answer_of_thoughts_alone_can_be_undone(warm: Home) -> None:
         session.expect("Stopped; the partial answer is part of the conversation.")
         type_line(session, "/undo")
         session.expect("Removed: think")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["say one", "one"]
 
 
@@ -477,7 +446,7 @@ def test_sampling_by_option_and_by_command(warm: Home) -> None:
     def sampling(frame: dict[str, Any]) -> dict[str, Any]:
         return {**frame["sampling"], "n": frame.get("max_tokens"), "exact": frame.get("exact")}
 
-    with terminal(warm.environment, "chat", *OPTIONS, columns=200) as session:
+    with chat(warm.environment, *OPTIONS, columns=200) as session:
         type_line(session, "echo")
         wait_for(lambda: len(stored_messages(warm)) == 2, "the turn")
         for command in ("top_p 0.5", "--frequency-penalty -2", "exact off", "tokens default"):
@@ -502,8 +471,6 @@ def test_sampling_by_option_and_by_command(warm: Home) -> None:
         session.expect("top_p              0.5")
         type_line(session, "echo")
         wait_for(lambda: len(stored_messages(warm)) == 4, "the turn")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     first_sampling, second_sampling = (
         sampling(json.loads(text)) for text in stored_messages(warm)[1::2]
     )
@@ -522,7 +489,7 @@ def test_files_and_a_template_go_with_the_first_question(warm: Home, tmp_path: P
     warm.run("ask", "--save", "tr", "-s", "In $language.", "-n", "9", "say $input", "--force")
     file = str(tmp_path / "a.txt")
     options = ("-t", "tr", "-p", "language=German", "-f", file)
-    with terminal(warm.environment, "chat", *options) as session:
+    with chat(warm.environment, *options) as session:
         session.expect("will be included in your next question.")
         type_line(session, "why?")
         session.expect("say /")  # The text that is sent is shown.
@@ -534,8 +501,6 @@ def test_files_and_a_template_go_with_the_first_question(warm: Home, tmp_path: P
         type_line(session, "/new")
         type_line(session, "hello")
         wait_for(lambda: len(stored_messages(warm)) == 3, "the turn")
-        type_line(session, "/exit")
-        assert session.wait() == 0
     assert stored_messages(warm) == ["In German.", "say hello", "hello"]
     conversation = warm.request(
         "GET", f"/localspec/conversations/{list_conversations(warm)[1]['id']}"
@@ -570,14 +535,12 @@ def test_a_chat_that_cannot_begin_says_why(warm: Home, options: list[str], messa
     ],
 )
 def test_tab_completes_commands_and_settings(warm: Home, typed: str, effect: str) -> None:
-    with terminal(warm.environment, "chat", columns=120) as session:
+    with chat(warm.environment, columns=120) as session:
         session.expect("›")
         session.send(f"{typed}\t")
         time.sleep(0.5)  # Completion runs in a thread.
         session.send("\r")
         session.expect(effect)
-        type_line(session, "/exit")
-        assert session.wait() == 0
 
 
 def test_a_chat_needs_a_terminal(warm: Home) -> None:

@@ -112,9 +112,8 @@ def run(chat: Chat, line: str) -> None:
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
         hint = _suggestion(name, [*COMMANDS, *ALIASES], "/help lists the commands.")
-        raise UsageError(
-            f"Unknown command {name}; {hint} To send it as a message, begin with a space."
-        )
+        hint += " To send it as a message, begin with a space."
+        raise UsageError(f"Unknown command {name}; {hint}")
     COMMANDS[name].run(chat, argument.strip())
 
 

@@ -29,8 +29,14 @@ def click_option(option: options.Option) -> click.Option:
         kind = click.IntRange(int(option.low), int(option.high))
     elif option.kind is float:
         kind = click.FloatRange(option.low, option.high)
-    complete, texts = _COMPLETERS.get(option.name), {"metavar": option.metavar, "help": option.help}
-    return NumberOption(names, type=kind, multiple=option.many, shell_complete=complete, **texts)
+    return NumberOption(
+        names,
+        type=kind,
+        metavar=option.metavar,
+        help=option.help,
+        multiple=option.many,
+        shell_complete=_COMPLETERS.get(option.name),
+    )
 
 
 class QuestionCommand(TextCommand):

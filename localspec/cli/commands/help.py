@@ -159,10 +159,9 @@ def page(context: click.Context) -> str:
         f".SH DESCRIPTION\n{paragraphs}",
         _section("OPTIONS", _options(context)),
     ]
-    inner = [
-        (f"{_bold(_name(each))}(1)", f"{_summary(each.command)}.") for each in subcommands(context)
-    ]
-    parts.append(_section("COMMANDS", inner))
+    inner = subcommands(context)
+    items = [(f"{_bold(_name(each))}(1)", f"{_summary(each.command)}.") for each in inner]
+    parts.append(_section("COMMANDS", items))
     if context.parent is None:
         parts.append(_section("EXIT STATUS", _EXIT))
         parts.append(_section("ENVIRONMENT", [(_bold(name), text) for name, text in _ENVIRONMENT]))

@@ -148,9 +148,8 @@ class _Pulls:
                 render.line(f"Pulling {state['name']}; to see its progress: localspec pulls")
 
     def watch(self) -> None:
-        watchers = {
-            name: _PullWatcher(self._client, pull["name"]) for name, pull in self._states.items()
-        }
+        pulls = self._states.items()
+        watchers = {name: _PullWatcher(self._client, pull["name"]) for name, pull in pulls}
         for name, watcher in watchers.items():
             try:
                 self._show(name, watcher)

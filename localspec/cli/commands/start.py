@@ -96,10 +96,8 @@ def _stop_daemon() -> None:
             pulls = client.shutdown().get("pulls", [])
     except NoDaemon:
         # A daemon that hangs or has lost its socket still holds its lock.
-        killed = autostart.end_unresponsive()
-        render.line(
-            "The daemon did not respond and was killed." if killed else "No daemon is running."
-        )
+        killed = "The daemon did not respond and was killed."
+        render.line(killed if autostart.end_unresponsive() else "No daemon is running.")
         return
     render.line("The daemon has stopped.")
     for name in pulls:

@@ -57,9 +57,8 @@ def _was_shown_today(file: Path) -> bool:
 def _advice(listed: dict[str, Any]) -> str:
     from localspec.files import format_size
 
-    pairs = [
-        pair for pair in listed["pairs"] if pair["name"] != "builtin" and "chat" in pair["roles"]
-    ]
+    pairs = [pair for pair in listed["pairs"] if "chat" in pair["roles"]]
+    pairs = [pair for pair in pairs if pair["name"] != "builtin"]
     if installed := [pair for pair in pairs if pair["here"]]:
         return f"To use a real one: localspec use {installed[0]['name']}"
     fitting = [
@@ -86,6 +85,5 @@ def print_cut_off(response: dict[str, Any], continue_command: str) -> None:
         )
     elif response["localspec"]["limit"] == "loop":
         message = "The answer was ended because it repeated itself (loop_guard)."
-    render.error(
-        f"{message} To continue the answer: {continue_command}" if continue_command else message
-    )
+    remedy = f" To continue the answer: {continue_command}" if continue_command else ""
+    render.error(f"{message}{remedy}")

@@ -39,6 +39,7 @@ _POOLING_DESCRIPTIONS = {
     "cls": "its first token",
     "last": "its last token",
 }
+_FIT_NOTES = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}
 _MAX_LICENCE_CHARS = 120  # shown of a licence; some files contain the full text
 
 
@@ -133,10 +134,8 @@ def _rows_of_files(view: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("memory", memory))
     if len(view["contexts"]) > 1:
         for option in view["contexts"]:
-            fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[
-                option["fits"]
-            ]
-            rows.append(("", f"{format_size(option['needed'])} with {option['context']}{fits}"))
+            needed = f"{format_size(option['needed'])} with {option['context']}"
+            rows.append(("", needed + _FIT_NOTES[option["fits"]]))
     rows.append(("here", _format_fit(view["fit"], view["kind"])))
     if view["fit"]:
         rows.append(("", format_plan(view["fit"])))

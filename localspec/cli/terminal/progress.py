@@ -160,12 +160,9 @@ class Progress:
             stderr(f"\r{layout.join_fitting(parts, columns)}\x1b[K")
             return
         # In a log, one line for every attempt, or for every tenth.
-        step = (
-            (waiting["cause"], waiting["attempt"])
-            if waiting
-            else (doing, 10 * done // total if total else -1)
-        )
-        kind = "attempt" if waiting else "share"
+        kind, step = "share", (doing, 10 * done // total if total else -1)
+        if waiting:
+            kind, step = "attempt", (waiting["cause"], waiting["attempt"])
         is_early = time.monotonic() - self._start_time <= _QUIET_S
         if self._shown.get(kind) == step or (is_early and not waiting):
             return

@@ -215,10 +215,8 @@ def table(rows: Sequence[Sequence[str]]) -> None:
     from localspec.cli.terminal import layout
 
     safe_rows = [[harmless(cell, lines=False) for cell in row] for row in rows]
-    _write(
-        sys.stdout,
-        "".join(f"{each}\n" for each in layout.table(safe_rows, layout.width(sys.stdout))),
-    )
+    lines = layout.table(safe_rows, layout.width(sys.stdout))
+    _write(sys.stdout, "".join(f"{each}\n" for each in lines))
 
 
 def fields(rows: Sequence[tuple[str, str]]) -> None:
@@ -230,10 +228,8 @@ def format_fields(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Return the lines that `fields` prints, for callers that redraw them."""
     from localspec.cli.terminal import layout
 
-    safe_rows = [
-        (harmless(name, lines=False), harmless(value, lines=False)) for name, value in rows
-    ]
-    return layout.fields(safe_rows, layout.width(sys.stdout))
+    safe = [(harmless(name, lines=False), harmless(value, lines=False)) for name, value in rows]
+    return layout.fields(safe, layout.width(sys.stdout))
 
 
 def highlighted(label: str, text: str, start: int, end: int) -> None:

@@ -148,11 +148,8 @@ def _check_gpu(
         yield Finding("GPU", "note", what, f"{cure}, then localspec stop")
     config = load_config(system.paths.config_file, system.host.env)
     if best != "cpu" and config.gpu_layers == 0:
-        what, cure = (
-            "gpu_layers is 0, so the GPU is not used.",
-            "localspec config set gpu_layers -1",
-        )
-        yield Finding("GPU", "note", what, cure)
+        what = "gpu_layers is 0, so the GPU is not used."
+        yield Finding("GPU", "note", what, "localspec config set gpu_layers -1")
 
 
 def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:

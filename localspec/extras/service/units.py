@@ -20,13 +20,8 @@ from localspec.files import write_atomically
 LABEL = "org.localspec.daemon"
 _COMMAND = (sys.executable, "-P", "-m", "localspec.daemon")
 # Variables that locate localspec's folders. The service manager does not read the files of a login shell.
-_PATH_VARIABLES = (
-    "LOCALSPEC_HOME",
-    "XDG_CONFIG_HOME",
-    "XDG_DATA_HOME",
-    "XDG_STATE_HOME",
-    "XDG_CACHE_HOME",
-)
+_XDG_VARIABLES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+_PATH_VARIABLES = ("LOCALSPEC_HOME", *_XDG_VARIABLES)
 _TIMEOUT_S = 60.0  # `enable --now` may wait until a running daemon has finished its answers
 
 

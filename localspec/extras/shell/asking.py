@@ -98,10 +98,8 @@ def _drop_output(lines: list[str]) -> list[str]:
 
 def find_invisible(command: str) -> str:
     """Return the first character that a terminal would not show as itself; empty if there is none."""
-    visible = (
-        char in "\n\t" or (char.isprintable() and not _INVISIBLE.match(char)) for char in command
-    )
-    return next((char for char, shown in zip(command, visible, strict=True) if not shown), "")
+    hidden = (char for char in command if not char.isprintable() or _INVISIBLE.match(char))
+    return next((char for char in hidden if char not in "\n\t"), "")
 
 
 _MIN_REPEATED_LETTERS = 8  # a shorter subject may be repeated by chance

@@ -47,10 +47,8 @@ def render_page(statistics: dict[str, Any]) -> str:
 def _draw_charts(days: list[dict[str, Any]]) -> str:
     groups, size = merge_days(days, _MAX_BARS)
     per = "per day" if size == 1 else f"per {size} days"
-    return "\n".join(
-        _draw_chart(plotted, [day["name"] for day in groups], per)
-        for plotted in make_series(groups)
-    )
+    names = [day["name"] for day in groups]
+    return "\n".join(_draw_chart(plotted, names, per) for plotted in make_series(groups))
 
 
 def _draw_chart(plotted: Series, names: list[str], per: str) -> str:

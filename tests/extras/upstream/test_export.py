@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.cli.commands import pairs
+from localspec.cli.commands import add
 from localspec.daemon.pairs.views import _catalogue_entry
 from localspec.errors import UsageError
 from localspec.extras.upstream import export
@@ -95,7 +95,7 @@ def test_every_option_exists_in_the_engine(pair: ExportedPair, engine: str) -> N
         assert options_["--speculative-algorithm"] in RECORDED["sglang"]["algorithms"]
     add_words = export.add_command(pair, TOWER, served)
     # This raises if `localspec add` refuses the arguments.
-    pairs.add_command.make_context("add", add_words[2:])
+    add.command.make_context("add", add_words[2:])
 
 
 @each_pair
