@@ -159,9 +159,8 @@ def number_option(
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
-yes_option = click.option(
-    "-y", "--yes", is_flag=True, help="Do not ask first; needed where there is no terminal."
-)
+_YES = "Do not ask first; needed where there is no terminal."
+yes_option = click.option("-y", "--yes", is_flag=True, help=_YES)
 
 
 def require_consent(*, yes: bool, question: str = "") -> None:
@@ -175,9 +174,8 @@ def require_consent(*, yes: bool, question: str = "") -> None:
     if yes:
         return
     if not sys.stdin.isatty() or (question and not sys.stderr.isatty()):
-        raise UsageError(
-            "Nothing was removed, because there is no terminal at which to confirm it; add --yes."
-        )
+        why = "because there is no terminal at which to confirm it; add --yes."
+        raise UsageError(f"Nothing was removed, {why}")
     if question and not click.confirm(question, err=True):
         raise LocalspecError("Nothing was removed.")
 

@@ -221,10 +221,9 @@ def _print_answer(
     that followed it. With -x `said` is only the code.
     """
     extracts, hides = options.extract or options.extract_last, options.hide_reasoning
+    plain, tinted = options.plain, options.show_draft
     if not (options.json or extracts or options.no_stream):
-        printer = render.printer(
-            plain=options.plain, tinted=options.show_draft, beginning=beginning
-        )
+        printer = render.printer(plain=plain, tinted=tinted, beginning=beginning)
         response = stream(client, request, printer, hide_reasoning=hides)
         return {**response, "said": beginning + response.get("said", "")}
     completion = client.chat(request)
@@ -244,9 +243,7 @@ def _print_answer(
             raise
         render.whole_text(completion["said"])
     elif not options.json:
-        printer = render.printer(
-            plain=options.plain, tinted=options.show_draft, beginning=beginning
-        )
+        printer = render.printer(plain=plain, tinted=tinted, beginning=beginning)
         if not hides:
             render.reasoning(message.get("reasoning_content") or "")
         printer.text(content, [])
@@ -440,9 +437,8 @@ def _build_question(options: AskOptions) -> tuple[AskOptions, str]:
     question = read_question(options)
     continues = (options.last or options.conversation) and options.system is None
     if not question and not continues:
-        raise UsageError(
-            f"No question given. For example:\n{EXAMPLE.rstrip()}\nAll options: localspec ask --help"
-        )
+        advice = f"For example:\n{EXAMPLE.rstrip()}\nAll options: localspec ask --help"
+        raise UsageError(f"No question given. {advice}")
     return options, question
 
 

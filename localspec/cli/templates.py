@@ -237,9 +237,8 @@ def _parse_values(values: list[str]) -> dict[str, str]:
     for assignment in values:
         name, _, value = assignment.partition("=")
         if not _is_assignment(assignment):
-            raise UsageError(
-                f"-p {assignment}: must be NAME=VALUE, for example: -p language=German"
-            )
+            example = "for example: -p language=German"
+            raise UsageError(f"-p {assignment}: must be NAME=VALUE, {example}")
         if name == INPUT_VARIABLE:
             is_input = "$input is what is asked about; give it as words, with -f or on stdin."
             raise UsageError(is_input)
@@ -325,9 +324,8 @@ def save(options: AskOptions) -> None:
     given: dict[str, Any] = {"prompt": " ".join(options.words)} if options.words else {}
     given |= {key: value for key in SAVED_OPTIONS if not _is_unset(value := getattr(options, key))}
     if not given:
-        raise UsageError(
-            f"There is nothing to save; for example: localspec ask --save {name} 'Explain $input'"
-        )
+        example = f"localspec ask --save {name} 'Explain $input'"
+        raise UsageError(f"There is nothing to save; for example: {example}")
     keys = {key: _make_permanent(key, value) for key, value in given.items()}
     for key, value in keys.items():
         if problem := _find_problem(key, value):
@@ -364,9 +362,8 @@ def _is_unset(value: object) -> bool:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"'{name}' is not a valid template name; use letters, digits, '-', '_' and '.'."
-        )
+        allowed = "use letters, digits, '-', '_' and '.'."
+        raise UsageError(f"'{name}' is not a valid template name; {allowed}")
 
 
 def _make_permanent(key: str, value: Any) -> Any:

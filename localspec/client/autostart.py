@@ -167,9 +167,8 @@ def _start_lock(lock: Path, deadline: float) -> Iterator[None]:
     try:
         descriptor = paths.open_file(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
-        raise errors.UnsafePath(
-            f"The lock file {lock} cannot be opened ({error.strerror}); remove it."
-        ) from error
+        reason = f"cannot be opened ({error.strerror}); remove it."
+        raise errors.UnsafePath(f"The lock file {lock} {reason}") from error
     try:
         while True:
             try:

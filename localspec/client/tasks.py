@@ -81,6 +81,5 @@ class AsyncDaemon:
                 self._failed_at = time.monotonic()
             raise
         except OSError as error:
-            raise LocalspecError(
-                f"The daemon cannot be asked: {error.strerror or error}."
-            ) from error
+            reason = error.strerror or error
+            raise LocalspecError(f"The daemon cannot be asked: {reason}.") from error

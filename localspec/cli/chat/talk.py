@@ -143,9 +143,8 @@ class Conversation:
         elif stopped and beginning:
             render.dim("Stopped before anything was added to the answer.")
         elif stopped:
-            render.dim(
-                "Stopped before the answer began; the question is not part of the conversation."
-            )
+            what = "the question is not part of the conversation."
+            render.dim(f"Stopped before the answer began; {what}")
         return answered
 
     def _find_kept(self, question: str, begun: float) -> None:

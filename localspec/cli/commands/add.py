@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from localspec.errors import UsageError
 
 # The same as in protocol/settings.py, by which the daemon checks the request.
 _SERVER_KINDS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm")
+_file_option = partial(click.option, metavar="FILE", shell_complete=suggest.files)
 
 
 @click.command(
@@ -23,25 +25,16 @@ _SERVER_KINDS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang"
     "  localspec add big --upstream http://tower:8000/v1 --fallback builtin",
 )
 @click.argument("name")
-@click.option(
-    "--target",
-    metavar="FILE",
-    shell_complete=suggest.files,
-    help="Target model: a file, or the name of a model in Ollama.",
-)
-@click.option(
+@_file_option("--target", help="Target model: a file, or the name of a model in Ollama.")
+@_file_option(
     "--draft",
-    metavar="FILE",
-    shell_complete=suggest.files,
     help="Draft model or sidecar (default: a sidecar beside the target, else drafts come from the text).",
 )
 @click.option(
     "--no-draft", is_flag=True, help="Use no draft, not even a sidecar beside the target."
 )
-@click.option(
+@_file_option(
     "--projector",
-    metavar="FILE",
-    shell_complete=suggest.files,
     help="File by which the target reads pictures (default: one beside the target, mmproj-….gguf).",
 )
 @click.option("--no-projector", is_flag=True, help="Use no projector; read text only.")

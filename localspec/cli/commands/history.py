@@ -76,9 +76,8 @@ def listed(limit: int, as_json: bool) -> int:
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     text = " ".join(words)
     if not text.strip():
-        raise UsageError(
-            "There is no text to search for. To list all conversations: localspec history"
-        )
+        advice = "To list all conversations: localspec history"
+        raise UsageError(f"There is no text to search for. {advice}")
     conversations = ConversationsClient().conversations(limit, text)
     if as_json:
         render.record(conversations)

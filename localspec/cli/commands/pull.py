@@ -72,13 +72,8 @@ def pull_command(
     if draft and no_draft:
         raise UsageError("--draft and --no-draft cannot be used together.")
     pulls = _Pulls(names, as_json)
-    pulls.start(
-        draft=draft,
-        no_draft=no_draft,
-        no_projector=no_projector,
-        pair=pair,
-        limit_rate=limit_rate or 0,
-    )
+    parts = {"draft": draft, "no_draft": no_draft, "no_projector": no_projector}
+    pulls.start(**parts, pair=pair, limit_rate=limit_rate or 0)
     if no_wait:
         pulls.print_started()
         return pulls.outcome()

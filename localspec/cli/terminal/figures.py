@@ -236,9 +236,8 @@ def _format_memory(value: dict[str, Any]) -> str:
     plans = [pair["plan"] for pair in value.get("pairs") or () if pair.get("plan")]
     cached = sum(plan["prefixes"] for plan in plans)
     uses = f"uses {_format_size(sum(plan['needed'] for plan in plans) - cached)}" if plans else ""
-    return uses + (
-        f", cached prompts may take up to {_format_size(cached)} more" if cached > 0 else ""
-    )
+    more = f", cached prompts may take up to {_format_size(cached)} more" if cached > 0 else ""
+    return uses + more
 
 
 def _format_size(count: float) -> str:

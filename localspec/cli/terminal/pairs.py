@@ -34,11 +34,7 @@ _DRAFT_DESCRIPTIONS = {
     "upstream": "what the server has",
 }
 _TARGET_SUFFIXES = {"mtp-embedded": " with its own MTP heads", "none": "", "upstream": ""}
-_POOLING_DESCRIPTIONS = {
-    "mean": "the mean of its tokens",
-    "cls": "its first token",
-    "last": "its last token",
-}
+_POOLINGS = {"mean": "the mean of its tokens", "cls": "its first token", "last": "its last token"}
 _FIT_NOTES = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}
 _MAX_LICENCE_CHARS = 120  # shown of a licence; some files contain the full text
 
@@ -182,7 +178,7 @@ def _describe_abilities(model: dict[str, Any]) -> str:
     if model["pooling"] == "rank":
         return "reranker: a score for each document"
     if model["pooling"]:
-        pooling = _POOLING_DESCRIPTIONS[model["pooling"]]
+        pooling = _POOLINGS[model["pooling"]]
         return f"embeddings of {model['width']} numbers, of a text {pooling}"
     template, fills = model["template"], "supports" if model["fim"] else "no"
     heads = f", {model['heads']} MTP layers" if model["heads"] else ""

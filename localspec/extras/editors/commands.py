@@ -165,9 +165,8 @@ def install(editor: str, only_print: bool) -> int:
         render.verbatim(f"{comment} {module.file(editor)}\n{module.text(editor)}")
         return 0
     render.line(f"Written: {module.install(editor)}")
-    render.line(
-        f"It takes effect when the editor starts. To undo: localspec editor uninstall {editor}"
-    )
+    undo = f"localspec editor uninstall {editor}"
+    render.line(f"It takes effect when the editor starts. To undo: {undo}")
     if not shutil.which(editor):
         render.note(f"Note: {editor} is not on the PATH, so it may not be installed here.")
     return 0

@@ -395,9 +395,8 @@ class EditorSession:
         prediction = {"type": "content", "content": block}
         answer = await self._chat(question, {"kind": "edit"}, temperature=0, prediction=prediction)
         if answer["finish_reason"] == "length":
-            raise LocalspecError(
-                "The answer does not fit into the pair's context; select fewer lines."
-            )
+            cure = "select fewer lines."
+            raise LocalspecError(f"The answer does not fit into the pair's context; {cure}")
         content = answer["message"]["content"] or ""
         new = extract_code(content, old_part)
         if not new.strip() and content.strip():
@@ -782,6 +781,5 @@ def serve(model: str) -> None:
     # pygls closes the stream that it writes to, so it gets a duplicate of standard output.
     stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     with tempfile.TemporaryDirectory(prefix="localspec-lsp-") as folder:
-        create_server(EditorSession(AsyncDaemon(), model), Path(folder)).start_io(
-            sys.stdin.buffer, stdout
-        )
+        server = create_server(EditorSession(AsyncDaemon(), model), Path(folder))
+        server.start_io(sys.stdin.buffer, stdout)

@@ -174,10 +174,8 @@ def _minuet_el(machine: EditorEnvironment) -> str:
 
 def _emacs(machine: EditorEnvironment) -> str:
     parts = {"gptel": f"(require 'gptel-openai)\n{_gptel(machine)}", "minuet": _minuet_el(machine)}
-    return "\n".join(
-        f"(with-eval-after-load '{name}\n{textwrap.indent(text, '  ')})"
-        for name, text in parts.items()
-    )
+    indented = {name: textwrap.indent(text, "  ") for name, text in parts.items()}
+    return "\n".join(f"(with-eval-after-load '{name}\n{text})" for name, text in indented.items())
 
 
 _AGENT = {"command": sys.executable, "args": ["-P", "-m", "localspec", "acp"]}

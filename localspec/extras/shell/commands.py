@@ -106,9 +106,8 @@ def _run_commit(words: tuple[str, ...], **values: Any) -> int:
     if is_prepared:
         return _prepare(list(words), ask_options)
     if operation := staged.operation_in_progress():
-        raise LocalspecError(
-            f"A {operation} is in progress and git already has a message for it; run: git commit"
-        )
+        why = "git already has a message for it; run: git commit"
+        raise LocalspecError(f"A {operation} is in progress and {why}")
     files = ask_options.files
     parts = [ask.clean(" ".join(words)), inputs.read_files(files) if files else ""]
     hint = "\n\n".join(filter(None, parts))

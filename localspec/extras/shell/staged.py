@@ -63,9 +63,8 @@ def patches(*, everything: bool = False) -> list[Patch]:
     if not parts and everything:
         raise LocalspecError("No tracked file has changed. Add new files first: git add FILE …")
     if not parts:
-        raise LocalspecError(
-            "Nothing is staged. Stage changes first: git add FILE …, or git add -u"
-        )
+        cure = "git add FILE …, or git add -u"
+        raise LocalspecError(f"Nothing is staged. Stage changes first: {cure}")
     found = []
     for part in parts:
         text = part.decode(errors="replace").rstrip("\n")

@@ -83,9 +83,8 @@ def note_sentences(statistics: dict[str, Any]) -> list[str]:
     sentences = []
     if total["measured_seconds"] and total["measured_seconds"] < 0.995 * total["seconds"]:
         measured = format_share(total["measured_seconds"] / total["seconds"])
-        sentences.append(
-            f"The speed-up was measured for {measured} of the time; the rest is not counted in it."
-        )
+        rest = "the rest is not counted in it."
+        sentences.append(f"The speed-up was measured for {measured} of the time; {rest}")
     if unfinished:
         were = "answer was" if unfinished == 1 else "answers were"
         sentences.append(f"{unfinished} {were} interrupted or failed and not counted.")
