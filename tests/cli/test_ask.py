@@ -28,9 +28,6 @@ def ask_for_content(home: Home, *arguments: str, **options: Any) -> str:
     return content
 
 
-# ------------------------------------------------------------------ files
-
-
 def test_files_come_with_their_names_before_the_words(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     (tmp_path / "b.md").write_text("```sh\nls\n```\n")
@@ -106,9 +103,6 @@ def test_binary_data_on_stdin_is_refused(warm: Home) -> None:
     assert b"Standard input is not text but gzip data" in run.stderr
 
 
-# ------------------------------------------------------------------ options
-
-
 def test_sampling_options_reach_the_engine(warm: Home) -> None:
     request = ask_echo(
         warm, "--top-p", "0.5", "--top-k", "3", "--min-p", "0.1", "--seed", "7", "echo"
@@ -164,8 +158,6 @@ def test_no_log_stores_nothing(warm: Home) -> None:
     assert conversation["title"] == "say kept"
 
 
-# ------------------------------------------------------------------ code blocks
-
 ANSWER = "Use this:\n```python\nprint('hé')\n```\nor\n~~~\nx = '''\n```\n'''\n~~~\nend"
 
 
@@ -199,9 +191,6 @@ def test_an_answer_without_code_is_an_error_with_a_hint(warm: Home) -> None:
 )
 def test_fences(text: str, expected: list[str]) -> None:
     assert markdown.blocks(text) == expected
-
-
-# ------------------------------------------------------------------ a pipe
 
 
 def test_a_pipe_gets_the_answer_and_no_escape_codes(warm: Home) -> None:

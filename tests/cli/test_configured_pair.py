@@ -33,9 +33,6 @@ def default_pair(home: PullingHome) -> Iterator[None]:
     home.run("config", "unset", "pair")
 
 
-# ------------------------------------------------------------------ choosing it
-
-
 def test_use_chooses_an_installed_pair(home: PullingHome) -> None:
     assert home.run("use").stdout == "builtin\n"
     assert home.run("use", "tiny").stdout.startswith("pair: builtin → tiny.")
@@ -65,9 +62,6 @@ def test_use_starts_the_daemon(home: PullingHome) -> None:
     home.run("stop")
     assert home.run("use", "nothing").returncode == 1
     assert home.run("status").returncode == 0
-
-
-# ------------------------------------------------------------------ seeing it
 
 
 def marked_names(listing: str) -> list[str]:
@@ -102,9 +96,6 @@ def test_a_chat_marks_the_configured_pair(home: PullingHome) -> None:
         session.send("/pair\r")
         session.expect("* builtin")
         assert "the configured pair" not in session.text
-
-
-# ------------------------------------------------------------------ errors
 
 
 @needs("service")
@@ -184,9 +175,6 @@ def test_an_existing_pair_is_replaced_with_a_flag(home: PullingHome, tmp_path: P
     assert "Restore it, or remove the pair: localspec rm mine" in run.stderr
     assert "accept" not in run.stderr
     home.run("rm", "-y", "mine")
-
-
-# ------------------------------------------------------------------ Ollama's names, commas
 
 
 def test_a_name_of_ollamas_means_the_pair_with_the_same_model(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from localspec.cli.app import app
 from localspec.cli.command_names import SYNONYMS
+from tests.support.commands import list_commands
 from tests.support.daemons import Home
 from tests.support.extras import has_command
 from tests.support.terminal import terminal
@@ -47,20 +47,9 @@ NOT_DELETING = {
 _ABOUT_DELETING = re.compile(r"remov|delet|uninstall|forget|discard|erase|without a value", re.I)
 
 
-def list_commands(group: click.Command, *names: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield each command of the program with its line."""
-    yield " ".join(names), group
-    if isinstance(group, click.Group):
-        context = click.Context(group)
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            yield from list_commands(command, *names, name)
-
-
 def list_texts() -> Iterator[tuple[str, str]]:
     """Yield the line of each command, and of each of its options, with its help."""
-    for line, command in list_commands(app):
+    for line, command in list_commands():
         yield line, f"{line} {command.help}"
         for parameter in command.params:
             if isinstance(parameter, click.Option):
@@ -75,7 +64,7 @@ def test_every_command_that_deletes_is_in_the_table() -> None:
     assert described - listed - NOT_DELETING.keys() == set()
     asking = {
         line
-        for line, command in list_commands(app)
+        for line, command in list_commands()
         if any("--yes" in param.opts for param in command.params)
     }
     assert {

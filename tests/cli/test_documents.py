@@ -91,9 +91,6 @@ def test_a_url_is_refused_with_the_reason(warm: Home) -> None:
     assert "curl -fsSL 'https://example.com/a?b=[c]' | localspec ask" in run.stderr
 
 
-# ------------------------------------------------------------------ words that are files
-
-
 def test_a_pattern_that_the_shell_expanded_is_all_files(warm: Home, folder: Path) -> None:
     for line in (
         ["-f", "src/a.py", "src/b.py", "say it"],
@@ -145,9 +142,6 @@ def test_a_word_that_is_a_file_is_noted_without_a_terminal(warm: Home, folder: P
 )  # fmt: skip
 def test_standard_input_is_read_once(warm: Home, line: list[str]) -> None:
     assert ask_model(warm, *line, stdin="given\n")[0] == "given\n\nsay"
-
-
-# ------------------------------------------------------------------ notebooks and PDF documents
 
 
 def make_code_cell(source: object, **output: object) -> dict[str, object]:

@@ -18,12 +18,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from localspec.cli import settings, templates
-from localspec.cli.app import COMMANDS, app
+from localspec.cli.app import app
+from tests.support.commands import list_commands
 from tests.support.daemons import Home
 from tests.support.extras import needs
 from tests.support.terminal import ESCAPES, terminal
-
-# ------------------------------------------------------------------ history
 
 
 def test_history_quotes_thoughts(warm: Home) -> None:
@@ -59,9 +58,6 @@ def test_an_interrupted_answer_is_marked(warm: Home) -> None:
         session.interrupt()
         assert session.wait() == -signal.SIGINT
     assert warm.run("history", "show", "last").stdout.rstrip().endswith("*(interrupted)*")
-
-
-# ------------------------------------------------------------------ config
 
 
 def test_config_shows_every_value_and_its_origin(home: Home) -> None:
@@ -203,9 +199,6 @@ def test_edit_refuses_wrong_values(home: Home) -> None:
     home.environment["N"] = "3"
     assert home.run("config", "edit").returncode == 0
     assert (home.root / "config" / "config.toml").read_text() == "parallel = 3\n"
-
-
-# ------------------------------------------------------------------ logs, status, completion
 
 
 def test_logs(warm: Home) -> None:
@@ -350,21 +343,7 @@ def test_complete_refuses_a_wrong_position(
     assert (run.returncode, message in run.stderr) == (2, True)
 
 
-# ------------------------------------------------------------------ help
-
-
-def list_commands() -> list[tuple[str, ...]]:
-    paths: list[tuple[str, ...]] = [()]
-    context = click.Context(app)
-    for name in COMMANDS:
-        paths.append((name,))
-        command = app.get_command(context, name)
-        if isinstance(command, click.Group):
-            paths += [(name, inner) for inner in command.commands]
-    return paths
-
-
-@pytest.mark.parametrize("path", list_commands(), ids=" ".join)
+@pytest.mark.parametrize("path", [tuple(line.split()) for line, _ in list_commands()], ids=" ".join)
 def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
     page = render_help(path)
     assert "Example" in page, f"localspec {' '.join(path)} --help has no example"

@@ -16,9 +16,9 @@ from typing import Any
 import click
 import pytest
 
-from localspec.cli.app import app
 from localspec.cli.terminal.render import MarkdownPrinter
 from localspec.errors import replace_control_characters
+from tests.support.commands import list_commands
 from tests.support.daemons import Home, UnixConnection, scripted_home, temporary_home
 from tests.support.extras import has_command
 from tests.support.many import Job, in_a_terminal, in_pipes
@@ -55,8 +55,6 @@ def test_harmful_characters_are_replaced_by_visible_ones() -> None:
     assert replace_control_characters("a\n\tb") == "a\n\tb"
     assert replace_control_characters("a\n\tb\x1b[2J", lines=False) == "a␊␉b␛[2J"
 
-
-# ---------------------------------------------------------------------------- a hostile daemon
 
 UNPOISONED_KEYS = {
     "state",
@@ -243,22 +241,13 @@ ARGUMENTS: dict[str, list[str]] = {
 ARGUMENTS = {name: ARGUMENTS[name] for name in ARGUMENTS if has_command(name.split()[0])}
 
 
-def list_commands(group: click.Command, *names: str) -> Iterator[str]:
-    """Yield every command of the program."""
-    if not isinstance(group, click.Group):
-        yield " ".join(names)
-        return
-    if names and group.invoke_without_command:
-        yield " ".join(names)
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        yield from list_commands(command, *names, name)
-
-
 def test_every_command_has_arguments_for_these_tests() -> None:
-    assert set(list_commands(app)) == set(ARGUMENTS)
+    lines = {
+        line
+        for line, command in list_commands()
+        if not isinstance(command, click.Group) or (line and command.invoke_without_command)
+    }
+    assert lines == set(ARGUMENTS)
 
 
 LINES = [f"{name} {more}".strip() for name, variants in ARGUMENTS.items() for more in variants]

@@ -56,8 +56,6 @@ def significant_characters(text: str) -> str:
     return "".join(char for char in text if char.isalnum() or char in BRACKETS)
 
 
-# ------------------------------------------------------------------ properties
-
 MARKS = [*"*_`~#|\\-+>!&;:.,/=\"' \n", "**", "```", "\n\n", "    ", "| ", "\n- ", "\n1. "]
 WORDS = [
     "a",
@@ -174,8 +172,6 @@ def test_a_continued_answer_shows_the_new_text(
     )
 
 
-# ------------------------------------------------------------------ real answers
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -212,9 +208,6 @@ def test_no_character_of_real_answers_is_lost(columns: int) -> None:
         assert significant_characters("".join(screen.shown)) == significant_characters(answer)
         copied = screen.copied.expandtabs()
         assert [b for b in blocks(answer) if f"\n{b.expandtabs()}\n" not in f"\n{copied}"] == []
-
-
-# ------------------------------------------------------------------ by example
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,6 @@ def test_a_mistake_in_models_toml_is_told_where_a_name_is_missed(warm: Home, com
         wait_for(lambda: "keeps" not in warm.run("list", "--json").stdout, "the file's end")
 
 
-# ------------------------------------------------------------------ other names
-
-
 def test_aliases_do_the_same(warm: Home) -> None:
     warm.run("ask", "say hello")
     assert warm.run("models").stdout == warm.run("list").stdout
@@ -152,9 +149,6 @@ def test_server_and_daemon_stand_for_groups_of_commands(warm: Home, group: str) 
     assert "did you mean" in warm.run(group, "anything").stderr
 
 
-# ------------------------------------------------------------------ the short name
-
-
 SHORT = ("-c", "import sys; from localspec.cli import short; sys.exit(short())")
 
 
@@ -212,9 +206,6 @@ def test_ask_is_localspec_ask(words: list[str]) -> None:
 def test_both_names_are_installed() -> None:
     scripts = {script.name: script for script in entry_points(group="console_scripts")}
     assert (scripts["localspec"].load(), scripts["ask"].load()) == (cli.main, cli.short)
-
-
-# ------------------------------------------------------------------ wrong names
 
 
 @pytest.mark.parametrize(
@@ -384,9 +375,6 @@ def test_a_habit_of_another_program_gets_a_hint(
     assert "did you mean" not in message.lower()
 
 
-# ------------------------------------------------------------------ options and keys
-
-
 def test_messages_use_the_names_of_the_command_line(home: Home) -> None:
     run = home.run("ask", "--draft", "10000", "hi")
     assert (run.returncode, "--draft" in run.stderr) == (2, True)
@@ -396,9 +384,6 @@ def test_messages_use_the_names_of_the_command_line(home: Home) -> None:
     assert "context" in run.stderr
     assert "watchdog" not in run.stderr, "not all keys"
     assert "localspec config set:" not in run.stderr
-
-
-# ------------------------------------------------------------------ parts of a pair's name
 
 
 @needs("editors")

@@ -240,9 +240,6 @@ def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None
     assert "tiny  downloading" in lines
 
 
-# ------------------------------------------------------------------ when something is wrong
-
-
 def test_models_that_do_not_match_are_refused_by_their_headers(home: PullingHome) -> None:
     mismatched = home.root / "other.gguf"
     shape = Shape(1, 64, 128, 4, 300)
@@ -358,9 +355,6 @@ def test_unknown_names_have_suggestions(home: PullingHome) -> None:
         "localspec: The pair 'coder-7b' is not pulled yet; run: localspec pull coder-7b\n"
     )
     assert home.run("unload").stdout == "No pair is loaded.\n"
-
-
-# ------------------------------------------------------------------ own files
 
 
 def test_local_files_are_used_in_place(home: PullingHome, tmp_path: Path) -> None:
@@ -511,8 +505,6 @@ def test_heads_and_sidecars_are_measured_with_draft_models(
     assert speed_ups == sorted(speed_ups, reverse=True)
     assert home.status()["worker_pid"] is None
 
-
-# ------------------------------------------------------------------ offline
 
 _WITNESS = """
 import os, sys

@@ -133,9 +133,6 @@ def test_existing_pairs_are_not_replaced(home: PullingHome) -> None:
     assert "part of the installation" in home.run("pull", REPO, "--name", "builtin").stderr
 
 
-# ------------------------------------------------------------------ what drafts
-
-
 def test_a_draft_that_is_named_or_left_out(home: PullingHome) -> None:
     home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
     run = home.run("pull", REPO, "--draft", "maker/draft:Q8_0")
@@ -276,9 +273,6 @@ def test_a_local_draft_is_used_in_place(home: PullingHome) -> None:
     assert "Draft: d-Q8_0.gguf (pair little-one), which is on this disk" in run.stdout
     home.run("rm", "-y", "little-one")
     assert home.run("ask", "-m", "maker-tiny-8b", "say hello").stdout == "hello\n"
-
-
-# ------------------------------------------------------------------ several, slowly
 
 
 def test_several_names_and_which_of_them_failed(home: PullingHome) -> None:

@@ -46,9 +46,6 @@ def write_template(home: Home, name: str, data: str | bytes) -> Path:
     return file
 
 
-# ------------------------------------------------------------------ saved and used
-
-
 def test_a_template_is_saved_and_used(warm: Home) -> None:
     run = warm.run("ask", "--save", "tr", "-s", "In $language.", "-n", "9", "echo $input")
     assert run.returncode == 0, run.stderr
@@ -144,9 +141,6 @@ def test_limits_of_options_are_those_of_requests() -> None:
         assert (option.low, option.high) == limits[option.name], option.name
 
 
-# ------------------------------------------------------------------ refused
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -201,8 +195,6 @@ def test_a_template_is_only_replaced_after_a_confirmation(home_without_daemon: H
     assert home_without_daemon.run("ask", "--save", "mine", "four", "--force").returncode == 0
     assert read_stored() == 'prompt = "four"\n'
 
-
-# ------------------------------------------------------------------ wrong files
 
 WRONG = [
     ('prompt = """\ntop_p of $input\n"""\n\n"top_p" = 2\n', "line 5: 'top_p' must be from 0 to 1."),
@@ -287,9 +279,6 @@ def test_a_folder_and_an_invalid_name_are_listed_with_a_reason(home: Home) -> No
     assert "folder.toml cannot be read: " in run.stdout
     assert "'two words' is not a valid template name" in run.stdout
     assert home.run("ask", "-t", "folder", "hi").returncode == 2
-
-
-# ------------------------------------------------------------------ listed, shown, edited, removed
 
 
 def test_templates_are_listed_shown_and_removed(home: Home) -> None:
@@ -383,9 +372,6 @@ def test_a_new_template_begins_with_an_example(home: Home) -> None:
     skeleton = (home.root / "seen").read_bytes()
     assert templates.parse(skeleton, "new")["prompt"] == "Explain $input"
     assert b"temperature" in skeleton
-
-
-# ------------------------------------------------------------------ hints
 
 
 def read_texts(path: Path) -> Iterator[str]:

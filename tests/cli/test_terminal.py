@@ -178,9 +178,6 @@ def test_nothing_to_ask_at_a_terminal_does_not_wait_for_input(warm: Home) -> Non
         assert "No question given" in session.text
 
 
-# ------------------------------------------------------------------ signals
-
-
 @pytest.mark.parametrize(
     ("command", "shown"),
     [

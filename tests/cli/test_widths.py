@@ -137,8 +137,6 @@ def test_no_word_is_broken_that_would_fit(home_with_history: Home) -> None:
             assert not broken, (line, width, broken)
 
 
-# ------------------------------------------------------------------ the layout itself
-
 WORDS = st.text(st.sampled_from("abc`.:缓é"), min_size=1, max_size=12)
 TEXTS = st.lists(WORDS, max_size=40).map(" ".join)
 

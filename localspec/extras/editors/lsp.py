@@ -509,25 +509,17 @@ def trim_suggestion(text: str, after: str, below: Sequence[str]) -> str:
     return text
 
 
-class MenuItem(NamedTuple):
-    """A suggestion in a menu, including the word that it continues.
+def make_menu_item(text: str, before: str) -> tuple[str, str, str]:
+    """Return the label and text of a menu's item for a suggestion, and what it replaces before the cursor.
 
-    Editors look for items that begin with that word.
+    That is the word that the suggestion continues in its line, which begins with `before`. Editors look for
+    items that begin with that word.
     """
-
-    label: str
-    text: str
-    back: str  # the part of the line before the cursor that it replaces
-
-
-def make_menu_item(text: str, before: str) -> MenuItem:
-    """Return the item for a suggestion that follows `before` in its line."""
     match = _WORD.search(before)
     word = match.group() if match else ""
-    replacement = word + text
-    first, *following = replacement.strip().split("\n")
+    first, *following = (word + text).strip().split("\n")
     is_cut = len(first) > _MAX_LABEL_CHARACTERS or bool(following)
-    return MenuItem(first[:_MAX_LABEL_CHARACTERS] + ("…" if is_cut else ""), replacement, word)
+    return first[:_MAX_LABEL_CHARACTERS] + "…" * is_cut, word + text, word
 
 
 EXPLAIN, EDIT = "localspec.explain", "localspec.edit"
@@ -711,18 +703,18 @@ async def suggest_in_menu(ls: Server, params: types.CompletionParams) -> types.C
     """Return a suggestion that the editor shows in its completion menu."""
     items = []
     if suggestion := await ls.suggest(params.text_document.uri, params.position):
-        item = make_menu_item(suggestion.text, suggestion.before)
-        place = suggestion.place._replace(column=suggestion.place.column - len(item.back))
+        label, text, word = make_menu_item(suggestion.text, suggestion.before)
+        place = suggestion.place._replace(column=suggestion.place.column - len(word))
         start = types.Position(place.line, suggestion.document.to_units(place))
-        preview = fence(item.text, suggestion.document.language)
+        preview = fence(text, suggestion.document.language)
         items = [
             types.CompletionItem(
-                item.label,
+                label,
                 kind=types.CompletionItemKind.Text,
                 detail="localspec",
                 documentation=types.MarkupContent(types.MarkupKind.Markdown, preview),
-                filter_text=item.text,
-                text_edit=types.TextEdit(types.Range(start, params.position), item.text),
+                filter_text=text,
+                text_edit=types.TextEdit(types.Range(start, params.position), text),
                 insert_text_mode=types.InsertTextMode.AsIs,
             )
         ]

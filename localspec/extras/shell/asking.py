@@ -240,26 +240,22 @@ class _TooSlow(Exception):
         self.seconds = seconds
 
 
-class _ReadingClock:
-    """Checks how long the reading of a prompt takes, from the daemon's forecasts.
+def _watch_reading(limit_s: float) -> Callable[[dict[str, Any]], None]:
+    """Return a check of progress reports. It raises _TooSlow if reading will clearly exceed the limit.
 
-    The forecasts come from the pair's measured costs, so they show that a prompt is too long before it has
-    been read.
+    The daemon's forecasts come from the pair's measured costs, so they show that a prompt is too long before
+    it has been read.
     """
+    began: list[float] = []
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._began: float | None = None
+    def watch(progress: dict[str, Any]) -> None:
+        if progress["state"] == "reading":
+            began.append(time.monotonic())
+            expected = began[-1] - began[0] + progress.get("seconds", 0)
+            if expected > _FORECAST_TOLERANCE * limit_s:
+                raise _TooSlow(expected)
 
-    def watch(self, progress: dict[str, Any]) -> None:
-        """Check a progress report. Raises _TooSlow if reading will clearly exceed the limit."""
-        if progress["state"] != "reading":
-            return
-        now = time.monotonic()
-        self._began = now if self._began is None else self._began
-        expected = now - self._began + progress.get("seconds", 0)
-        if expected > _FORECAST_TOLERANCE * self._limit_s:
-            raise _TooSlow(expected)
+    return watch
 
 
 def ask_template(
@@ -285,9 +281,9 @@ def ask_template(
     for attempt in range(_MAX_ATTEMPTS):
         text, left_out = cut(max_chars)
         request, merged = _build_request(template, options, text, variables)
-        clock = _ReadingClock(reading_s)
         is_last = attempt == _MAX_ATTEMPTS - 1
-        watch = None if is_last or len(text) <= _MIN_CHARS or reading_s == math.inf else clock.watch
+        is_limited = not is_last and len(text) > _MIN_CHARS and reading_s < math.inf
+        watch = _watch_reading(reading_s) if is_limited else None
         try:
             response = _stream_answer(client, request, merged, printer, watch)
             break

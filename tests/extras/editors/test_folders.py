@@ -14,7 +14,7 @@ import pytest
 
 import localspec
 from localspec.extras.editors import plugin
-from localspec.extras.editors.settings import EditorEnvironment, _agent_command
+from localspec.extras.editors.settings import _AGENT, EditorEnvironment
 from tests.support.daemons import Home, scripted_home
 from tests.support.patience import PATIENCE
 
@@ -44,12 +44,11 @@ def installed_commands() -> dict[str, list[str]]:
     """Return the command lines that are written into the settings of other programs."""
     [vim] = re.findall(r"'localspec_command', (\[.*\])\)", plugin.text("vim"))
     command = json.loads(vim.replace("'", '"'))
-    agent = _agent_command()
     return {
         "plug-in": [*command, "start", "--json"],
         "ask": [*command, "ask", "--no-log", "hello"],
         "language server": [*EditorEnvironment.__new__.__defaults__[-1], "--help"],  # type: ignore[index]
-        "agent": [str(agent["command"]), *agent["args"], "--help"],  # type: ignore[misc]
+        "agent": [str(_AGENT["command"]), *_AGENT["args"], "--help"],
     }
 
 

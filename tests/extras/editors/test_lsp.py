@@ -34,8 +34,6 @@ URI = "file:///there/sum.py"
 ENCODINGS: dict[Encoding, str] = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 WIDTH = {"utf-8": 1, "utf-16": 2, "utf-32": 4}
 
-# ---------------------------------------------------------------------------- texts and places
-
 texts = st.text("ab \t\n\r\x0b\x0c\x85\u2028é日😀", max_size=30)
 
 
@@ -96,9 +94,6 @@ def test_changes_give_the_text_of_the_editor(
         text = text[:start] + change + text[end:]
         document.replace(min(positions), max(positions), change)
         assert document.lines == split_lines(text)
-
-
-# ---------------------------------------------------------------------------- what is shown and asked
 
 
 @pytest.mark.parametrize(("column", "suggestion", "trimmed"), FITTING)
@@ -216,9 +211,6 @@ def test_a_terminal_shows_that_an_editor_starts_it(home: Home) -> None:
     )
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "is started by an editor" in result.stderr
-
-
-# ---------------------------------------------------------------------------- a client library
 
 
 class SentRequest(NamedTuple):
@@ -422,9 +414,6 @@ def test_abandoned_requests_end_and_a_dead_daemon_is_restarted(real: Home) -> No
     assert len(client.messages) == 1
     assert "The daemon ended in the middle of its answer" in client.messages[0]
     client.close()
-
-
-# ---------------------------------------------------------------------------- Neovim
 
 
 class Neovim:

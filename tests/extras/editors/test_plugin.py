@@ -600,9 +600,6 @@ def test_a_missing_program_does_not_disturb(name: str, tmp_path: Path) -> None:
         assert editor.value("[mode(), v:errmsg, execute('messages')]") == ["i", "", ""]
 
 
-# ---------------------------------------------------------------------------- a real daemon
-
-
 def test_fast_keys_in_every_editor_and_a_daemon_that_is_killed() -> None:
     """The shipped pair serves all editors at once; after the daemon is killed, typing restarts it."""
     command = json.dumps([sys.executable, "-m", "localspec"])
@@ -637,9 +634,6 @@ def test_fast_keys_in_every_editor_and_a_daemon_that_is_killed() -> None:
         for editor in editors:
             editor.until("localspec#statusline()", lambda item: item.endswith(" ms"))
             assert editor.wrong == []
-
-
-# ---------------------------------------------------------------------------- installing
 
 
 @pytest.mark.parametrize("name", EDITORS)

@@ -30,8 +30,6 @@ def home() -> Iterator[Home]:
         yield home
 
 
-# ------------------------------------------------------------------ from an answer to a command
-
 COMMANDS = [
     "ls",
     "find . -type f -size +1G -mtime -7",
@@ -175,9 +173,6 @@ def test_invisible_characters_are_found(char: str) -> None:
     assert visible or asking.find_invisible(f"ls {char}x") == char
 
 
-# ------------------------------------------------------------------ without a terminal
-
-
 def test_without_a_terminal_the_command_is_printed_and_nothing_runs(
     home: Home, tmp_path: Path
 ) -> None:
@@ -217,9 +212,6 @@ def test_usage(home: Home) -> None:
     home.environment["LOCALSPEC_HOME"] += "/none"
     assert home.run("cmd", "--no-daemon-start", "x").returncode == 3
     home.environment["LOCALSPEC_HOME"] = str(home.root)
-
-
-# ------------------------------------------------------------------ at a terminal
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -390,9 +382,6 @@ def test_with_stdout_in_a_file_nothing_runs(home: Home, tmp_path: Path) -> None:
         assert session.wait() == 0
     assert (tmp_path / "out").read_text() == f"touch {tmp_path}/ran\n"
     assert not (tmp_path / "ran").exists()
-
-
-# ------------------------------------------------------------------ the shell in use
 
 
 def test_the_shell_is_the_nearest_ancestor_or_from_the_environment(

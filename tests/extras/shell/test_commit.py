@@ -78,6 +78,13 @@ class Repository:
         file.write_text(text)
         self.git("add", "--", name)
 
+    def prepare(self, answer: str, *, hook: bool = False) -> None:
+        """Let the model give this answer, and stage a file."""
+        set_answer(self.home, answer)
+        if hook:
+            self.hook()
+        self.stage("a", "a\n")
+
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self.home.run("commit", *words, cwd=self.root)
 
@@ -106,9 +113,6 @@ def set_answer(home: Home, answer: str) -> None:
     # The diff follows if the template does not place it, and a model may continue after the fence.
     prompt = f"raw ```\n{answer}\n```"
     file.write_text(f"prompt = {json.dumps(prompt)}\n")
-
-
-# ------------------------------------------------------------------ a message
 
 
 SUBJECT = (
@@ -157,9 +161,6 @@ def test_long_lines_of_the_body_are_wrapped() -> None:
     assert [line[:6] for line in lines if line[0:1] in "- "][-3:] == ["- word", "  word", "  word"]
 
 
-# ------------------------------------------------------------------ what is staged
-
-
 def test_nothing_staged_no_repository_and_a_merge_are_refused(
     repository: Repository, home: Home, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -196,8 +197,7 @@ def test_missing_git_is_reported(home: Home, tmp_path: Path) -> None:
 def test_without_a_terminal_the_message_is_printed_and_nothing_committed(
     repository: Repository,
 ) -> None:
-    set_answer(repository.home, "Add a retry\n\nUploads fail at night.")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a retry\n\nUploads fail at night.")
     run = repository.run()
     assert (run.returncode, run.stdout) == (0, "Add a retry\n\nUploads fail at night.\n")
     assert repository.commits() == 0
@@ -221,8 +221,7 @@ def test_the_template_gets_the_diff_the_words_and_the_last_subjects(repository: 
 
 
 def test_a_message_that_repeats_an_earlier_one_is_asked_for_again(repository: Repository) -> None:
-    set_answer(repository.home, "$recent")
-    repository.stage("a", "a\n")
+    repository.prepare("$recent")
     repository.git("commit", "-qm", "Add a cache, a fetcher and a program")
     repository.stage("b", "b\n")
     assert repository.run().stdout == "(none)\n"
@@ -282,9 +281,6 @@ def test_names_of_files_reach_no_shell(repository: Repository, using: dict[str, 
     assert repository.message() == "Add them"
     names = {path.name for path in repository.root.rglob("*")}
     assert "pwned" not in names
-
-
-# ------------------------------------------------------------------ longer than the context
 
 
 def make_patches(rng: random.Random) -> list[staged.Patch]:
@@ -454,9 +450,6 @@ def test_files_are_added_to_the_prompt(repository: Repository) -> None:
     assert "Reads faster." in repository.run("-f", "notes", "why").stdout
 
 
-# ------------------------------------------------------------------ at a terminal
-
-
 VI = """\
 #!/bin/sh
 # A stand-in for Vi: SAVE says whether it writes the file, in place or by renaming.
@@ -484,8 +477,7 @@ def write_editor(repository: Repository, name: str) -> str:
 def test_only_a_saved_message_is_committed(
     repository: Repository, save: str, cleanup: str, sign: str
 ) -> None:
-    set_answer(repository.home, "Add a\n\nBecause.")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a\n\nBecause.")
     repository.git("config", "commit.cleanup", cleanup)
     repository.git("config", "core.commentChar", sign)
     repository.git("config", "commit.status", "false")
@@ -509,8 +501,7 @@ def test_only_a_saved_message_is_committed(
 def test_an_unsaved_message_needs_a_confirmation(
     repository: Repository, key: str, commits: int
 ) -> None:
-    set_answer(repository.home, "Add a")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a")
     repository.home.environment["SAVE"] = "no"
     with commit_at_terminal(repository, editor=write_editor(repository, "nano")) as session:
         session.expect("The message was not saved. Commit with it as it is?")
@@ -535,8 +526,7 @@ def commit_at_terminal(repository: Repository, *arguments: str, editor: str) -> 
 
 
 def test_at_a_terminal_gits_editor_has_the_message(repository: Repository) -> None:
-    set_answer(repository.home, "Add a\n\nBecause.\n#12 is done.")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a\n\nBecause.\n#12 is done.")
     editor = repository.root / ".git" / "editor"
     editor.write_text('#!/bin/sh\ncp "$1" seen\nsed -i 1s/a/b/ "$1"\ntest -t 0\n')
     editor.chmod(0o755)
@@ -549,8 +539,7 @@ def test_at_a_terminal_gits_editor_has_the_message(repository: Repository) -> No
 
 
 def test_without_a_message_left_git_aborts(repository: Repository) -> None:
-    set_answer(repository.home, "Add a")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a")
     with commit_at_terminal(repository, editor="truncate -s 0") as session:
         assert session.wait() == 1
         assert "Aborting commit due to empty commit message" in session.text
@@ -558,8 +547,7 @@ def test_without_a_message_left_git_aborts(repository: Repository) -> None:
 
 
 def test_ctrl_c_reaches_the_editor(repository: Repository) -> None:
-    set_answer(repository.home, "Add a")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a")
     editor = repository.root / ".git" / "editor"
     editor.write_text("#!/bin/sh\nkill -INT $$\ntouch survived\n")
     editor.chmod(0o755)
@@ -588,15 +576,11 @@ def test_all_changes_of_tracked_files_are_committed_with_a(repository: Repositor
 
 
 def test_print_commits_nothing_at_a_terminal_too(repository: Repository) -> None:
-    set_answer(repository.home, "Add a")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a")
     with commit_at_terminal(repository, "--print", editor="true") as session:
         assert session.wait() == 0
         assert session.text.endswith("Add a\n")
     assert repository.commits() == 0
-
-
-# ------------------------------------------------------------------ the hook
 
 
 # An editor that does what the comment about the proposal says, and keeps a copy of the file.
@@ -636,9 +620,7 @@ def test_only_a_proposal_that_was_used_is_committed(
 ) -> None:
     """An editor that changes nothing commits nothing, whether it saves the file or not."""
     answer = "Add a" if template else "Add a\n\nBecause.\n\n- one\n- two"
-    set_answer(repository.home, answer)
-    repository.hook()
-    repository.stage("a", "a\n")
+    repository.prepare(answer, hook=True)
     option = [cleanup] if cleanup.startswith("--") else []
     if not option:
         repository.git("config", "commit.cleanup", cleanup)
@@ -660,9 +642,7 @@ def test_only_a_proposal_that_was_used_is_committed(
 def test_the_command_that_is_shown_for_vim_uses_a_proposal(
     repository: Repository, editor: str
 ) -> None:
-    set_answer(repository.home, "Add a\n\nBecause.")
-    repository.hook()
-    repository.stage("a", "a\n")
+    repository.prepare("Add a\n\nBecause.", hook=True)
     vim = f"{shlex.quote(program(editor))} -es -u NONE"
     for leave in ("q!", "wq", "x"):
         with pytest.raises(AssertionError, match="Aborting commit"):
@@ -678,9 +658,7 @@ def test_the_command_that_is_shown_for_vim_uses_a_proposal(
 def test_a_proposal_is_a_comment_with_any_sign(
     repository: Repository, using: dict[str, str], sign: str, words: tuple[str, ...], template: str
 ) -> None:
-    set_answer(repository.home, "Add a\n\nBecause.")
-    repository.hook()
-    repository.stage("a", "a\n")
+    repository.prepare("Add a\n\nBecause.", hook=True)
     repository.git("config", "core.commentChar", sign)
     if template:
         (repository.root / "template").write_text(template)
@@ -697,9 +675,7 @@ def test_a_proposal_is_a_comment_with_any_sign(
 def test_nothing_is_proposed_where_git_keeps_comments(
     repository: Repository, cleanup: str, option: bool
 ) -> None:
-    set_answer(repository.home, "Proposed")
-    repository.hook()
-    repository.stage("a", "a\n")
+    repository.prepare("Proposed", hook=True)
     if not option:
         repository.git("config", "commit.cleanup", cleanup)
     words = [f"--cleanup={cleanup}"] if option else []
@@ -719,8 +695,7 @@ def test_the_hook_says_how_to_install_it(repository: Repository, using: dict[str
     subprocess.run(
         ["sh", "-c", install], cwd=repository.root, env=repository.home.environment, check=True
     )
-    set_answer(repository.home, "Add a")
-    repository.stage("a", "a\n")
+    repository.prepare("Add a")
     repository.git("commit", **using)
     assert repository.message() == "Add a"
 
@@ -784,9 +759,7 @@ def test_the_hook_sees_only_the_files_of_its_commit(
     "failure", ["no daemon", "no pair", "slow", "no program", "broken template"]
 )
 def test_the_hook_prevents_no_commit(repository: Repository, home: Home, failure: str) -> None:
-    set_answer(home, "Proposed")
-    repository.hook()
-    repository.stage("a", "a\n")
+    repository.prepare("Proposed", hook=True)
     message = "localspec: no commit message: "
     environment = {"GIT_EDITOR": "sh -c 'echo Own > \"$1\"' -"}
     hook = repository.root / ".git" / "hooks" / "prepare-commit-msg"

@@ -48,9 +48,6 @@ def read_records(home: Home) -> list[str]:
     return [path.read_text() for path in find_records(home)]
 
 
-# ------------------------------------------------------------------ the hook, in real shells
-
-
 @pytest.mark.parametrize("name", HOOKED)
 def test_the_last_failed_command_is_explained(home: Home, name: str) -> None:
     with shell(home, name) as session:
@@ -196,9 +193,6 @@ def test_a_missing_runtime_folder_causes_no_message(home: Home, tmp_path: Path) 
     )
     assert "[1]" in result.stdout
     assert "/none" not in result.stderr
-
-
-# ------------------------------------------------------------------ what is explained
 
 
 def test_piped_text_words_and_files_are_explained(home: Home, tmp_path: Path) -> None:

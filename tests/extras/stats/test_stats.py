@@ -188,9 +188,6 @@ def test_answers_with_no_log_are_not_counted(home_with_answers: Home, tmp_path: 
     assert count_answers() == old_count + 2
 
 
-# ------------------------------------------------------------------ figures
-
-
 @given(
     tokens=st.integers(0, 40), seconds=st.floats(0, 0.2), per_second=st.none() | st.floats(0, 1e6)
 )
