@@ -80,7 +80,10 @@ class Truncation:
         """
         settings = self._settings
         if settings.top_n_sigma > 0.0:
-            row = _apply_top_n_sigma(row, settings.top_n_sigma)
+            # Logits more than so many standard deviations below the highest are set to -inf.
+            possible = row[row > -np.inf].astype(np.float64)
+            lowest = possible.max() - settings.top_n_sigma * possible.std()
+            row = np.where(row >= lowest, row, np.float32(-np.inf))
         k = settings.top_k
         if 0 < k < len(row):
             ids = self._select_top(row, k)
@@ -121,12 +124,6 @@ class Truncation:
         return ids[row[ids] > -np.inf]
 
 
-def _apply_top_n_sigma(row: Logits, sigmas: float) -> Logits:
-    """Return `row` with every logit more than `sigmas` standard deviations below the highest set to -inf."""
-    possible = row[row > -np.inf].astype(np.float64)
-    return np.where(row >= possible.max() - sigmas * possible.std(), row, np.float32(-np.inf))
-
-
 def _distances_below_top(row: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the logits (n,) of `ids` minus the row's highest logit; none is above 0."""
     return np.asarray(row[ids].astype(np.float64) - float(row.max()))
@@ -139,25 +136,16 @@ def _select_head(weights: Logits, total: float, settings: Settings) -> npt.NDArr
     weight is 0 in float32 may still be a candidate: a typical set can lie anywhere in the row, the
     temperature may be high, and `min_keep`, XTC and dynamic temperature depend on the number of tokens.
     """
-    ids = None
-    if settings.typical_p >= 1.0 and settings.dynatemp_range <= 0.0:
-        if settings.min_p > 0.0:
-            ids = np.flatnonzero(weights >= settings.min_p * (1 - 1e-6))
-        elif settings.top_p < 1.0:
-            ids = _likeliest(weights, settings.top_p * total)
-    return None if ids is None or len(ids) < settings.min_keep else ids
-
-
-def _likeliest(weights: Logits, min_sum: float) -> npt.NDArray[np.int64] | None:
-    """Return ids of the highest weights whose sum reaches `min_sum`, perhaps with some more.
-
-    Return None if even very small weights do not reach it.
-    """
+    if settings.typical_p < 1.0 or settings.dynatemp_range > 0.0:
+        return None
+    if settings.min_p > 0.0:
+        ids = np.flatnonzero(weights >= settings.min_p * (1 - 1e-6))
+        return ids if len(ids) >= settings.min_keep else None
     floor = 1e-3
-    while floor > 1e-30:
+    while floor > 1e-30 and settings.top_p < 1.0:
         ids = np.flatnonzero(weights >= floor)
-        if float(weights[ids].sum(dtype=np.float64)) >= min_sum:
-            return ids
+        if float(weights[ids].sum(dtype=np.float64)) >= settings.top_p * total:
+            return ids if len(ids) >= settings.min_keep else None
         floor *= 0.05
     return None
 
@@ -205,24 +193,18 @@ def _apply_temperature(
     below: npt.NDArray[np.float64], settings: Settings
 ) -> npt.NDArray[np.float64]:
     """Return probabilities (n,) of logits at the temperature of `settings`, which is not negative."""
-    temperature = settings.temperature
-    if settings.dynatemp_range > 0.0 and len(below) > 1:
-        temperature = _dynamic_temperature(below, settings)
+    temperature, spread = settings.temperature, settings.dynatemp_range
+    if spread > 0.0 and len(below) > 1:  # It rises with the entropy of the candidates.
+        probs = np.exp(below - below.max())
+        probs /= probs.sum()
+        positive = probs[probs > 0.0]
+        share = -float((positive * np.log(positive)).sum()) / float(np.log(len(below)))
+        lowest = max(temperature - spread, 0.0)
+        scale = min(max(share, 0.0), 1.0) ** settings.dynatemp_exponent
+        temperature = lowest + (temperature + spread - lowest) * scale
     # The lower bound avoids a division by zero. It makes the likeliest token certain.
     weights = np.exp((below - below.max()) / max(temperature, 1e-30))
     return np.asarray(weights / weights.sum())
-
-
-def _dynamic_temperature(below: npt.NDArray[np.float64], settings: Settings) -> float:
-    """Return llama.cpp's dynamic temperature, which rises with the entropy of the (n,) candidates."""
-    probs = np.exp(below - below.max())
-    probs /= probs.sum()
-    positive = probs[probs > 0.0]
-    share = -float((positive * np.log(positive)).sum()) / float(np.log(len(below)))
-    lowest = max(settings.temperature - settings.dynatemp_range, 0.0)
-    highest = settings.temperature + settings.dynatemp_range
-    scale: float = min(max(share, 0.0), 1.0) ** settings.dynatemp_exponent
-    return lowest + (highest - lowest) * scale
 
 
 def uniform_at(seed: int, place: int) -> float:

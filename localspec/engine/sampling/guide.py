@@ -12,8 +12,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,23 +20,27 @@ import numpy.typing as npt
 from localspec.errors import GrammarRejected, LocalspecError
 from localspec.priority import lower_priority
 
+Mask = npt.NDArray[np.bool_] | None
+
 
 class Guide(Protocol):
-    """The constraint on one answer; its state advances with guide accepted token.
+    """The constraint on one answer; its state advances with each accepted token.
 
     forbids_often: whether it forbids tokens at most places. Drafts made without its mask are then rarely
     accepted.
     """
 
-    forbids_often: bool
+    forbids_often: bool = False
 
     def begin_round(self) -> bool:
         """Return whether the guide can answer in the round that begins; if not, its sequence skips it."""
+        return True
 
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until the guide can answer, if it cannot yet."""
+        return
 
-    def mask(self) -> npt.NDArray[np.bool_] | None:
+    def mask(self) -> Mask:
         """Return which tokens may come next, of shape (n_vocab,); None means all of them."""
 
     def consume(self, token: int) -> None:
@@ -51,9 +54,10 @@ class Guide(Protocol):
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, whatever the logits."""
+        return []
 
 
-class CombinedGuide:
+class CombinedGuide(Guide):
     """A guide that combines two guides, such as a limit on thinking and a grammar for the answer."""
 
     def __init__(self, first: Guide, second: Guide) -> None:
@@ -62,15 +66,14 @@ class CombinedGuide:
         self.forbids_often = first.forbids_often or second.forbids_often
 
     def begin_round(self) -> bool:
-        # A list and not a generator: every guide must begin the round, even if one is not ready.
-        ready = [guide.begin_round() for guide in self._guides]
-        return all(ready)
+        first, second = (guide.begin_round() for guide in self._guides)
+        return first and second  # Both must begin the round, even if one is not ready.
 
     def wait(self, seconds: float) -> None:
         for guide in self._guides:
             guide.wait(seconds)
 
-    def mask(self) -> npt.NDArray[np.bool_] | None:
+    def mask(self) -> Mask:
         first, second = (guide.mask() for guide in self._guides)
         if first is None or second is None:
             return second if first is None else first
@@ -93,14 +96,10 @@ class CombinedGuide:
         return first.forced_tokens() or second.forced_tokens()
 
 
-# ------------------------------------------------------------------------ deferred
-# Run a guide in a thread of its own, so that a slow grammar delays no other request's tokens.
-#
-# Computing a mask takes microseconds for most grammars and a tenth of a second for hostile ones. The step
-# loop
-# waits a moment for each guide in each round. A sequence whose guide needs longer skips the following rounds
-# until the guide has answered, and then repeats its last pass.
-
+# ------------------------------------------------------------------------ slow guides
+# Computing a mask takes microseconds for most grammars and a tenth of a second for hostile ones. So a guide
+# runs in a thread of its own, and the step loop waits a moment for each guide in each round. A sequence whose
+# guide needs longer skips the following rounds until the guide has answered, and then repeats its last pass.
 
 # Seconds that the step loop waits for one guide in one round. Eight hostile guides together stay below the
 # longest gap of a running answer (`longest_gap`, 250 ms). The seconds are CPU time of the guide's thread
@@ -117,47 +116,23 @@ ANSWER_LIMIT_S = 30.0
 EXCESS_LIMIT_S = 1.0
 FREE_S = 0.02
 
-Mask = npt.NDArray[np.bool_] | None
-
 
 class GuideBusy(Exception):
     """Raised when a guide needs longer than the round can wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """An operation for the thread. `number` identifies its reply; None means that no reply is needed."""
-
-    act: Callable[[], Any]
-    number: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
+class _Reply(NamedTuple):
     number: int
     value: Any
     error: Exception | None
 
 
-@dataclass(slots=True)
-class _Clock:
-    """A count of the CPU time of all operations so far, of each the part beyond FREE_S."""
-
-    excess_s: float = 0.0
-
-    def run(self, act: Callable[[], Any]) -> Any:
-        """Return what `act` returns. Raises GrammarRejected if all calls so far took too long together."""
-        start = time.thread_time()
-        value = act()
-        self.excess_s += max(time.thread_time() - start - FREE_S, 0.0)
-        if self.excess_s > EXCESS_LIMIT_S:
-            raise GrammarRejected(
-                "The grammar is too complex: computing which tokens may come takes too long."
-            )
-        return value
+# Operations for the thread. The number identifies the reply; None means that no reply is needed.
+_Calls = queue.SimpleQueue[tuple[Callable[[], Any], int | None] | None]
+_Replies = queue.SimpleQueue[_Reply]
 
 
-class DeferredGuide:
+class DeferredGuide(Guide):
     """A guide whose operations run in a thread of its own. Only the step loop calls its methods."""
 
     def __init__(self, guide: Guide, wait_s: float | None = None) -> None:
@@ -165,8 +140,8 @@ class DeferredGuide:
         self.forbids_often = guide.forbids_often
         self._guide = guide
         self._wait_s = ROUND_WAIT_S if wait_s is None else wait_s
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
+        self._replies: _Replies = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._number = 0
         # What remains of this round's wait, in seconds of the thread's CPU time and of wall time.
@@ -253,7 +228,7 @@ class DeferredGuide:
             self._thread.start()
             # The thread refers to the queues only, so this object can be collected. That ends the thread.
             weakref.finalize(self, self._calls.put, None).atexit = False
-        self._calls.put(_Call(act, number))
+        self._calls.put((act, number))
         return self._thread
 
     def _call(self, act: Callable[[], Any]) -> Any:
@@ -275,7 +250,9 @@ class DeferredGuide:
             self._cpu_s = cpu_s - (_cpu_time(thread) - cpu_start)
             self._wall_s = wall_s - (time.perf_counter() - start)
             if reply is not None and reply.number == self._number:
-                return _unwrap(reply)
+                if reply.error is not None:
+                    raise reply.error
+                return reply.value
             if self._cpu_s < MIN_WAIT_S:
                 lower_priority(thread.native_id)
             elif self._wall_s > 0:
@@ -295,22 +272,31 @@ class DeferredGuide:
                 self._masks[path], self._failure = reply.value, reply.error
 
 
-def _run_calls(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
+def _run_calls(calls: _Calls, replies: _Replies) -> None:
     """Run calls in order until None arrives. After a failure, later calls fail with the same error."""
     error: Exception | None = None
-    clock = _Clock()
+    excess_s = 0.0  # CPU time of all calls so far, of each the part beyond FREE_S.
     while (call := calls.get()) is not None:
-        value = None
+        (act, number), value, start = call, None, time.thread_time()
         if error is None:
             try:
-                value = clock.run(call.act)
+                value = act()
+                excess_s += max(time.thread_time() - start - FREE_S, 0.0)
+                if excess_s > EXCESS_LIMIT_S:
+                    raise GrammarRejected(
+                        "The grammar is too complex: computing which tokens may come takes too long."
+                    )
             except Exception as failure:
                 if not isinstance(failure, LocalspecError):
                     traceback.print_exc()
-                error = failure
-        if call.number is not None:
-            replies.put(_Reply(call.number, value, error))
-        del call, value  # Holds no references while waiting, so that the guide can be collected.
+                value, error = None, failure
+        if number is not None:
+            replies.put(_Reply(number, value, error))
+        del (
+            call,
+            act,
+            value,
+        )  # Holds no references while waiting, so that the guide can be collected.
 
 
 def _cpu_time(thread: threading.Thread) -> float:
@@ -318,10 +304,3 @@ def _cpu_time(thread: threading.Thread) -> float:
     if sys.platform == "linux" and thread.ident is not None:
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
     return time.perf_counter()
-
-
-def _unwrap(reply: _Reply) -> Any:
-    """Return the value of a reply or raise its error."""
-    if reply.error is not None:
-        raise reply.error
-    return reply.value

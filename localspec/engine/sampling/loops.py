@@ -11,10 +11,9 @@ Anything that changes counts as progress: a counter in each line, a number in ea
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from localspec.engine.sampling.thoughts import ThoughtLimit
 from localspec.protocol.settings import LoopGuardScope
@@ -28,16 +27,11 @@ _KNOWN_SHARE = 0.9  # of its tokens that end a passage which was there MIN_COPIE
 _MIN_COPIES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LoopLimits:
-    """Say what counts as a loop: so many repeated tokens, of a period that was repeated so often."""
+class LoopLimits(NamedTuple):
+    """What counts as a loop: so many repeated tokens, of a period that was repeated so often."""
 
     tokens: int
     repeats: int
-
-    def are_reached(self, tokens: int, period: int) -> bool:
-        """Return whether `tokens` that repeat a period are a loop."""
-        return tokens >= max(self.tokens, self.repeats * period)
 
 
 # For a period of words, and for one of data.
@@ -93,19 +87,16 @@ class LoopDetector:
         self._last[self._hash] = place
         if before is not None and not self._period:
             self._period, self._matched = place - before, _GRAM
-        self._note_passage(before is not None)
+        if self._counts_passages:
+            copies = self._copies[self._hash] = self._copies.get(self._hash, 0) + (
+                before is not None
+            )
+            if len(self._known) == _WINDOW:
+                self._n_known -= self._known[0]
+            is_known = copies >= _MIN_COPIES and self._is_prose(tokens[-_GRAM:])
+            self._known.append(is_known)
+            self._n_known += is_known
         return self._is_periodic() or self._n_known >= _KNOWN_SHARE * _WINDOW
-
-    def _note_passage(self, was_there: bool) -> None:
-        """Count the passage that ends with the last token."""
-        if not self._counts_passages:
-            return
-        copies = self._copies[self._hash] = self._copies.get(self._hash, 0) + was_there
-        if len(self._known) == _WINDOW:
-            self._n_known -= self._known[0]
-        is_known = copies >= _MIN_COPIES and self._is_prose(self._tokens[-_GRAM:])
-        self._known.append(is_known)
-        self._n_known += is_known
 
     def _is_periodic(self) -> bool:
         matched, period = self._matched, self._period
@@ -113,7 +104,7 @@ class LoopDetector:
             return False
         is_prose = period >= MIN_WORDS and self._is_prose(self._tokens[-min(period, 64) :])
         limits = self._words if is_prose else self._data
-        if not limits.are_reached(matched, period):
+        if matched < max(limits.tokens, limits.repeats * period):
             return False
         if self._allowed < 0:
             self._allowed = self._count_allowed()
@@ -129,14 +120,12 @@ def count_repeats(tokens: Sequence[int], is_break: Callable[[int], bool]) -> int
 
     is_break: whether a token ends a line.
     """
-    counts: dict[tuple[int, ...], int] = {}
-    line: list[int] = []
-    for token in tokens:
-        line.append(token)
+    counts: Counter[tuple[int, ...]] = Counter()
+    start = 0
+    for end, token in enumerate(tokens, start=1):
         if is_break(token):
-            key = tuple(line)
-            counts[key] = counts.get(key, 0) + 1
-            line.clear()
+            counts[tuple(tokens[start:end])] += 1
+            start = end
     return max(counts.values(), default=0)
 
 
@@ -173,20 +162,17 @@ class LoopGuard:
             thoughts.consume(token)
         thinks = thoughts is not None and thoughts.is_thinking
         if thinks is not self._was_thinking:
-            self._was_thinking = thinks
-            self._detector = self._make_detector(thinks=thinks)
+            self._was_thinking, self._detector = thinks, None
+            if self._watches == "all" or (thinks and self._watches != "off"):
+                limits = THOUGHTS if thinks else TEXT
+                self._detector = LoopDetector(
+                    limits, self._is_word, self._count_allowed, passages=thinks
+                )
         if self._detector is None or not self._detector.push(token):
             return False
         self._detector = None
         self.found = "thoughts" if thinks else "text"
         return True
-
-    def _make_detector(self, *, thinks: bool) -> LoopDetector | None:
-        if thinks and self._watches != "off":
-            return LoopDetector(THOUGHTS, self._is_word, self._count_allowed, passages=True)
-        if not thinks and self._watches == "all":
-            return LoopDetector(TEXT, self._is_word, self._count_allowed, passages=False)
-        return None
 
     @property
     def is_thinking(self) -> bool:

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -53,16 +54,14 @@ class BreakerTable:
         self._words = words
         self._tokenize = tokenize
         self._backwards: list[tuple[bytes, int]] = []
-        self._last: tuple[tuple[str, ...], Breakers] = ((), {})
+        self.find = lru_cache(1)(self._find)
 
-    def find(self, texts: tuple[str, ...]) -> Breakers:
-        """Return the breakers as tokens; the result of the last call is remembered.
+    def _find(self, texts: tuple[str, ...]) -> Breakers:
+        """Return the breakers as tokens.
 
         Raises:
             InvalidRequest: a breaker is not valid Unicode.
         """
-        if texts == self._last[0]:
-            return self._last[1]
         breakers: dict[int, list[Sequence[int]]] = {}
         for text in texts:
             try:
@@ -75,7 +74,6 @@ class BreakerTable:
                 ) from error
             for token, tail in self._overlaps(raw):
                 breakers.setdefault(token, []).append(tail)
-        self._last = texts, breakers
         return breakers
 
     def _overlaps(self, breaker: bytes) -> Iterator[tuple[int, Sequence[int]]]:
@@ -181,7 +179,11 @@ class Penalties:
         self._n_read = len(text)
         known = len(self._drafts)
         if (new or drafts)[:known] != self._drafts:
-            self._drop_drafts()
+            for token in reversed(self._drafts):
+                if self._counts_all:
+                    self._count(token, -1)
+                self._n -= 1
+            self._drafts, self._dry = [], self._dry_of_text
         if new:
             for token in new[len(self._drafts) :]:
                 self._append(token)
@@ -200,13 +202,6 @@ class Penalties:
         self._n += 1
         if self._counts_all:
             self._count(token, 1)
-
-    def _drop_drafts(self) -> None:
-        for token in reversed(self._drafts):
-            if self._counts_all:
-                self._count(token, -1)
-            self._n -= 1
-        self._drafts, self._dry = [], self._dry_of_text
 
     def _count(self, token: int, change: int) -> None:
         """Count the last token, or no longer, and the one that it pushes out of the window."""
@@ -268,14 +263,14 @@ class Penalties:
         stand before an earlier occurrence of it.
         """
         settings = self._settings
-        multiplier, base = settings.dry_multiplier, settings.dry_base
-        allowed = settings.dry_allowed_length
+        base, allowed = settings.dry_base, settings.dry_allowed_length
         # Larger exponents would overflow float32. 0 means no bound, for a base of (almost) 1.
         max_power = int(_LN_MAX_FLOAT32 / math.log(base)) if base > 1.000001 else 0
         followers, lengths = self._find_followers(len(row))
         for length in np.unique(lengths).tolist():
             power = min(length - allowed, max_power) if max_power > 0 else length - allowed
-            row[followers[lengths == length]] -= min(multiplier * base**power, MAX_DRY_PENALTY)
+            penalty = min(settings.dry_multiplier * base**power, MAX_DRY_PENALTY)
+            row[followers[lengths == length]] -= penalty
 
     def _find_followers(self, n_vocab: int) -> tuple[_Ids, _Ids]:
         """Return the tokens that would extend a repeated sequence, and the length of the longest for each."""

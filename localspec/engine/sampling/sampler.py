@@ -18,24 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.llama import Logits
-from localspec.engine.sampling.distribution import (
-    Distribution,
-    Truncation,
-    delays,
-    uniform_at,
-)
+from localspec.engine.sampling.distribution import Distribution, Truncation, delays, uniform_at
+from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.penalties import Breakers, Penalties
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
-
-# ------------------------------------------------------------------------ infill
-# Decide where a fill-in-the-middle completion should end: llama.cpp's "infill" sampler.
-#
-# A model that fills a hole in a text often continues when it should stop, because end-of-text tokens are
-# rare
-# in its training data. The rule (`llama_sampler_infill`) lets it stop early: when an end is not much less
-# likely than the average candidate, or when no text token is likely.
-
 
 MIN_LIKELY_PROB = 0.2  # Minimum probability of a text token to count as likely, as in llama.cpp.
 # Only this many candidates are compared with each other, because the comparison is quadratic. Editors
@@ -49,7 +36,11 @@ def infill_sampler(
     end: int,
     piece: Callable[[int], bytes],
 ) -> Distribution:
-    """Return the candidates that may come next; those that end the text may be among them.
+    """Return the candidates that may come next in a hole of a text: llama.cpp's "infill" sampler.
+
+    A model often continues when it should stop, because end-of-text tokens are rare in its training data.
+    The rule lets it stop when an end is not much less likely than the average candidate, or when no text
+    token is likely.
 
     A token's probability is merged with that of candidates that begin with it, or that it begins with. As
     in llama.cpp, the merged value decides which candidates remain, and the original one which is drawn.
@@ -60,18 +51,22 @@ def infill_sampler(
     order = np.argsort(-candidates.probs, kind="stable")
     ids, original_probs = candidates.ids[order], candidates.probs[order]
     probs = original_probs.copy()
-    ends = np.array([is_end(int(token)) for token in ids])
+    ends = np.array([is_end(token) for token in ids.tolist()])
     end_prob = float(probs[ends].sum())
     # llama.cpp's rule: all ends together are at least a third as likely as the average text candidate.
     if 3 * end_prob * len(ids) > float(probs[~ends].sum()):
-        return _select(ids, probs, ends)
-    _merge_prefixes([piece(int(token)) for token in ids[:_MAX_COMPARED_CANDIDATES]], probs)
-    likely = (probs >= MIN_LIKELY_PROB) & ~ends
-    if not likely.any():
-        return Distribution(np.array([end]), np.ones(1))
-    min_prob = probs[likely | ends].sum() / (int(likely.sum()) + 1)
-    # A token merged into another has probability 0 now, also if it ends the text.
-    return _select(ids, original_probs, (probs > 0) & (ends | (likely & (probs >= min_prob))))
+        keep = ends
+    else:
+        pieces = [piece(token) for token in ids[:_MAX_COMPARED_CANDIDATES].tolist()]
+        _merge_prefixes(pieces, probs)
+        likely = (probs >= MIN_LIKELY_PROB) & ~ends
+        if not likely.any():
+            return Distribution.certain(end)
+        min_prob = probs[likely | ends].sum() / (int(likely.sum()) + 1)
+        # A token merged into another has probability 0 now, also if it ends the text.
+        keep = (probs > 0) & (ends | (likely & (probs >= min_prob)))
+    selected = original_probs[keep]
+    return Distribution(ids[keep], selected / selected.sum())
 
 
 def _merge_prefixes(pieces: list[bytes], probs: npt.NDArray[np.float64]) -> None:
@@ -89,22 +84,8 @@ def _merge_prefixes(pieces: list[bytes], probs: npt.NDArray[np.float64]) -> None
             probs[merged] = 0.0
 
 
-def _select(
-    ids: npt.NDArray[np.int64], probs: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_]
-) -> Distribution:
-    """Return the distribution of the candidates in `keep`, a boolean array (n,)."""
-    selected = probs[keep]
-    return Distribution(ids[keep], selected / selected.sum())
-
-
-# ------------------------------------------------------------------------ minimum
-# A guide that enforces the minimum length of an answer (`min_tokens`).
-
-
-class MinimumLength:
+class MinimumLength(Guide):
     """A guide that forbids the tokens in `ends` at the first `min_tokens` places of an answer."""
-
-    forbids_often = False
 
     def __init__(self, min_tokens: int, ends: Iterable[int], n_vocab: int) -> None:
         self._min_tokens = min_tokens
@@ -112,12 +93,6 @@ class MinimumLength:
         self._count = 0
         self._allowed = np.ones(n_vocab, dtype=np.bool_)
         self._allowed[list(self._ends)] = False
-
-    def begin_round(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        pass
 
     def mask(self) -> npt.NDArray[np.bool_] | None:
         return self._allowed if self._count < self._min_tokens else None
@@ -133,12 +108,6 @@ class MinimumLength:
             if token in self._ends:
                 return index
         return len(tokens)
-
-    def forced_tokens(self) -> list[int]:
-        return []
-
-
-# ------------------------------------------------------------------------ sampler
 
 
 class Sampler:
@@ -241,11 +210,9 @@ def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) ->
     """
     peak = float(row.max())
     log_total = peak + float(np.log(np.exp(row - np.float32(peak)).sum(dtype=np.float64)))
-    likeliest: list[tuple[int, bytes, float]] = []
-    if top > 0:
-        ids = np.argpartition(row, -top)[-top:]
-        for i in ids[np.argsort(-row[ids], kind="stable")]:
-            likeliest.append((int(i), piece(int(i)), float(row[i]) - log_total))
+    ids = np.argpartition(row, -top)[-top:] if top > 0 else np.empty(0, np.int64)
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    likeliest = [(i, piece(i), float(row[i]) - log_total) for i in ids.tolist()]
     return TokenLogprob(token, piece(token), float(row[token]) - log_total, likeliest)
 
 
@@ -263,11 +230,7 @@ def drawn_logprob(
 ) -> TokenLogprob:
     """Return the log-probability with which `token` was drawn, and the `top` likeliest candidates."""
     order = np.argsort(-drawn.probs, kind="stable")[:top]
-    likeliest = [
-        (int(drawn.ids[index]), piece(int(drawn.ids[index])), math.log(drawn.probs[index]))
-        for index in order
-        if drawn.probs[index] > 0.0
-    ]
-    return TokenLogprob(
-        token, piece(token), math.log(max(drawn.probability_of(token), 1e-300)), likeliest
-    )
+    pairs = zip(drawn.ids[order].tolist(), drawn.probs[order].tolist(), strict=True)
+    likeliest = [(i, piece(i), math.log(prob)) for i, prob in pairs if prob > 0.0]
+    probability = max(drawn.probability_of(token), 1e-300)
+    return TokenLogprob(token, piece(token), math.log(probability), likeliest)

@@ -86,9 +86,7 @@ def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
 def default_settings(defaults: Mapping[str, float]) -> dict[str, Any]:
     """Return the settings of a request without any, by parameter name; `defaults` are the model's."""
     settings = resolve_settings(Sampling(), defaults)
-    return {
-        parameter.name: getattr(settings, parameter.name) for parameter in sampling_parameters()
-    }
+    return {entry.name: getattr(settings, entry.name) for entry in sampling_parameters()}
 
 
 def resolve_settings(request: Sampling, defaults: Mapping[str, float]) -> Settings:
