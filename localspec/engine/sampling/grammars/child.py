@@ -18,7 +18,7 @@ import sys
 import time
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
 from localspec.children import (
@@ -34,18 +34,12 @@ from localspec.engine.sampling.grammars.sources import (
     GrammarSources,
     GrammarTokens,
     build_sources,
-    one_line,
 )
 from localspec.errors import GrammarRejected
 
 CPU_LIMIT_S = 3.0  # CPU time of one job. 1 MiB of tool schemas takes a fifth of it.
 # Bytes of address space of one job, in addition to those at start-up.
 MEMORY_LIMIT_BYTES = 1024 * 1024 * 1024
-
-# llguidance's fuel bounds the time of one mask: 0.1 s if it computes nothing but lexer states.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000, max_lexer_states=50_000, max_grammar_size=200_000
-)
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -108,40 +102,21 @@ class _Tokens:
         return [self._bytes[byte] for byte in data]
 
 
-def run_job(job: GrammarJob, special: GrammarTokens, tokenizer: LLTokenizer) -> Outcome:
-    """Build the grammars of a job and compile them, to see whether they are usable."""
-
-    def compile(source: str, name: str) -> None:
-        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            cause = one_line(str(matcher.get_error()).strip())
-            raise GrammarRejected(f"The {name} is not usable: {cause}", param=job.param)
-
-    try:
-        return Outcome(build_sources(job, special, compile))
-    except GrammarRejected as error:
-        return Outcome(error=error.message, param=error.param)
-    except RecursionError:
-        return Outcome(error="The grammar is nested too deeply.", param=job.param)
-
-
-def _limit_resources(cpu_limit_s: float) -> None:
-    """Limit this process's CPU time and memory. The system ends it if it exceeds them."""
+def _serve_job(
+    connection: socket.socket, special: GrammarTokens, tokenizer: LLTokenizer, cpu_limit_s: float
+) -> None:
+    """Build the grammars of one job, within limits at which the system ends this process."""
     signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
     limit_memory(MEMORY_LIMIT_BYTES)
     drop_core_dumps()
-
-
-def _serve_job(
-    connection: socket.socket,
-    special: GrammarTokens,
-    tokenizer: LLTokenizer,
-    cpu_limit_s: float,
-) -> None:
-    _limit_resources(cpu_limit_s)
     connection.sendall(struct.pack("<I", os.getpid()))
     job = msgspec.msgpack.decode(receive_message(connection), type=GrammarJob)
-    outcome = run_job(job, special, tokenizer)
+    try:
+        outcome = Outcome(build_sources(job, special, tokenizer))
+    except GrammarRejected as error:
+        outcome = Outcome(error=error.message, param=error.param)
+    except RecursionError:
+        outcome = Outcome(error="The grammar is nested too deeply.", param=job.param)
     outcome = msgspec.structs.replace(outcome, seconds=time.process_time())
     send_message(connection, msgspec.msgpack.encode(outcome))
 

@@ -17,7 +17,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from localspec.engine.llama import Vocab
-from localspec.engine.sampling.grammars.child import LIMITS, Vocabulary
+from localspec.engine.sampling.grammars.child import Vocabulary
 from localspec.engine.sampling.grammars.gates import (
     Gate,
     GatedMatcher,
@@ -25,7 +25,7 @@ from localspec.engine.sampling.grammars.gates import (
     PieceIndex,
     Surroundings,
 )
-from localspec.engine.sampling.grammars.matcher import WholeMatcher, reason
+from localspec.engine.sampling.grammars.matcher import WholeMatcher
 from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
 from localspec.engine.sampling.grammars.process import GrammarProcess, TooComplex
 from localspec.engine.sampling.grammars.sources import (
@@ -35,6 +35,7 @@ from localspec.engine.sampling.grammars.sources import (
     GrammarSources,
     GrammarTokens,
     build_sources,
+    compile_source,
     is_json,
 )
 from localspec.engine.sampling.guide import Guide
@@ -107,15 +108,12 @@ class Grammars:
     @cached_property
     def _pieces(self) -> PieceIndex:
         # A marker may consist of control tokens, and one may begin with the rest of a marker.
+        marking = frozenset(self._vocab.special_tokens).difference(self._vocab.ends)
         texts = [
-            self._vocab.piece(token, special=True) if token in self._marking else text
+            self._vocab.piece(token, special=True) if token in marking else text
             for token, text in enumerate(self._texts)
         ]
         return PieceIndex(texts, self._special)
-
-    @cached_property
-    def _marking(self) -> frozenset[int]:
-        return frozenset(self._vocab.special_tokens).difference(self._vocab.ends)
 
     # ------------------------------------------------------------------------ of a request
 
@@ -166,15 +164,13 @@ class Grammars:
         if job is None:
             return None, note
         compiled = self._compile(job, is_cancelled)
-        guide: Guide
-        if compiled.plan is None:
-            assert request.constraint is not None
-            guide = self._match_whole(compiled, request.constraint)
-        else:
-            guide = self._match_gated(compiled.plan, request, tail, shown)
-        return guide, " ".join(filter(None, [compiled.note, note]))
+        note = " ".join(filter(None, [compiled.note, note]))
+        if compiled.plan is not None:
+            return self._match_gated(compiled.plan, request, tail, shown), note
+        assert request.constraint is not None
+        return self._match_whole(compiled, request.constraint), note
 
-    def compile(self, constraint: Constraint) -> WholeMatcher | BoundedNumbers:
+    def compile(self, constraint: Constraint) -> WholeMatcher:
         """Return a new matcher for an answer that follows `constraint` from its first token on.
 
         Raises:
@@ -183,9 +179,7 @@ class Grammars:
         job = GrammarJob(constraint=msgspec.structs.replace(constraint, begun=""))
         return self._match_whole(self._compile(job, NEVER_CANCELLED), constraint)
 
-    def _match_whole(
-        self, compiled: Compiled, constraint: Constraint
-    ) -> WholeMatcher | BoundedNumbers:
+    def _match_whole(self, compiled: Compiled, constraint: Constraint) -> WholeMatcher:
         """Return a matcher that applies one grammar to the whole answer."""
         assert compiled.whole is not None
         matcher = compiled.whole.deep_copy()
@@ -215,10 +209,9 @@ class Grammars:
         )
         close = _closing_marker(request, tail).encode()
         matcher = GatedMatcher(plan, surroundings, close, tail.encode("utf-8", "replace"))
+        prefix = request.prompt.answer_prefix if isinstance(request.prompt, ChatPrompt) else ""
         if request.constraint is not None:
             prefix = request.constraint.begun
-        else:
-            prefix = request.prompt.answer_prefix if isinstance(request.prompt, ChatPrompt) else ""
         for token in self._pieces.spell(prefix.encode("utf-8", "replace")):
             if matcher.count_valid([token]) < 1:
                 raise GrammarRejected(
@@ -240,7 +233,11 @@ class Grammars:
                 self._compiled.move_to_end(key)
                 return compiled
         try:
-            compiled = self._instantiate(job, self._sources(job, is_cancelled))
+            if self._process is not None:
+                sources = self._process.build(job, is_cancelled)
+            else:
+                sources = build_sources(job, self._special, self._tokenizer)
+            compiled = self._instantiate(job, sources)
         except GrammarRejected as error:
             with self._lock:
                 # The system may have ended the process for another reason, so only a second time counts.
@@ -259,23 +256,20 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return compiled
 
-    def _sources(self, job: GrammarJob, is_cancelled: IsCancelled) -> GrammarSources:
-        if self._process is not None:
-            return self._process.build(job, is_cancelled)
-        return build_sources(
-            job, self._special, lambda source, name: self._matcher(source, name, job.param)
-        )
-
     def _instantiate(self, job: GrammarJob, sources: GrammarSources) -> Compiled:
         """Compile the sources in this process, after the child has shown that they are usable."""
         with self._lock:  # Two threads must not build the vocabulary's views twice.
-            pieces, _ = self._pieces, self._tokenizer
+            pieces, tokenizer = self._pieces, self._tokenizer
 
         def matcher(source: str | None) -> LLMatcher | None:
-            return None if source is None else self._matcher(source, "grammar", job.param)
+            return (
+                source
+                if source is None
+                else compile_source(tokenizer, source, "grammar", job.param)
+            )
 
         def gate(source: GateSource) -> Gate:
-            grammar = self._matcher(source.source, "grammar", job.param)
+            grammar = compile_source(tokenizer, source.source, "grammar", job.param)
             marker = source.marker.encode()
             containing = pieces.where(lambda piece: marker in piece)
             wrong = [token for token in containing if grammar.validate_tokens([token]) < 1]
@@ -294,12 +288,6 @@ class Grammars:
             single=sources.single,
         )
         return Compiled(None, plan, sources.note)
-
-    def _matcher(self, source: str, name: str, param: str | None) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise GrammarRejected(f"The {name} is not usable: {reason(matcher)}", param=param)
-        return matcher
 
 
 _UNKNOWN_NOTATION = (

@@ -34,7 +34,8 @@ _SPACE_OR_NEWLINE = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*+")
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _DIGITS = re.compile(r"[0-9]+")
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_HEX = {"x": 2, "u": 4, "U": 8}
+_HEX = {"x": re.compile("[0-9a-fA-F]{0,2}"), "u": re.compile("[0-9a-fA-F]{0,4}")}
+_HEX["U"] = re.compile("[0-9a-fA-F]{0,8}")
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {char: char for char in '\\"[]-'}
 
 
@@ -117,9 +118,6 @@ def parse_gbnf(source: str, tokens: TokenTable) -> Grammar:
     return _Parser(source, tokens).parse()
 
 
-# ------------------------------------------------------------------ reading
-
-
 @dataclass
 class _Body:
     """The body of a rule or group that is being read.
@@ -139,15 +137,16 @@ class _Body:
     weight: int = 1
     quantifiers: int = 0
 
-    def begin_element(self, weight: int = 1) -> None:
+    def add(self, items: Iterable[Element], weight: int = 1) -> None:
+        """Add an element, to which the next quantifier applies."""
         self.last_start = len(self.sequence)
-        self.weight = weight
-        self.quantifiers = 0
+        self.weight, self.quantifiers = weight, 0
+        self.sequence += items
 
     def end_alternative(self) -> None:
         self.alternatives.append(tuple(self.sequence))
         self.sequence = []
-        self.begin_element()
+        self.add(())
 
 
 class _Parser:
@@ -171,8 +170,7 @@ class _Parser:
     def parse(self) -> Grammar:
         source = self._source
         if "\0" in source:
-            self._position = source.index("\0")
-            raise self._error("GBNF, which has no NUL characters")
+            raise self._error("GBNF, which has no NUL characters", source.index("\0"))
         self._skip(_SPACE_OR_NEWLINE)
         while self._position < len(source):
             self._read_rule()
@@ -182,6 +180,12 @@ class _Parser:
 
     def _peek(self) -> str:
         return self._source[self._position : self._position + 1]
+
+    def _take(self, text: str) -> bool:
+        """Skip `text`. Return whether it was there."""
+        found = self._source.startswith(text, self._position)
+        self._position += len(text) * found
+        return found
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
         """Skip the text that the pattern matches at the position, which may be empty, and return it."""
@@ -194,8 +198,7 @@ class _Parser:
     def _error(self, expected: str, position: int | None = None) -> GrammarSyntaxError:
         """Return the error of a source that has something other than `expected` at a position."""
         position = self._position if position is None else position
-        lines = list(_NEWLINE.finditer(self._source, 0, position))
-        column = position - (lines[-1].end() if lines else 0) + 1
+        lines = _NEWLINE.split(self._source[:position])
         char = self._source[position : position + 1]
         if not char:
             actual = "the end"
@@ -204,7 +207,7 @@ class _Parser:
         else:
             actual = f"'{char}'" if char.isprintable() else f"U+{ord(char):04X}"
         return GrammarSyntaxError(
-            f"line {len(lines) + 1}, column {column}: found {actual}, expected {expected}."
+            f"line {len(lines)}, column {len(lines[-1]) + 1}: found {actual}, expected {expected}."
         )
 
     def _new_symbol(self, count: int = 1) -> int:
@@ -232,9 +235,8 @@ class _Parser:
             raise self._error("the name of a rule")
         self._skip(_SPACE)
         symbol = self._symbol_of(name, start)
-        if not self._source.startswith("::=", self._position):
+        if not self._take("::="):
             raise self._error("'::='")
-        self._position += 3
         self._skip(_SPACE_OR_NEWLINE)
         self._define(symbol, self._read_body(symbol))
         if self._position < len(self._source) and not self._skip(_NEWLINE):
@@ -246,25 +248,21 @@ class _Parser:
         stack = [_Body(symbol, self._symbols, _SPACE)]
         while True:
             body, nested = stack[-1], len(stack) > 1
-            char = self._peek()
-            if char == "(":
-                self._position += 1
-                self._skip(_SPACE_OR_NEWLINE)
+            if self._take("("):
                 symbols_before = self._symbols
                 stack.append(_Body(self._new_symbol(), symbols_before, _SPACE_OR_NEWLINE))
-            elif char == "|":
-                self._position += 1
+                self._skip(_SPACE_OR_NEWLINE)
+            elif self._take("|"):
                 self._skip(_SPACE_OR_NEWLINE)
                 body.end_alternative()
-            elif char == ")" and nested:
-                self._position += 1
+            elif nested and self._take(")"):
                 body.end_alternative()
                 self._define(body.symbol, body.alternatives)
                 stack.pop()
-                stack[-1].begin_element(max(1, self._symbols - body.symbols_before))
-                stack[-1].sequence.append(Reference(body.symbol))
+                weight = max(1, self._symbols - body.symbols_before)
+                stack[-1].add([Reference(body.symbol)], weight)
                 self._skip(stack[-1].space)
-            elif self._read_element(body, char):
+            elif self._read_element(body):
                 self._skip(body.space)
             elif nested:
                 raise self._error("an element, '|' or ')'")
@@ -272,55 +270,42 @@ class _Parser:
                 body.end_alternative()
                 return body.alternatives
 
-    def _read_element(self, body: _Body, char: str) -> bool:
-        """Read one element or a quantifier of the last one. Returns False if neither begins with `char`."""
+    def _read_element(self, body: _Body) -> bool:
+        """Read one element or a quantifier of the last one. Return False if there is neither."""
+        start, char = self._position, self._peek()
         if char and char in "*+?{":
             self._read_quantifier(body, char)
-            return True
-        if char == '"':
-            body.begin_element()
-            body.sequence += self._read_literal()
-        elif char == "[":
-            body.begin_element()
-            body.sequence += self._read_class()
-        elif char == ".":
-            self._position += 1
-            body.begin_element()
-            body.sequence.append(Characters(_UNIVERSE))
+        elif self._take('"'):
+            body.add(self._read_literal())
+        elif self._take("["):
+            body.add(self._read_class())
+        elif self._take("."):
+            body.add([Characters(_UNIVERSE)])
         elif char and char in "<!":
-            body.begin_element()
-            body.sequence.append(self._read_token())
+            body.add([self._read_token()])
+        elif name := self._skip(_NAME):
+            body.add([Reference(self._symbol_of(name, start))])
         else:
-            start = self._position
-            name = self._skip(_NAME)
-            if not name:
-                return False
-            body.begin_element()
-            body.sequence.append(Reference(self._symbol_of(name, start)))
+            return False
         return True
 
     # -------------------------------------------------------------- characters
 
     def _read_literal(self) -> Iterator[Characters]:
-        self._position += 1
-        while self._peek() != '"':
+        while not self._take('"'):
             char = self._read_char("'\"' at the end of the text")
             yield characters([(char, char)], negated=False)
-        self._position += 1
 
     def _read_class(self) -> list[Characters]:
         """Read a character class. An empty one, `[]` or `[^]`, is not an element in llama.cpp."""
-        self._position += 1
-        negated = self._peek() == "^"
-        self._position += negated
+        negated = self._take("^")
         ranges = []
-        while self._peek() != "]":
+        while not self._take("]"):
             low = high = self._read_char("']' at the end of the class")
             if self._peek() == "-" and self._source[self._position + 1 : self._position + 2] != "]":
                 self._position += 1
                 high = self._read_char("the end of the range")
             ranges.append((low, high))
-        self._position += 1
         return [characters(ranges, negated)] if ranges else []
 
     def _read_char(self, expected: str) -> int:
@@ -332,49 +317,39 @@ class _Parser:
         if char != "\\":
             return ord(char)
         kind = self._peek()
-        if kind in _HEX:
-            digits = self._source[self._position + 1 : self._position + 1 + _HEX[kind]]
-            if not re.fullmatch(f"[0-9a-fA-F]{{{_HEX[kind]}}}", digits):
-                valid = re.match("[0-9a-fA-F]*", digits)
-                self._position += 1 + (valid.end() if valid else 0)
-                raise self._error(f"{_HEX[kind]} hexadecimal digits after '\\{kind}'")
-            self._position += 1 + len(digits)
-            return int(digits, 16)
-        if not kind or kind not in _ESCAPES:
+        if kind not in _ESCAPES and kind not in _HEX:
             raise self._error('one of x u U t r n \\ " [ ] - after the backslash')
         self._position += 1
-        return ord(_ESCAPES[kind])
+        if kind in _ESCAPES:
+            return ord(_ESCAPES[kind])
+        digits, length = self._skip(_HEX[kind]), {"x": 2, "u": 4, "U": 8}[kind]
+        if len(digits) < length:
+            raise self._error(f"{length} hexadecimal digits after '\\{kind}'")
+        return int(digits, 16)
 
     # -------------------------------------------------------------- tokens
 
     def _read_token(self) -> Element:
-        negated = self._peek() == "!"
-        self._position += negated
+        negated = self._take("!")
         start = self._position
-        if self._peek() != "<":
+        if not self._take("<"):
             raise self._error("'<' after '!'")
-        self._position += 1
-        if self._peek() == "[":
-            self._position += 1
+        if self._take("["):
             token = self._read_int("a token id")
             if token > _MAX_TOKEN:
                 raise self._error(f"a token id of at most {_MAX_TOKEN}", start + 2)
             for closing in "]>":
-                if self._peek() != closing:
+                if not self._take(closing):
                     raise self._error("']>' after the token id")
-                self._position += 1
-            return self._token(token, negated)
-        end = self._source.find(">", self._position)
-        if end < 0:
-            self._position = len(self._source)
-            raise self._error("'>' at the end of the token")
-        text = self._source[start : end + 1]
-        if text not in self._tokens.ids:
-            raise self._error(f"a token of the model, which '{text[:40]}' is not", start)
-        self._position = end + 1
-        return self._token(self._tokens.ids[text], negated)
-
-    def _token(self, token: int, negated: bool) -> Element:
+        else:
+            end = self._source.find(">", self._position)
+            if end < 0:
+                raise self._error("'>' at the end of the token", len(self._source))
+            text = self._source[start : end + 1]
+            if text not in self._tokens.ids:
+                raise self._error(f"a token of the model, which '{text[:40]}' is not", start)
+            self._position = end + 1
+            token = self._tokens.ids[text]
         usable = token < self._tokens.size and token not in self._tokens.unusable
         return TokenMatch(token, negated) if usable or negated else Characters(())
 
@@ -398,38 +373,32 @@ class _Parser:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
         if body.last_start == len(body.sequence):
             raise self._error("something to repeat before it", start)
-        times = high or low or 1
-        body.weight *= times
+        body.weight *= high or low or 1
         if body.weight > MAX_REPETITIONS:
             raise self._error(f"at most {MAX_REPETITIONS} repetitions of rules", start)
         body.quantifiers += 1
         if body.quantifiers > MAX_QUANTIFIERS:
             raise self._error(f"at most {MAX_QUANTIFIERS} quantifiers on one element", start)
-        items = tuple(body.sequence[body.last_start :])
+        repeat = Repeat(tuple(body.sequence[body.last_start :]), low, high)
+        body.sequence[body.last_start :] = [repeat] if high != 0 else []
         # The number of rules that llama.cpp creates for it.
-        optional = 1 if high is None else high - low
-        del body.sequence[body.last_start :]
-        if high != 0:
-            body.sequence.append(Repeat(items, low, high))
-        if optional:
+        if optional := 1 if high is None else high - low:
             self._last_defined = max(self._last_defined, self._new_symbol(optional))
-            self._repeats.append(Repeat(items, low, high))
+            self._repeats.append(repeat)
 
     def _read_bounds(self, start: int, space: re.Pattern[str]) -> tuple[int, int | None]:
         self._skip(space)
         low = self._read_int("a number of repetitions")
         high: int | None = low
         self._skip(space)
-        if self._peek() == ",":
-            self._position += 1
+        expected = "',' or '}'"
+        if self._take(","):
             self._skip(space)
             high = self._read_int("") if _DIGITS.match(self._source, self._position) else None
             self._skip(space)
-            if self._peek() != "}":
-                raise self._error("'}' or a number of repetitions")
-        elif self._peek() != "}":
-            raise self._error("',' or '}'")
-        self._position += 1
+            expected = "'}' or a number of repetitions"
+        if not self._take("}"):
+            raise self._error(expected)
         if low > MAX_REPETITIONS:
             raise self._error(f"at most {MAX_REPETITIONS} repetitions", start)
         if high is not None and high > MAX_REPETITIONS:
@@ -446,13 +415,11 @@ class _Parser:
             raise GrammarSyntaxError("there is no rule named 'root'.")
         live = [items for rule in self._rules.values() for items in rule]
         live += [repeat.items for repeat in self._repeats]
-        used = set(references(live))
         # A name may be undefined if it is used only by an element with {0} or by a replaced definition, and
         # if no rule has a higher number. llama.cpp checks its list of rules only up to the last definition.
-        used |= {symbol for symbol in self._used_at if symbol <= self._last_defined}
-        undefined = [symbol for symbol in used if symbol not in self._rules]
-        if undefined:
-            first = min(undefined, key=lambda symbol: self._used_at[symbol])
+        used = {symbol for symbol in self._used_at if symbol <= self._last_defined}
+        if undefined := used.union(references(live)) - self._rules.keys():
+            first = min(undefined, key=self._used_at.__getitem__)
             name = next(name for name, symbol in self._names.items() if symbol == first)
             raise self._error(
                 f"a rule that is defined, which '{name}' is not", self._used_at[first]
@@ -474,8 +441,7 @@ class _Parser:
             symbol: {first for items in rule for first in self._leftmost(items)[0]}
             for symbol, rule in self._rules.items()
         }
-        cycle = _find_cycle(edges)
-        if cycle is not None:
+        if cycle := _find_cycle(edges):
             names = {symbol: name for name, symbol in self._names.items()}
             name = next((names[symbol] for symbol in cycle if symbol in names), "")
             raise GrammarSyntaxError(
@@ -517,27 +483,27 @@ def characters(ranges: Iterable[tuple[int, int]], negated: bool) -> Characters:
     return Characters(tuple((low, high) for low, high in within if low <= high))
 
 
-def references(sequences: Iterable[Iterable[Element]]) -> Iterator[int]:
-    """Yield the symbols of the rules that sequences refer to, except those within lexemes."""
+def elements(sequences: Iterable[Iterable[Element]]) -> Iterator[Element]:
+    """Yield the elements of sequences and those that they repeat, except those within lexemes."""
     for items in sequences:
         for item in items:
-            if isinstance(item, Reference):
-                yield item.symbol
-            elif isinstance(item, Repeat):
-                yield from references([item.items])
+            yield item
+            if isinstance(item, Repeat):
+                yield from elements([item.items])
 
 
-def _find_cycle(edges: Mapping[int, Iterable[int]]) -> list[int] | None:
-    """Return the nodes of one cycle, or None.
+def references(sequences: Iterable[Iterable[Element]]) -> Iterator[int]:
+    """Yield the symbols of the rules that sequences refer to, except those within lexemes."""
+    return (item.symbol for item in elements(sequences) if isinstance(item, Reference))
 
-    The search is not recursive, because a path may be as long as the source.
-    """
+
+def _find_cycle(edges: Mapping[int, Iterable[int]]) -> list[int]:
+    """Return the nodes of one cycle, if there is one."""
     done: set[int] = set()
     for start in edges:
-        # Nodes in the order of the path, with their unvisited edges.
-        path: dict[int, Iterator[int]] = {}
-        if start not in done:
-            path[start] = iter(edges[start])
+        # The search is not recursive, because a path may be as long as the source. Nodes are in the order of
+        # the path, with their unvisited edges.
+        path = {} if start in done else {start: iter(edges[start])}
         while path:
             node = next(reversed(path))
             following = next(path[node], None)
@@ -549,7 +515,7 @@ def _find_cycle(edges: Mapping[int, Iterable[int]]) -> list[int] | None:
                 return nodes[nodes.index(following) :]
             elif following not in done:
                 path[following] = iter(edges[following])
-    return None
+    return []
 
 
 def _without_dead_ends(grammar: Grammar) -> Grammar:
@@ -557,21 +523,18 @@ def _without_dead_ends(grammar: Grammar) -> Grammar:
     dead: set[int] = set()
 
     def is_dead(items: Iterable[Element]) -> bool:
-        for item in items:
-            match item:
-                case Characters(ranges=()):
-                    return True
-                case Reference() if item.symbol in dead:
-                    return True
-                case Repeat() if item.low > 0 and is_dead(item.items):
-                    return True
-        return False
+        return any(
+            item == Characters(())
+            or (isinstance(item, Reference) and item.symbol in dead)
+            or (isinstance(item, Repeat) and item.low > 0 and is_dead(item.items))
+            for item in items
+        )
 
     def prune(items: Iterable[Element]) -> tuple[Element, ...]:
-        live = (item for item in items if not (isinstance(item, Repeat) and is_dead(item.items)))
         return tuple(
             Repeat(prune(item.items), item.low, item.high) if isinstance(item, Repeat) else item
-            for item in live
+            for item in items
+            if not (isinstance(item, Repeat) and is_dead(item.items))
         )
 
     users: dict[int, set[int]] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher
@@ -37,29 +37,26 @@ _TERMINALS = {
     "BOOLEAN": "/true|false/",
     "NULL": '"null"',
 }
-_ANY_VALUE: list[Schema] = [
-    {"type": kind} for kind in ("string", "number", "boolean", "null", "array", "object")
-]
 # Keywords of each type that are written here. Those of other types do not concern its values.
 _KEYWORDS = {
     "string": {"minLength", "maxLength"},
-    "integer": set[str](),
     "number": set[str](),
     "boolean": set[str](),
     "null": set[str](),
     "array": {"items", "minItems", "maxItems"},
     "object": {"properties", "required", "additionalProperties"},
+    "integer": set[str](),
 }
+_NUMBER_KEYWORDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _OTHER_KEYWORDS = {
     "string": {"pattern", "format"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "integer": _NUMBER_KEYWORDS,
+    "number": _NUMBER_KEYWORDS,
     "array": {"prefixItems", "additionalItems"},
     "object": {"patternProperties", "minProperties", "maxProperties"},
 }
-_OTHER_KEYWORDS["number"] = _OTHER_KEYWORDS["integer"]
-_ALL_KEYWORDS = set().union(*_KEYWORDS.values(), *_OTHER_KEYWORDS.values())
+_KEYWORDS_AND_TYPE = {"type"}.union(*_KEYWORDS.values(), *_OTHER_KEYWORDS.values())
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", type(None): "null"}
-_ESCAPES_WITHOUT_U = 'nrbtf\\"'
 
 
 def json_grammar(schema: Schema, blanks: str = "") -> str:
@@ -91,15 +88,14 @@ def _write_by_library(schema: Schema, blanks: str) -> str:
     if blanks:
         options["whitespace_pattern"] = blanks
     if _has_patterns(schema):
-        options["json_allowed_escapes"] = _ESCAPES_WITHOUT_U
+        options["json_allowed_escapes"] = 'nrbtf\\"'  # All but u.
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def _has_patterns(value: Any) -> bool:
     if isinstance(value, dict):
-        return bool(value.keys() & {"pattern", "patternProperties"}) or any(
-            map(_has_patterns, value.values())
-        )
+        names = value.keys() & {"pattern", "patternProperties"}
+        return bool(names) or any(map(_has_patterns, value.values()))
     return isinstance(value, list) and any(map(_has_patterns, value))
 
 
@@ -140,47 +136,38 @@ class _Writer:
     def _value(self, schema: Any) -> str:
         if schema is False:
             raise Unwritable  # No value is valid, which llguidance looks at as a whole.
-        if schema is True:
-            schema = {}
-        key = json.dumps(schema)
-        return self._named(key, f"v{len(self._rules)}", lambda: self._write(schema))
+        schema = {} if schema is True else schema
+        return self._named(json.dumps(schema), f"v{len(self._rules)}", lambda: self._write(schema))
 
     def _write(self, schema: Schema) -> str:
         schema = {key: value for key, value in schema.items() if key != "$defs"}
         kinds = schema.get("type")
         if not schema:
-            return " | ".join(map(self._value, _ANY_VALUE))
+            kinds = [kind for kind in _KEYWORDS if kind != "integer"]
+            return " | ".join(self._value({"type": kind}) for kind in kinds)
         if schema.keys() == {"$ref"}:
             return self._value(self._target(schema))
         for keyword in ("anyOf", "allOf"):
             if schema.keys() == {keyword} and (keyword == "anyOf" or len(schema[keyword]) == 1):
-                return " | ".join(map(self._value, schema[keyword])) or self._refuse()
+                return _checked(" | ".join(map(self._value, schema[keyword])))
         if "enum" in schema or "const" in schema:
             return self._listed(schema)
-        if isinstance(kinds, list) and schema.keys() <= _ALL_KEYWORDS | {"type"}:
+        if isinstance(kinds, list) and schema.keys() <= _KEYWORDS_AND_TYPE:
             return " | ".join(self._value(_about(schema, kind)) for kind in kinds)
-        if isinstance(kinds, str) and schema.keys() <= _ALL_KEYWORDS | {"type"}:
+        if isinstance(kinds, str) and schema.keys() <= _KEYWORDS_AND_TYPE:
             schema = _about(schema, kinds)
             is_tuple = isinstance(schema.get("items"), list)
             if schema.keys() <= _KEYWORDS[kinds] | {"type"} and not is_tuple:
                 return self._of_type(kinds, schema)
         return self._leave_to_library(schema)
 
-    @staticmethod
-    def _refuse() -> str:
-        raise Unwritable
-
     def _target(self, schema: Schema) -> Schema:
         """Return what a reference leads to. Raises Unwritable if it leads only to itself."""
         for _ in range(len(self._definitions) + 2):
             if schema.keys() - {"$defs"} != {"$ref"}:
                 return schema
-            pointer = schema["$ref"]
-            target = (
-                self._root
-                if pointer == "#"
-                else self._definitions[pointer.removeprefix("#/$defs/")]
-            )
+            name = schema["$ref"].removeprefix("#/$defs/")
+            target = self._root if name == "#" else self._definitions[name]
             if not isinstance(target, dict):
                 return {} if target else {"enum": []}
             schema = target
@@ -193,13 +180,12 @@ class _Writer:
             schema = {**schema, "$defs": self._definitions}
         return _write_by_library(schema, self._blanks)
 
-    # ------------------------------------------------------------------------ values of one type
-
     def _of_type(self, kind: str, schema: Schema) -> str:
         if kind == "object":
             return self._object(schema)
         if kind == "array":
-            return self._array(schema)
+            low, high = schema.get("minItems", 0), schema.get("maxItems")
+            return write_list(self._value(schema.get("items", True)), low, high)
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if kind == "string" and (low or high is not None):
             return self._add_terminal(f'/"{_CHARACTER}{bounds(low, high)}"/')
@@ -218,11 +204,7 @@ class _Writer:
             names.discard("integer")
         if len(schema.keys() - {"type"}) > 1 or not names <= allowed:
             return self._leave_to_library(schema)
-        return self._add_terminal(" | ".join(map(_literal, values)) or self._refuse())
-
-    def _array(self, schema: Schema) -> str:
-        low, high = schema.get("minItems", 0), schema.get("maxItems")
-        return write_list(self._value(schema.get("items", True)), low, high)
+        return self._add_terminal(_checked(" | ".join(map(_literal, values))))
 
     def _object(self, schema: Schema) -> str:
         """Return the expression of an object with the named keys in their order, and others after them."""
@@ -235,17 +217,20 @@ class _Writer:
             for key, value in properties.items()
         ]
         if others is not False:
-            pair = self._add_rule(f'{self._other_key(list(properties))} ":" {self._value(others)}')
+            other_key = self._terminal("STRING")
+            if properties:  # It is none of the named keys, in whatever spelling.
+                spellings = "|".join("".join(map(_spellings, key)) for key in properties)
+                other_key = self._add_terminal(f'{other_key} & ~/"({spellings})"/')
+            pair = self._add_rule(f'{other_key} ":" {self._value(others)}')
             pairs.append((self._add_rule(f'{pair} ("," {pair})*'), False))
         return f'"{{" ({write_sequence(pairs, ",", self._add_rule)}) "}}"'
 
-    def _other_key(self, named: Sequence[str]) -> str:
-        """Return the terminal of a key that is none of the named ones, in whatever spelling."""
-        string = self._terminal("STRING")
-        if not named:
-            return string
-        spellings = "|".join("".join(map(_spellings, key)) for key in named)
-        return self._add_terminal(f'{string} & ~/"({spellings})"/')
+
+def _checked(alternatives: str) -> str:
+    """Return an expression. Raises Unwritable if there are no alternatives."""
+    if not alternatives:
+        raise Unwritable
+    return alternatives
 
 
 def _about(schema: Schema, kind: str) -> Schema:
@@ -266,8 +251,7 @@ def _spellings(char: str) -> str:
     """Return the expression of all spellings of a character within a string."""
     units = char.encode("utf-16-be").hex()
     escape = "".join(rf"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
-    escape = re.sub("[a-f]", lambda digit: f"[{digit[0]}{digit[0].upper()}]", escape)
-    ways = [escape]
+    ways = [re.sub("[a-f]", lambda digit: f"[{digit[0]}{digit[0].upper()}]", escape)]
     if char in _SHORT:
         ways.append(rf"\\{_SHORT[char]}")
     if char not in '"\\' and char >= " ":

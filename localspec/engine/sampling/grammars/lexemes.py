@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import reduce
+from graphlib import CycleError, TopologicalSorter
 from itertools import count, groupby
-from typing import Any
+from operator import or_
+from typing import Any, NamedTuple, TypeVar
 
 from localspec.engine.sampling.grammars.gbnf import (
     MAX_DEPTH,
@@ -34,6 +37,7 @@ from localspec.engine.sampling.grammars.gbnf import (
     Repeat,
     TokenMatch,
     TokenTable,
+    elements,
     parse_gbnf,
     references,
 )
@@ -46,13 +50,14 @@ MAX_STEPS = 300_000  # Total steps of the search for conflicts; each takes less 
 _MAX_NESTING = 40  # Nesting of rules within a lexeme, which are visited recursively.
 
 Items = tuple[Element, ...]
+_Kind = TypeVar("_Kind", bound=Element)
 
 
 def divide_into_lexemes(grammar: Grammar) -> Grammar:
     """Return an equivalent grammar made of lexemes that are as long as is certainly correct."""
     sizes = _regular_sizes(grammar.rules)
     # The size can be exponential in that of the source, if rules use other rules more than once.
-    source_size = sum(1 for _ in _all_characters(grammar.rules))
+    source_size = sum(1 for _ in _elements_of(grammar, Characters))
     if sizes.get(grammar.root, sys.maxsize) <= max(source_size, MAX_SINGLE_LEXEME_SIZE):
         # Nothing follows the root, so its lexeme cannot match too much.
         root = max(grammar.rules) + 1
@@ -74,13 +79,10 @@ def divide_into_lexemes(grammar: Grammar) -> Grammar:
     return Grammar(grammar.rules | divider.divide(), grammar.root)
 
 
-def _lexemes(sequences: Iterable[Sequence[Element]]) -> Iterator[Lexeme]:
-    for items in sequences:
-        for item in items:
-            if isinstance(item, Lexeme):
-                yield item
-            elif isinstance(item, Repeat):
-                yield from _lexemes([item.items])
+def _elements_of(grammar: Grammar, kind: type[_Kind]) -> Iterator[_Kind]:
+    """Yield the elements of one kind in all rules."""
+    sequences = (items for rule in grammar.rules.values() for items in rule)
+    return (item for item in elements(sequences) if isinstance(item, kind))
 
 
 # ------------------------------------------------------------------ candidates for lexemes
@@ -93,39 +95,20 @@ def _regular_sizes(rules: Mapping[int, Alternatives]) -> dict[int, int]:
     """
     sizes: dict[int, int] = {}
     nesting: dict[int, int] = {}
-    done: set[int] = set()
-    for start in rules:
-        path = {} if start in done else {start: references(rules[start])}
-        while path:
-            symbol, pending = next(reversed(path.items()))
-            used = next((rule for rule in pending if rule not in done), None)
-            if used is not None and used not in path:
-                path[used] = references(rules[used])
-                continue
-            if used is None:
-                del path[symbol]
-                done.add(symbol)
-                depth = 1 + max(
-                    (nesting.get(used, 0) for used in references(rules[symbol])), default=0
-                )
-                size = _size_of_all(rules[symbol], sizes)
-                # A rule that is still on the path has no size yet, so rules of a cycle never get one.
-                if size is not None and depth <= _MAX_NESTING:
-                    sizes[symbol], nesting[symbol] = size, depth
+    order = TopologicalSorter({symbol: set(references(rule)) for symbol, rule in rules.items()})
+    with suppress(CycleError):  # Rules of a cycle, and those that use them, are never ready.
+        order.prepare()
+    while ready := order.get_ready():
+        for symbol in ready:
+            depth = 1 + max((nesting.get(used, 0) for used in references(rules[symbol])), default=0)
+            size = _size([item for items in rules[symbol] for item in items], sizes)
+            if size is not None and depth <= _MAX_NESTING:
+                sizes[symbol], nesting[symbol] = size, depth
+        order.done(*ready)
     return sizes
 
 
-def _size_of_all(alternatives: Iterable[Items], sizes: Mapping[int, int]) -> int | None:
-    total = 0
-    for items in alternatives:
-        size = _size(items, sizes)
-        if size is None:
-            return None
-        total += size
-    return total
-
-
-def _size(items: Items, sizes: Mapping[int, int]) -> int | None:
+def _size(items: Iterable[Element], sizes: Mapping[int, int]) -> int | None:
     """Return the size of a sequence, or None if it cannot be a lexeme."""
     total = 0
     for item in items:
@@ -142,6 +125,16 @@ def _size(items: Items, sizes: Mapping[int, int]) -> int | None:
             return None
         total += size
     return total
+
+
+def _split_regular(
+    alternatives: Alternatives, sizes: Mapping[int, int]
+) -> tuple[Alternatives, Alternatives]:
+    """Return the alternatives that can be lexemes, and the others."""
+    parts: tuple[Alternatives, Alternatives] = [], []
+    for items in alternatives:
+        parts[_size(items, sizes) is None].append(items)
+    return parts
 
 
 def _unroll(grammar: Grammar) -> Grammar:
@@ -175,7 +168,7 @@ class _Gatherer:
         self._sizes = sizes
         self._rules = dict(grammar.rules)
         self._new_symbols = count(max(grammar.rules) + 1)
-        self._parts: dict[int, tuple[int, int] | None] = {}
+        self._parts: dict[int, tuple[Reference, Reference] | None] = {}
         self._pending = list(grammar.rules.items())
 
     def gather(self) -> Grammar:
@@ -189,44 +182,39 @@ class _Gatherer:
         for item in items:
             if isinstance(item, Repeat):
                 separated = self._separate(item)
-                inner = Repeat(self._rewrite(item.items), item.low, item.high)
-                rewritten.append(inner if separated is None else separated)
-            else:
-                rewritten.append(item)
+                item = separated or Repeat(self._rewrite(item.items), item.low, item.high)
+            rewritten.append(item)
         return tuple(rewritten)
 
     def _separate(self, repeat: Repeat) -> Reference | None:
         """Return a rule equivalent to `repeat` with its lexemes separated, or None if there is none."""
-        match repeat:
-            case Repeat(items=(Reference(symbol=symbol),), low=0 | 1 as low, high=None):
-                alternatives = self._grammar.rules[symbol]
-            case _:
-                return None
-        if symbol not in self._parts:
-            self._parts[symbol] = self._divide(alternatives)
-        parts = self._parts[symbol]
+        if len(repeat.items) != 1 or repeat.low > 1 or repeat.high is not None:
+            return None
+        [item] = repeat.items
+        if not isinstance(item, Reference):
+            return None
+        if item.symbol not in self._parts:
+            self._parts[item.symbol] = self._divide(self._grammar.rules[item.symbol])
+        parts = self._parts[item.symbol]
         if parts is None:
             return None
-        a, b_and_a = (Reference(part) for part in parts)
-        any_more = Repeat((b_and_a,), 0, None)
-        at_least_one: Alternatives = [
-            (Repeat((a,), 1, None), any_more),
-            (Repeat((b_and_a,), 1, None),),
-        ]
+        a, b_and_a = parts
         new_symbol = next(self._new_symbols)
-        self._rules[new_symbol] = [(Repeat((a,), 0, None), any_more)] if low == 0 else at_least_one
+        any_more = Repeat((b_and_a,), 0, None)
+        self._rules[new_symbol] = [(Repeat((a,), repeat.low, None), any_more)]
+        if repeat.low:
+            self._rules[new_symbol].append((Repeat((b_and_a,), 1, None),))
         return Reference(new_symbol)
 
-    def _divide(self, alternatives: Alternatives) -> tuple[int, int] | None:
+    def _divide(self, alternatives: Alternatives) -> tuple[Reference, Reference] | None:
         """Return rules for `a` and `b a*`, or None if all or none of the alternatives can be lexemes."""
-        regular = [items for items in alternatives if _size(items, self._sizes) is not None]
-        irregular = [items for items in alternatives if _size(items, self._sizes) is None]
+        regular, irregular = _split_regular(alternatives, self._sizes)
         if not regular or not irregular:
             return None
-        a, b, b_and_a = next(self._new_symbols), next(self._new_symbols), next(self._new_symbols)
-        self._rules[a] = regular
-        self._rules[b_and_a] = [(Reference(b), Repeat((Reference(a),), 0, None))]
-        self._pending.append((b, irregular))
+        a, b, b_and_a = (Reference(next(self._new_symbols)) for _ in range(3))
+        self._rules[a.symbol] = regular
+        self._rules[b_and_a.symbol] = [(b, Repeat((a,), 0, None))]
+        self._pending.append((b.symbol, irregular))
         return a, b_and_a
 
 
@@ -235,11 +223,10 @@ def _join_alternatives(grammar: Grammar, sizes: Mapping[int, int]) -> Grammar:
     rules = dict(grammar.rules)
     new_symbols = count(max(rules) + 1)
     for symbol, alternatives in grammar.rules.items():
-        regular = [items for items in alternatives if _size(items, sizes) is not None]
+        regular, irregular = _split_regular(alternatives, sizes)
         if symbol not in sizes and len(regular) > 1:
             joined = next(new_symbols)
             rules[joined] = regular
-            irregular = [items for items in alternatives if _size(items, sizes) is None]
             rules[symbol] = [(Reference(joined),), *irregular]
     return Grammar(rules, grammar.root)
 
@@ -266,14 +253,16 @@ class _Divider:
     def _divide(self, items: Items) -> Items:
         divided: list[Element] = []
         for regular, run in groupby(items, lambda item: _size((item,), self._sizes) is not None):
-            for part in [tuple(run)] if regular else [(item,) for item in run]:
-                divided += self._split(part) if regular else self._divide_irregular(part[0])
+            if regular:
+                divided += self._split(tuple(run))
+                continue
+            divided += (
+                Repeat(self._divide(item.items), item.low, item.high)
+                if isinstance(item, Repeat)
+                else item
+                for item in run
+            )
         return tuple(divided)
-
-    def _divide_irregular(self, item: Element) -> list[Element]:
-        if isinstance(item, Repeat):
-            return [Repeat(self._divide(item.items), item.low, item.high)]
-        return [item]
 
     def _split(self, run: Items) -> list[Element]:
         """Divide a sequence that could be a lexeme."""
@@ -299,14 +288,10 @@ class _Divider:
 class _Alphabet:
     """A map from character sets to bit sets, with one bit for all characters that no set distinguishes."""
 
-    def __init__(self, rules: Mapping[int, Alternatives]) -> None:
-        edges = {
-            edge
-            for chars in _all_characters(rules)
-            for low, high in chars.ranges
-            for edge in (low, high + 1)
-        }
-        self._index = {edge: index for index, edge in enumerate(sorted(edges))}
+    def __init__(self, grammar: Grammar) -> None:
+        ranges = [pair for chars in _elements_of(grammar, Characters) for pair in chars.ranges]
+        edges = sorted({edge for low, high in ranges for edge in (low, high + 1)})
+        self._index = {edge: index for index, edge in enumerate(edges)}
         self._bits: dict[Characters, int] = {}
 
     def bits(self, chars: Characters) -> int:
@@ -318,17 +303,7 @@ class _Alphabet:
         return self._bits[chars]
 
 
-def _all_characters(rules: Mapping[int, Alternatives]) -> Iterator[Characters]:
-    pending: list[Element] = [item for rule in rules.values() for items in rule for item in items]
-    for item in pending:  # The loop body appends to this list.
-        if isinstance(item, Characters):
-            yield item
-        elif isinstance(item, Repeat):
-            pending += item.items
-
-
-@dataclass(frozen=True)
-class _Ends:
+class _Ends(NamedTuple):
     """The positions, as bit sets, that a part may begin and end with, and whether it may be empty."""
 
     first: int
@@ -349,17 +324,12 @@ class _Automaton:
         self.following: list[int] = []  # The positions that may follow each position, as bit sets.
         self.ends = self._add_sequence(lexeme.items)
         self.first = self.chars_of(self.ends.first)
-        followers = 0
-        for positions in self.following:
-            followers |= positions
-        self.tail = self.chars_of(followers)  # The characters at other places than the first.
+        # The characters at other places than the first.
+        self.tail = self.chars_of(reduce(or_, self.following, 0))
 
     def chars_of(self, positions: int) -> int:
         """Return the characters of a set of positions."""
-        chars = 0
-        for position in _bits(positions):
-            chars |= self.chars[position]
-        return chars
+        return reduce(or_, map(self.chars.__getitem__, _bits(positions)), 0)
 
     def _add_sequence(self, items: Items) -> _Ends:
         ends = _Ends(0, 0, empty=True)
@@ -383,11 +353,10 @@ class _Automaton:
                 self._join(inner.last, inner.first)
             return _Ends(inner.first, inner.last, inner.empty or item.low == 0)
         assert isinstance(item, Reference)
-        ends = _Ends(0, 0, empty=False)
-        for items in self._grammar.rules[item.symbol]:
-            part = self._add_sequence(items)
-            ends = _Ends(ends.first | part.first, ends.last | part.last, ends.empty or part.empty)
-        return ends
+        firsts, lasts, empty = zip(
+            *map(self._add_sequence, self._grammar.rules[item.symbol]), strict=True
+        )
+        return _Ends(reduce(or_, firsts), reduce(or_, lasts), any(empty))
 
     def _join(self, positions: int, followers: int) -> None:
         for position in _bits(positions):
@@ -408,12 +377,11 @@ def _bits(number: int) -> Iterator[int]:
 class _Conflicts:
     """A search for lexemes that must be split. steps: the number of steps that it may still take."""
 
-    def __init__(self, grammar: Grammar, rules: Mapping[int, Alternatives], steps: int) -> None:
+    def __init__(self, grammar: Grammar, rules: dict[int, Alternatives], steps: int) -> None:
         self._rules = rules
         self.steps = steps
-        alphabet = _Alphabet(grammar.rules)
-        sequences = (items for rule in rules.values() for items in rule)
-        lexemes = dict.fromkeys(_lexemes(sequences))
+        alphabet = _Alphabet(grammar)
+        lexemes = dict.fromkeys(_elements_of(Grammar(rules, grammar.root), Lexeme))
         self._automata: dict[Lexeme, _Automaton] = {}
         if len(lexemes) <= MAX_LEXEMES:
             self._automata = {lexeme: _Automaton(lexeme, grammar, alphabet) for lexeme in lexemes}
@@ -427,7 +395,7 @@ class _Conflicts:
     def find(self) -> set[Items]:
         """Return the lexemes to split, or only some of them if `steps` do not suffice."""
         self._iterate(self._update_first)
-        self._iterate(self._update_following)
+        self._iterate(lambda symbol, items: self._follow_within(items, self._after_rule[symbol]))
         conflicting: set[Items] = set()
         for longer, automaton in self._automata.items():
             for ending, followers in self._after_lexeme.items():
@@ -451,10 +419,8 @@ class _Conflicts:
 
     def _update_first(self, symbol: int, items: Items) -> bool:
         first, empty = self._beginning(items)
-        previous = self._first[symbol], self._empty[symbol]
-        self._first[symbol] |= first
-        self._empty[symbol] |= empty
-        return previous != (self._first[symbol], self._empty[symbol])
+        changed = _add(self._first, symbol, first)
+        return _add(self._empty, symbol, empty) or changed
 
     def _beginning(self, items: Iterable[Element]) -> tuple[int, bool]:
         """Return the characters that a sequence may begin with, and whether it may be empty."""
@@ -474,9 +440,6 @@ class _Conflicts:
             if not empty:
                 return first, False
         return first, True
-
-    def _update_following(self, symbol: int, items: Items) -> bool:
-        return self._follow_within(items, self._after_rule[symbol])
 
     def _follow_within(self, items: Items, followers: int) -> bool:
         """Add the followers of each part of a sequence, given those of the sequence. Return any change."""
@@ -515,25 +478,22 @@ class _Conflicts:
             if not new:
                 continue
             reached[position] = reached.get(position, 0) | new
-            successors = 0
-            for index in _bits(new):
-                successors |= longer.following[index]
-                self.steps -= 1
+            self.steps -= new.bit_count()
+            successors = reduce(or_, map(longer.following.__getitem__, _bits(new)), 0)
             if shorter.ends.last >> position & 1 and longer.chars_of(successors) & followers:
                 return True
             pending += [(follower, successors) for follower in _bits(shorter.following[position])]
         return False
 
 
-def _add(table: dict[Any, int], key: object, bits: int) -> bool:
+def _add(table: dict[Any, Any], key: object, bits: int) -> bool:
     """Add bits to an entry. Return whether that changes it."""
     previous = table[key]
-    table[key] = previous | bits
-    return table[key] != previous
+    table[key] |= bits
+    return bool(table[key] != previous)
 
 
 # ------------------------------------------------------------------------ lark
-# Write a GBNF grammar in llguidance's Lark.
 
 
 def gbnf_to_lark(source: str, tokens: TokenTable = NO_TOKENS) -> str:
@@ -576,7 +536,8 @@ class _Writer:
         self._queue: list[tuple[str, Alternatives]] = []
         self._terminals: dict[Element, str] = {}
         self._helpers = 0
-        named = set(_named_tokens(grammar)).difference(tokens.unusable)
+        named = {match.token for match in _elements_of(grammar, TokenMatch)}
+        named.difference_update(tokens.unusable)
         self._named = sorted(token for token in named if token < tokens.size)
 
     def write(self) -> str:
@@ -604,8 +565,10 @@ class _Writer:
                     self._written.add(name)
                     self._queue.append((name, self._grammar.rules[item.symbol]))
                 return name
-            case Repeat():
-                return self._write_repeated(item.items, in_lexeme) + _write_quantifier(item)
+            case Repeat(items, low, high):
+                short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
+                quantifier = short or f"{{{low},{'' if high is None else high}}}"
+                return self._write_repeated(items, in_lexeme) + quantifier
 
     def _write_lexeme(self, lexeme: Lexeme) -> str:
         if len(lexeme.items) == 1 and isinstance(lexeme.items[0], Characters | Reference):
@@ -618,7 +581,11 @@ class _Writer:
     def _write_character(self, characters: Characters) -> str:
         if characters not in self._terminals:
             self._terminals[characters] = name = f"C{len(self._terminals)}"
-            self._lines.append(f"{name}: {_write_pattern(characters)}")
+            ranges = (
+                f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
+                for low, high in characters.ranges
+            )
+            self._lines.append(f"{name}: /[{''.join(ranges)}]/")
         return self._terminals[characters]
 
     def _write_repeated(self, items: Sequence[Element], in_lexeme: bool) -> str:
@@ -659,29 +626,3 @@ class _Writer:
             else:
                 ranges.append([token, token])
         return f"<[{','.join(f'{low}-{high}' for low, high in ranges)}]>"
-
-
-def _named_tokens(grammar: Grammar) -> Iterator[int]:
-    """Yield the tokens that the grammar's token terminals name."""
-    pending: list[Element] = [
-        item for rule in grammar.rules.values() for items in rule for item in items
-    ]
-    for item in pending:  # The loop body appends to this list.
-        if isinstance(item, TokenMatch):
-            yield item.token
-        elif isinstance(item, Repeat):
-            pending += item.items
-
-
-def _write_quantifier(item: Repeat) -> str:
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((item.low, item.high))
-    return short or f"{{{item.low},{'' if item.high is None else item.high}}}"
-
-
-def _write_pattern(characters: Characters) -> str:
-    """Return a regular expression that matches a set of characters."""
-    ranges = (
-        f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
-        for low, high in characters.ranges
-    )
-    return f"/[{''.join(ranges)}]/"

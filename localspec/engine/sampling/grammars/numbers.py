@@ -61,65 +61,18 @@ def _advance(position: _Position, piece: bytes) -> _Position:
     return _Position(in_string, escaped, digits_left)
 
 
-class BoundedNumbers:
+class BoundedNumbers(WholeMatcher):
     """A guide that applies a JSON grammar with bounded numbers."""
 
-    forbids_often = True
-
-    def __init__(self, matcher: WholeMatcher, numerals: Numerals, begun: bytes = b"") -> None:
-        """Wrap `matcher`. begun: the beginning of the answer, which it has consumed before."""
-        self._matcher = matcher
+    def __init__(self, whole: WholeMatcher, numerals: Numerals, begun: bytes = b"") -> None:
+        """Take over the grammar of `whole`, which has consumed `begun`, the beginning of the answer."""
+        super().__init__(whole.matcher, whole.n_vocab)
         self._numerals = numerals
         self._positions = [_advance(_Position(), begun)]  # Before each token and now.
 
-    @property
-    def ended(self) -> bool:
-        return self._matcher.ended
-
-    def begin_round(self) -> bool:
-        return self._matcher.begin_round()
-
-    def wait(self, seconds: float) -> None:
-        self._matcher.wait(seconds)
-
     def mask(self) -> Mask:
         """Return the grammar's mask without tokens that have too many digits."""
-        return self._forbid_digits(self._matcher.mask())
-
-    def consume(self, token: int) -> None:
-        self._matcher.consume(token)
-        self._positions.append(_advance(self._positions[-1], self._numerals.pieces[token]))
-
-    def take_back(self, count: int) -> None:
-        self._matcher.take_back(count)
-        if count:
-            del self._positions[-count:]
-
-    def count_valid(self, tokens: Sequence[int]) -> int:
-        count = self._matcher.count_valid(tokens)
-        position = self._positions[-1]
-        for index, token in enumerate(tokens[:count]):
-            if not position.in_string and self._numerals.leading[token] > position.digits_left:
-                return self._valid_with_masks(tokens, index)
-            position = _advance(position, self._numerals.pieces[token])
-        return count
-
-    def forced_tokens(self) -> list[int]:
-        return self._matcher.forced_tokens()
-
-    def _valid_with_masks(self, tokens: Sequence[int], n_valid: int) -> int:
-        """Return what `count_valid` does, with a mask for each token after the first `n_valid`."""
-        for token in tokens[:n_valid]:
-            self.consume(token)
-        count = n_valid
-        while count < len(tokens) and self.mask()[tokens[count]]:
-            self.consume(tokens[count])
-            count += 1
-        self.take_back(count)
-        return count
-
-    def _forbid_digits(self, allowed: Mask) -> Mask:
-        position = self._positions[-1]
+        allowed, position = super().mask(), self._positions[-1]
         if position.in_string or position.digits_left >= MAX_DIGITS:
             return allowed
         n_vocab = len(allowed)
@@ -132,3 +85,29 @@ class BoundedNumbers:
             if nonzero.any():
                 return nonzero
         return allowed
+
+    def consume(self, token: int) -> None:
+        super().consume(token)
+        self._positions.append(_advance(self._positions[-1], self._numerals.pieces[token]))
+
+    def take_back(self, count: int) -> None:
+        super().take_back(count)
+        if count:
+            del self._positions[-count:]
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        n_valid, count, position = super().count_valid(tokens), 0, self._positions[-1]
+        while count < n_valid and (
+            position.in_string or self._numerals.leading[tokens[count]] <= position.digits_left
+        ):
+            position = _advance(position, self._numerals.pieces[tokens[count]])
+            count += 1
+        if count == n_valid:
+            return count
+        for token in tokens[:count]:
+            self.consume(token)
+        while count < len(tokens) and self.mask()[tokens[count]]:
+            self.consume(tokens[count])
+            count += 1
+        self.take_back(count)
+        return count

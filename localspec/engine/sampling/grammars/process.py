@@ -107,15 +107,13 @@ class GrammarProcess:
         raise _unavailable(failure)
 
     def _too_complex(self, job: GrammarJob) -> TooComplex:
-        kind = "" if job.constraint is None else job.constraint.kind
-        names = {
-            "": "grammar of these tools",
-            "json_schema": "schema",
-            "regex": "regular expression",
-        }
+        names = {"json_schema": "schema", "regex": "regular expression"}
+        name = "grammar of these tools"
+        if job.constraint is not None:
+            name = names.get(job.constraint.kind, "grammar")
         return TooComplex(
-            f"The {names.get(kind, 'grammar')} is too complex: compiling it takes more than "
-            f"{self._cpu_limit_s:g} seconds or too much memory.",
+            f"The {name} is too complex: compiling it takes more than {self._cpu_limit_s:g} seconds "
+            "or too much memory.",
             param=job.param,
         )
 

@@ -15,12 +15,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from localspec.chat.families import grammar_of
 from localspec.chat.notations.grammar import CallGrammar, write_thoughts_end
 from localspec.chat.notations.lark import lark_string
 from localspec.engine.sampling.grammars.enforced import (
+    Dropped,
     Enforced,
     describe,
     enforce,
@@ -31,7 +32,7 @@ from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
 from localspec.engine.sampling.grammars.json_values import json_expression, json_grammar
 from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import CallFormat, ToolSet, call_markers
+from localspec.protocol.calls import ToolSet, call_markers
 from localspec.protocol.frames import Constraint
 
 # Bytes of a grammar or schema. With 300 KiB of alternatives, a mask took 7 s.
@@ -39,6 +40,10 @@ MAX_SOURCE_BYTES = 128 * 1024
 MAX_TOOL_BYTES = 128 * 1024  # Bytes of one tool's schema.
 # Bytes of all tool schemas. 50 schemas of 4 KiB take a quarter of a second.
 MAX_TOOLS_BYTES = 1024 * 1024
+# llguidance's fuel bounds the time of one mask: 0.1 s if it computes nothing but lexer states.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000, max_lexer_states=50_000, max_grammar_size=200_000
+)
 # Blanks between the parts of JSON. A model that may begin new lines often goes on with blanks.
 _ONE_LINE = " ?"
 NAMES = {
@@ -47,11 +52,7 @@ NAMES = {
     "grammar": "grammar",
     "regex": "regular expression",
 }
-
 _MAX_NAMED_TOOLS = 5  # Tools that a note names.
-
-# Compiles a source. The second argument names it in errors. Raises GrammarRejected.
-Compile = Callable[[str, str], object]
 
 
 @dataclass(frozen=True)
@@ -132,23 +133,47 @@ class GrammarSources(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-def build_sources(job: GrammarJob, special: GrammarTokens, compile: Compile) -> GrammarSources:
+def compile_source(tokenizer: LLTokenizer, source: str, name: str, param: str | None) -> LLMatcher:
+    """Compile a source, which an error calls `name`. Raises GrammarRejected if it is not usable."""
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        raise GrammarRejected(f"The {name} is not usable: {reason(matcher)}", param=param)
+    return matcher
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Return the error of a matcher in one line."""
+    return _one_line(matcher.get_error())
+
+
+def _one_line(error: str) -> str:
+    """Return an error of llguidance in one line: its first line, and the line with the cause.
+
+    The first line gives the place; the cause follows after an excerpt of the grammar.
+    """
+    first, *following = error.strip().splitlines() or [""]
+    cause = next((line.strip() for line in following if line.strip().startswith("error:")), "")
+    return f"{first} {cause}".strip()[:300]
+
+
+def build_sources(
+    job: GrammarJob, special: GrammarTokens, tokenizer: LLTokenizer
+) -> GrammarSources:
     """Write the grammars of a job, and compile each of them once.
 
     Raises:
         GrammarRejected: a grammar is not usable, or the schema of a strict tool cannot be enforced.
     """
-    constraint = job.constraint
-    if not job.gated:
-        assert constraint is not None
-        source = constraint_source(constraint, special.table)
-        compile(source, NAMES[constraint.kind])
-        return GrammarSources(whole=source, note=note_of(constraint))
-    builder = _Builder(special, compile, job.thoughts)
-    answer = "" if constraint is None else _constraint_rule(constraint, special.table)
-    sources = builder.build(job.tools, answer)
+    builder, constraint = _Builder(job, special, tokenizer), job.constraint
     if constraint is None:
-        return sources
+        return builder.build("")
+    source = constraint_source(constraint, special.table)
+    if not job.gated:
+        sources = GrammarSources(whole=builder.compiled(source, NAMES[constraint.kind]))
+    else:
+        if source.startswith("{"):
+            source = json.loads(source)["grammars"][0]["lark_grammar"]
+        sources = builder.build(f"%lark {{\n{source}\n}}")
     note = " ".join(filter(None, [sources.note, note_of(constraint)]))
     return msgspec.structs.replace(sources, note=note)
 
@@ -156,83 +181,70 @@ def build_sources(job: GrammarJob, special: GrammarTokens, compile: Compile) -> 
 class _Builder:
     """A writer of grammars for an answer that may contain thoughts or calls."""
 
-    def __init__(
-        self, special: GrammarTokens, compile: Compile, thoughts: Sequence[tuple[str, str]]
-    ) -> None:
+    def __init__(self, job: GrammarJob, special: GrammarTokens, tokenizer: LLTokenizer) -> None:
+        self._job = job
         self._special = special
-        self._compile = compile
-        self._thoughts = thoughts
+        self._tokenizer = tokenizer
 
-    def build(self, tools: ToolSet | None, answer: str) -> GrammarSources:
+    def compiled(self, source: str, name: str) -> str:
+        """Return `source` after compiling it."""
+        compile_source(self._tokenizer, source, name, self._job.param)
+        return source
+
+    def build(self, answer: str) -> GrammarSources:
         """Return the sources. answer: the rule of an answer that is not a call, or "".
 
         Raises:
             GrammarRejected: a grammar is not usable, or the schema of a strict tool cannot be enforced.
         """
-        if tools is None:
-            return self._build_from_start(lambda close: self._write_answer(answer, close))
-        tools, invalid, dropped = enforced_tools(tools)
+        if self._job.tools is None:
+            return self._build_from_start(
+                lambda close: f"start: {self._thoughts_end(close)} answer\nanswer: {answer}"
+            )
+        tools, invalid, dropped = enforced_tools(self._job.tools)
         free, note = self._find_free_tools(tools, invalid)
         note = " ".join(filter(None, [dropped, note]))
         if tools.required or answer:
             grammar = self._grammar(tools, free, compact=True)
-            alternative = "" if tools.required else answer
-            ids = [self._special.ids.get(opening) for opening, _ in self._thoughts]
-            may_think = [token for token in ids if token is not None]
-            return self._build_from_start(
-                lambda close: grammar.write_whole(alternative, close), may_think, note
+            ids = [self._special.ids.get(opening) for opening, _ in self._job.thoughts]
+            sources = self._build_from_start(
+                lambda close: grammar.write_whole("" if tools.required else answer, close)
             )
-        return self._build_gates(tools, free, note)
+            may_think = [token for token in ids if token is not None]
+            return msgspec.structs.replace(sources, may_think=may_think, note=note)
+
+        def opened(marker: str) -> str:  # A call that the model may open in free text.
+            return self.compiled(self._grammar(tools, free).write_opened(marker), "tools")
+
+        markers = call_markers(tools.format, tools.schemas)
+        return GrammarSources(
+            gates=[GateSource(marker, opened(marker)) for marker in markers],
+            bare=opened("") if tools.format.bare else None,
+            single=not tools.parallel,
+            note=note,
+        )
 
     def _grammar(
-        self, tools: ToolSet, free: Sequence[str] = (), *, compact: bool = False
+        self, tools: ToolSet, free: Sequence[str], *, compact: bool = False
     ) -> CallGrammar:
         write = grammar_of(tools.format)
         return write(tools, self._special.lark_expression, json_rule, free, compact=compact)
 
-    def _write_answer(self, rule: str, closing_marker: str) -> str:
-        prefix = write_thoughts_end(closing_marker, self._special.lark_expression)
-        return f"start: {prefix} answer\nanswer: {rule}"
+    def _thoughts_end(self, closing_marker: str) -> str:
+        return write_thoughts_end(closing_marker, self._special.lark_expression)
 
-    def _compiled(self, source: str, name: str) -> str:
-        """Return `source` after compiling it."""
-        self._compile(source, name)
-        return source
-
-    def _build_from_start(
-        self, write: Callable[[str], str], may_think: Sequence[int] = (), note: str = ""
-    ) -> GrammarSources:
+    def _build_from_start(self, write: Callable[[str], str]) -> GrammarSources:
         """Return grammars that apply from the beginning of the answer, or after thoughts.
 
         write: returns the grammar after a closing marker of thoughts, which is "" without thoughts.
         """
         return GrammarSources(
-            first=self._compiled(write(""), "response format"),
-            may_think=list(may_think),
-            after=[self._gate(close, write(close), last=True) for _, close in self._thoughts],
-            note=note,
-        )
-
-    def _build_gates(self, tools: ToolSet, free: Sequence[str], note: str) -> GrammarSources:
-        """Return grammars of calls that the model may open in free text."""
-
-        def opened(marker: str) -> str:
-            return self._grammar(tools, free).write_opened(marker)
-
-        format = tools.format
-        return GrammarSources(
-            gates=[
-                self._gate(marker, opened(marker)) for marker in call_markers(format, tools.schemas)
+            first=self.compiled(write(""), "response format"),
+            after=[
+                GateSource(close, self.compiled(write(close), "tools"), last=True)
+                for _, close in self._job.thoughts
             ],
-            bare=self._compiled(opened(""), "tools") if format.bare else None,
-            single=not tools.parallel,
-            note=note,
         )
-
-    def _gate(self, marker: str, source: str, *, last: bool = False) -> GateSource:
-        return GateSource(marker, self._compiled(source, "tools"), last)
-
-    # ------------------------------------------------------------------------ tools without enforcement
 
     def _find_free_tools(self, tools: ToolSet, invalid: Mapping[str, str]) -> tuple[list[str], str]:
         """Return the tools whose schemas cannot be enforced, and a note about them.
@@ -246,9 +258,10 @@ class _Builder:
         free = dict(invalid)
         if sum(sizes.values()) > MAX_TOOLS_BYTES:
             free = dict.fromkeys(sizes, "all together are too long")
-        if not self._usable(tools, list(free)):
+        if self._find_error(tools, list(free), "tools"):
             for name, schema in tools.schemas.items():
-                if name not in free and (error := self._find_error(tools, name, schema)):
+                tool = ToolSet(tools.format, {name: schema})
+                if name not in free and (error := self._find_error(tool, [], "schema")):
                     free[name] = error
         for name in tools.strict:
             if name in free:
@@ -263,25 +276,13 @@ class _Builder:
         [error, *_] = free.values()
         return list(free), f"Calls of {names} are not held to their parameters: {error}"
 
-    def _usable(self, tools: ToolSet, free: Sequence[str]) -> bool:
-        # One marker stands for all, except where the tool's name is part of it.
+    def _find_error(self, tools: ToolSet, free: Sequence[str], name: str) -> str:
+        """Return why a schema of these tools cannot be enforced, or "" if all can."""
         markers = call_markers(tools.format, tools.schemas) or ("",)
-        markers = markers if tools.format.recipient else markers[:1]
         try:
-            for marker in markers:
-                grammar = self._grammar(tools, free)
-                self._compile(grammar.write_opened(marker), "tools")
-        except (GrammarRejected, RecursionError, ValueError):
-            return False
-        return True
-
-    def _find_error(self, tools: ToolSet, name: str, schema: object) -> str:
-        """Return why a tool's schema cannot be enforced, or "" if it can."""
-        tool = ToolSet(tools.format, {name: schema})
-        try:
-            [marker, *_] = call_markers(tools.format, tool.schemas) or ("",)
-            source = self._grammar(tool).write_opened(marker)
-            self._compile(source, "schema")
+            # One marker stands for all, except where the tool's name is part of it.
+            for marker in markers if tools.format.recipient else markers[:1]:
+                self.compiled(self._grammar(tools, free).write_opened(marker), name)
         except RecursionError:
             return "it is nested too deeply."
         except (GrammarRejected, ValueError) as error:
@@ -320,11 +321,7 @@ def enforced_tools(tools: ToolSet) -> tuple[ToolSet, dict[str, str], str]:
             invalid[name] = str(error)
             continue
         if enforced.dropped and name in tools.strict:
-            raise GrammarRejected(
-                f"The parameters of the tool '{name}' cannot be enforced as 'strict' asks. Not "
-                f"supported: {describe(enforced.dropped)}. Leave it out, or leave out 'strict'.",
-                param="tools",
-            )
+            raise _not_strict(f"parameters of the tool '{name}'", enforced.dropped, "tools")
         schemas[name] = enforced.schema
         if enforced.dropped:
             notes.append(f"of '{name}': {describe(enforced.dropped)}")
@@ -333,35 +330,41 @@ def enforced_tools(tools: ToolSet) -> tuple[ToolSet, dict[str, str], str]:
     return msgspec.structs.replace(tools, schemas=schemas), invalid, note
 
 
+def _not_strict(what: str, dropped: tuple[Dropped, ...], param: str | None) -> GrammarRejected:
+    return GrammarRejected(
+        f"The {what} cannot be enforced as 'strict' asks. Not supported: {describe(dropped)}. "
+        "Leave it out, or leave out 'strict'.",
+        param=param,
+    )
+
+
 def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) -> str:
     """Return a constraint in llguidance's own format.
 
     Raises:
         GrammarRejected: the constraint is too long or invalid, or strict and not fully enforceable.
     """
+    name, param = NAMES[constraint.kind], constraint.param
     if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
         raise GrammarRejected(
-            f"The grammar is longer than {MAX_SOURCE_BYTES // 1024} KiB.", param=constraint.param
+            f"The grammar is longer than {MAX_SOURCE_BYTES // 1024} KiB.", param=param
         )
-    name = NAMES[constraint.kind]
     try:
         if constraint.kind == "regex":
             return str(LLMatcher.grammar_from_regex(constraint.source))
         if constraint.kind == "grammar":
             lark = gbnf_to_lark(constraint.source, tokens)
-            return str(LLMatcher.grammar_from_lark(lark))
-        schema = for_library(_enforced_constraint(constraint).schema)
-        return str(LLMatcher.grammar_from_lark(json_grammar(schema, _ONE_LINE)))
+        else:
+            lark = json_grammar(for_library(_enforced_constraint(constraint).schema), _ONE_LINE)
+        return str(LLMatcher.grammar_from_lark(lark))
     except GrammarRejected:
         raise
     except RecursionError:
-        raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
+        raise GrammarRejected(f"The {name} is nested too deeply.", param=param) from None
     # llguidance documents ValueError, but may raise other exceptions.
     except Exception as error:
-        cause = one_line(str(error).strip() or type(error).__name__)
-        raise GrammarRejected(
-            f"The {name} is not usable: {cause}", param=constraint.param
-        ) from error
+        cause = _one_line(str(error).strip() or type(error).__name__)
+        raise GrammarRejected(f"The {name} is not usable: {cause}", param=param) from error
 
 
 @lru_cache(maxsize=8)
@@ -375,11 +378,7 @@ def _enforced_constraint(constraint: Constraint) -> Enforced:
         return Enforced({"type": "object"})
     enforced = enforce(json.loads(constraint.source))
     if constraint.strict and enforced.dropped:
-        raise GrammarRejected(
-            f"The {NAMES[constraint.kind]} cannot be enforced as 'strict' asks. Not supported: "
-            f"{describe(enforced.dropped)}. Leave it out, or leave out 'strict'.",
-            param=constraint.param,
-        )
+        raise _not_strict(NAMES[constraint.kind], enforced.dropped, constraint.param)
     return enforced
 
 
@@ -400,32 +399,9 @@ def is_json(constraint: Constraint | None, tools: ToolSet | None) -> bool:
     """Return whether all grammars of an answer describe JSON, so that numbers can be found by quotes."""
     if constraint is not None and constraint.kind not in ("json_object", "json_schema"):
         return False
-    return tools is None or _calls_are_json(tools.format)
-
-
-def _calls_are_json(form: CallFormat) -> bool:
-    """Return whether quotes in calls of this format are always those of JSON."""
+    if tools is None or tools.format.kind in ("hermes", "json", "mistral"):
+        return True
+    form = tools.format
     literals = "".join((*form.opens, form.lead, form.middle, form.again, form.close))
     is_tagged = bool(form.parameter or form.elements)
-    return form.kind in ("hermes", "json", "mistral") or (
-        form.kind in ("named", "found") and not is_tagged and literals.count('"') % 2 == 0
-    )
-
-
-def _constraint_rule(constraint: Constraint, tokens: TokenTable) -> str:
-    """Return a constraint as the body of a Lark rule."""
-    source = constraint_source(constraint, tokens)
-    if source.startswith("{"):
-        [grammar] = json.loads(source)["grammars"]
-        source = grammar["lark_grammar"]
-    return f"%lark {{\n{source}\n}}"
-
-
-def one_line(text: str) -> str:
-    """Return an error of llguidance in one line: its first line, and the line with the cause.
-
-    The first line gives the place; the cause follows after an excerpt of the grammar.
-    """
-    first, *following = text.splitlines() or [""]
-    cause = next((line.strip() for line in following if line.strip().startswith("error:")), "")
-    return f"{first} {cause}".strip()[:300]
+    return form.kind in ("named", "found") and not is_tagged and literals.count('"') % 2 == 0
