@@ -43,10 +43,8 @@ def make_text_tokenizer(vocab: Vocab) -> TextTokenizer:
     def tokenize(text: str) -> tuple[int, ...]:
         return tuple(vocab.tokenize(text, add_special=False, parse_special=False))
 
-    line, long_text = (
-        lru_cache(_MAX_CACHED_LINES)(tokenize),
-        lru_cache(_MAX_CACHED_TEXTS)(tokenize),
-    )
+    line = lru_cache(_MAX_CACHED_LINES)(tokenize)
+    long_text = lru_cache(_MAX_CACHED_TEXTS)(tokenize)
     return lambda text: line(text) if len(text) <= _MAX_LINE_CHARS else long_text(text)
 
 
@@ -80,10 +78,12 @@ def infill_tokens(
     if min(fim.prefix, fim.suffix, fim.middle) < 0:
         raise InvalidRequest("This model has no fill-in-the-middle tokens.", param="input_prefix")
     tokenize = tokenize or make_text_tokenizer(vocab)
-    room = max(
-        min(budget, n_ctx - _count_reserved(prompt.n_predict, n_ctx)) - _N_LAYOUT_TOKENS,
-        _N_LAYOUT_TOKENS,
-    )
+    # The tokens reserved for the completion are rounded up to a power of two. A request that only warms up
+    # the cache predicts no tokens, but must read the same prompt as the next request.
+    n_predict = prompt.n_predict or DEFAULT_PREDICT
+    rounded = max(1 << (n_predict - 1).bit_length(), DEFAULT_PREDICT)
+    n_reserved = rounded if rounded <= n_ctx // 4 else n_predict
+    room = max(min(budget, n_ctx - n_reserved) - _N_LAYOUT_TOKENS, _N_LAYOUT_TOKENS)
     # The current line adds a quarter to `near`. Together they fill the room, or leave a quarter of it to the
     # other files.
     max_near = room * 3 // 5 if prompt.extra else room * 4 // 5
@@ -93,15 +93,14 @@ def infill_tokens(
     line = tokenize(prompt.prompt)
     # A long line leaves less room for the text above it.
     max_before = near - max_after - max(len(line) - max_line, 0)
-    all_above = (
-        _tokenize_whole(prompt.prefix, near - max_line, tokenize) if len(line) <= max_line else None
-    )
-    if all_above is not None:  # The file begins near the cursor, so it is cut as in llama-server.
-        prefix = all_above
-        quarter = _first_tokens(prompt.suffix, max_line, tokenize)[
-            : max(max_line - 2 - len(line), 0)
-        ]
-        suffix = max(suffix, quarter, key=len)
+    max_above = near - max_line
+    all_above: Sequence[int] | None = None
+    if len(line) <= max_line and len(prompt.prefix) <= max_above * MAX_CHARS_PER_TOKEN:
+        all_above = tokenize(prompt.prefix)
+    if all_above is not None and len(all_above) <= max_above:
+        # The file begins near the cursor, so it is cut as in llama-server.
+        prefix, quarter = all_above, _first_tokens(prompt.suffix, max_line, tokenize)
+        suffix = max(suffix, quarter[: max(max_line - 2 - len(line), 0)], key=len)
     elif max_before > 0:
         prefix = _tokenize_end(prompt.prefix, max_before, tokenize)
     else:
@@ -116,25 +115,6 @@ def find_suffix_start(fim: FimTokens, prompt: list[int]) -> int | None:
     if fim.middle < 0 or prompt[-1:] != [fim.middle] or fim.suffix not in prompt:
         return None
     return len(prompt) - 1 - prompt[::-1].index(fim.suffix)
-
-
-def _count_reserved(n_predict: int, n_ctx: int) -> int:
-    """Return the number of tokens to reserve for the completion.
-
-    It is rounded up to a power of two. A request that only warms up the cache predicts no tokens, but must
-    read the same prompt as the next request.
-    """
-    n_tokens = n_predict or DEFAULT_PREDICT
-    rounded = max(1 << (n_tokens - 1).bit_length(), DEFAULT_PREDICT)
-    return rounded if rounded <= n_ctx // 4 else n_tokens
-
-
-def _tokenize_whole(text: str, limit: int, tokenize: TextTokenizer) -> Sequence[int] | None:
-    """Return all tokens of a text, or None if there are more than `limit`."""
-    if len(text) > limit * MAX_CHARS_PER_TOKEN:
-        return None
-    tokens = tokenize(text)
-    return tokens if len(tokens) <= limit else None
 
 
 def _first_tokens(text: str, count: int, tokenize: TextTokenizer) -> Sequence[int]:

@@ -79,12 +79,15 @@ def encode(projector: llama.Projector, picture: bytes, decoding_limit_s: int) ->
         parts = projector.encode(bitmap)
     except llama.UnreadablePicture as error:
         return EncodedPicture(problem=error.message)
-    return EncodedPicture(
-        [
-            PicturePart(tokens=part) if isinstance(part, list) else _picture_part(part)
-            for part in parts
-        ]
-    )
+    reply = EncodedPicture()
+    for part in parts:
+        if isinstance(part, list):
+            reply.parts.append(PicturePart(tokens=part))
+            continue
+        positions = b"" if part.positions is None else part.positions.tobytes()
+        rows = part.rows.tobytes()
+        reply.parts.append(PicturePart([], rows, part.n_places, positions, part.both_ways))
+    return reply
 
 
 def encode_reply(reply: EncodedPicture) -> bytes:
@@ -92,21 +95,8 @@ def encode_reply(reply: EncodedPicture) -> bytes:
     try:
         return encode_frame(reply)
     except ValueError:
-        return encode_frame(
-            EncodedPicture(
-                problem="The picture has too many rows for one request; send a smaller one."
-            )
-        )
-
-
-def _picture_part(part: llama.PictureRows) -> PicturePart:
-    positions = b"" if part.positions is None else part.positions.tobytes()
-    return PicturePart(
-        rows=part.rows.tobytes(),
-        n_places=part.n_places,
-        positions=positions,
-        both_ways=part.both_ways,
-    )
+        problem = "The picture has too many rows for one request; send a smaller one."
+        return encode_frame(EncodedPicture(problem=problem))
 
 
 def has_surplus_data(picture: bytes) -> bool:

@@ -7,10 +7,9 @@ import hashlib
 import signal
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -22,18 +21,15 @@ from localspec.engine.prompt.picture_child import (
     EncodedPicture,
     OpenProjector,
     Picture,
-    PicturePart,
     ProjectorReady,
 )
 from localspec.errors import InvalidRequest, Unavailable
-from localspec.protocol.frames import Frame
 
 # Bytes of rows that are kept: 14 pictures of 576 rows for a target of 4096 numbers.
 CACHE_BYTES = 128 << 20
 START_LIMIT_S = 120.0  # that a projector may take to load, from a slow disk
 ENCODE_LIMIT_S = 600.0  # that a picture may take, on a slow machine that is busy
 _CHILD = "localspec.engine.prompt.picture_child"
-_Reply = TypeVar("_Reply", bound=Frame)
 IsCancelled = Callable[[], bool]
 
 
@@ -61,19 +57,16 @@ class Encoded:
         parts: list[PictureRows] = []
         for part in outcome.parts:
             if part.rows:
-                parts.append(_to_rows(part, len(tokens), n_embd))
+                rows = np.frombuffer(part.rows, np.float32).reshape(-1, n_embd)
+                positions: npt.NDArray[np.int32] | None = None
+                if part.positions:
+                    positions = np.frombuffer(part.positions, np.int32).reshape(len(rows), -1)
+                start = len(tokens)
+                parts.append(PictureRows(start, rows, part.n_places, positions, part.both_ways))
                 number = len(parts).to_bytes(4, "little")
                 tokens += picture_tokens(identity + number, part.n_places)
             tokens += part.tokens
         return cls(tokens, parts)
-
-
-def _to_rows(part: PicturePart, start: int, n_embd: int) -> PictureRows:
-    rows: npt.NDArray[np.float32] = np.frombuffer(part.rows, np.float32).reshape(-1, n_embd)
-    positions: npt.NDArray[np.int32] | None = None
-    if part.positions:
-        positions = np.frombuffer(part.positions, np.int32).reshape(len(rows), -1)
-    return PictureRows(start, rows, part.n_places, positions, part.both_ways)
 
 
 @dataclass(slots=True)
@@ -116,9 +109,7 @@ class Pictures:
 
     def find(self, picture: bytes) -> Encoded | None:
         """Return what is known of a picture, without encoding it."""
-        return self._find(self._identify(picture))
-
-    def _find(self, identity: bytes) -> Encoded | None:
+        identity = self._identify(picture)
         if (known := self._cache.get(identity)) is not None:
             with contextlib.suppress(KeyError):  # another thread may have dropped it just now
                 self._cache.move_to_end(identity)
@@ -132,8 +123,7 @@ class Pictures:
             Cancelled: `is_cancelled` returned True.
             Unavailable: the process cannot be started, or takes too long.
         """
-        identity = self._identify(picture)
-        if (known := self._find(identity)) is not None:
+        if (known := self.find(picture)) is not None:
             return known
         with self._lock:
             try:
@@ -153,8 +143,8 @@ class Pictures:
                 ) from error
         if outcome.problem:
             raise InvalidRequest(outcome.problem)
-        encoded = Encoded.of(outcome, identity, self._n_embd)
-        self._cache[identity] = encoded
+        identity = self._identify(picture)
+        encoded = self._cache[identity] = Encoded.of(outcome, identity, self._n_embd)
         while len(self._cache) > 1 and self._n_bytes > CACHE_BYTES:
             with contextlib.suppress(KeyError):
                 self._cache.popitem(last=False)
@@ -214,12 +204,6 @@ def place_pictures(
     """
     tokens, rows = list(parts[0]), list[PictureRows]()
     for picture, text in zip(pictures, parts[1:], strict=True):
-        rows += shift_rows(picture.rows, len(tokens))
+        rows += (replace(part, start=part.start + len(tokens)) for part in picture.rows)
         tokens += [*picture.tokens, *text]
     return tokens, rows
-
-
-def shift_rows(rows: Sequence[PictureRows], distance: int) -> Iterator[PictureRows]:
-    """Yield the rows with their places moved by `distance`."""
-    for part in rows:
-        yield replace(part, start=part.start + distance)

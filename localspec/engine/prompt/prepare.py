@@ -16,7 +16,6 @@ import msgspec
 
 from localspec.chat.dialect import pieces
 from localspec.chat.reader import reader_of
-from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import PictureRows, Vocab, check_tokens, is_picture
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
@@ -29,14 +28,15 @@ from localspec.engine.prompt.infill import (
 from localspec.engine.prompt.pictures import Encoded, Pictures, RequestPictures, place_pictures
 from localspec.engine.prompt.preparers import (
     EngineRequest,
+    IsCancelled,
+    Request,
     SmallRequest,
     Unfinished,
     answer_tokenize,
 )
 from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars, IsCancelled
+from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars
 from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide
 from localspec.engine.sampling.loops import LoopGuard, count_repeats
 from localspec.engine.sampling.penalties import Breakers, BreakerTable
@@ -45,11 +45,7 @@ from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.engine.sampling.thoughts import NO_LIMIT, ThoughtLimit, ThoughtMarker
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
-from localspec.errors import (
-    EXCEEDS_CONTEXT,
-    ContextExceeded,
-    InvalidRequest,
-)
+from localspec.errors import EXCEEDS_CONTEXT, ContextExceeded, InvalidRequest
 from localspec.protocol.frames import (
     ApplyTemplate,
     ChatPrompt,
@@ -74,13 +70,11 @@ _UNKNOWN_MARKS = (
 # A part of a word: two letters, or a character of an East Asian script.
 _WORD = re.compile(r"[^\W\d_]{2}|[\u2e80-\u9fff\uac00-\ud7af]")
 _TWO_BOS = "The prompt begins with two BOS tokens: its own '{0}', and one that the model adds."
-TAIL_CHARS = (
-    64  # Characters of the end of a prompt, enough for a marker that the template has opened.
-)
+# Characters of the end of a prompt, enough for a marker that the template has opened.
+TAIL_CHARS = 64
 _MAX_CHARS_PER_TOKEN = 8  # Average in texts of long words.
-_SAMPLE_CHARS = (
-    4096  # Characters of a too long text that are tokenized to estimate its number of tokens.
-)
+# Characters of a too long text that are tokenized to estimate its number of tokens.
+_SAMPLE_CHARS = 4096
 
 
 class Preparer:
@@ -114,13 +108,14 @@ class Preparer:
         # Uses the costs measured at loading, so that prompts do not change while an editor is in use.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 
-    def estimate_s(self, request: EngineRequest | SmallRequest) -> float:
+    def estimate_s(self, request: Request) -> float:
         """Estimate the seconds that preparing the request takes, in a hundredth of that time."""
-        return self._pair.vocab.estimate_s(
-            "\n".join(_texts(request)), cuts=_count_messages(request)
-        )
+        chat = _chat_of(request)
+        # Templates put special tokens around each message.
+        n_cuts = 0 if chat is None else len(chat.messages)
+        return self._pair.vocab.estimate_s("\n".join(_texts(request)), cuts=n_cuts)
 
-    def find_pictures(self, request: EngineRequest | SmallRequest) -> RequestPictures:
+    def find_pictures(self, request: Request) -> RequestPictures:
         """Find out which pictures of a request are encoded already."""
         pictures = RequestPictures()
         if self._pictures is None:
@@ -133,10 +128,7 @@ class Preparer:
         return pictures
 
     def encode_next(
-        self,
-        request: EngineRequest | SmallRequest,
-        pictures: RequestPictures,
-        is_cancelled: IsCancelled,
+        self, request: Request, pictures: RequestPictures, is_cancelled: IsCancelled
     ) -> None:
         """Encode the first missing picture of a request, in any thread.
 
@@ -205,9 +197,19 @@ class Preparer:
         tokens = self.tokens(request.prompt, pictures)
         rows = tuple(self._rows)
         settings = self._resolve_settings(request.sampling)
-        shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL_CHARS:]
-        check_tokens(self._pair.vocab, request.stop_token_ids, "stop_token_ids")
+        tail, vocab = self._rendered[-TAIL_CHARS:], self._pair.vocab
+        texts = (vocab.tokenize(t, add_special=False, parse_special=True) for t in request.shown)
+        shown = frozenset(shown[0] for shown in texts if len(shown) == 1)
+        check_tokens(vocab, request.stop_token_ids, "stop_token_ids")
         limit = self._follow_thoughts(request)
+        is_text = isinstance(request.prompt, TextPrompt | MixedPrompt)
+        if is_text and vocab.add_bos and tokens[:2] == [vocab.bos] * 2:
+            # The tokenizer adds another BOS token to that of the text. As in llama-server, both are read.
+            note = _TWO_BOS.format(vocab.text(vocab.bos))
+        prefix = None  # The saved state of the prompt's beginning. The last token is always read.
+        if request.cache_prompt and request.priority != "editor":
+            exact = self._pair.settings.exact if request.exact is None else request.exact
+            prefix = self._pair.load_saved_prefix(tokens[:-1], exact)
         tokenized = TokenizedRequest(
             request,
             tokens,
@@ -216,8 +218,8 @@ class Preparer:
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
-            self._saved_prefix(request, tokens),
-            " ".join(filter(None, [note, self._note_second_bos(request.prompt, tokens)])),
+            prefix,
+            note,
             reader_of(request, tail, request.thoughts, reasoning=reasoning),
             self._loop_guard(request, limit, tokens),
             rows,
@@ -226,17 +228,6 @@ class Preparer:
         if self._grammars.ready(job):
             return self._with_grammar(tokenized)
         return Unfinished(partial(self._with_grammar, tokenized))
-
-    def _note_second_bos(self, prompt: Prompt, tokens: list[int]) -> str:
-        """Return a note if the text begins with the BOS token that the tokenizer adds as well.
-
-        Both are read, as in llama-server.
-        """
-        vocab = self._pair.vocab
-        adds_bos = isinstance(prompt, TextPrompt | MixedPrompt) and vocab.add_bos
-        if not adds_bos or tokens[:2] != [vocab.bos] * 2:
-            return ""
-        return _TWO_BOS.format(vocab.text(vocab.bos))
 
     def _with_grammar(
         self, tokenized: TokenizedRequest, is_cancelled: IsCancelled = NEVER_CANCELLED
@@ -256,7 +247,9 @@ class Preparer:
             tokenized.matcher = deferred if limit is None else CombinedGuide(limit, deferred)
         tokenized.note = " ".join(filter(None, [note, tokenized.note]))
         if tokenized.request.min_tokens:
-            minimum, guide = self._minimum(tokenized.request), tokenized.matcher
+            vocab, guide = self._pair.vocab, tokenized.matcher
+            ends = [*vocab.ends, *tokenized.request.stop_token_ids]
+            minimum = MinimumLength(tokenized.request.min_tokens, ends, vocab.size)
             # The other guide comes first, so that a finished constraint may still end the answer.
             tokenized.matcher = minimum if guide is None else CombinedGuide(guide, minimum)
         return tokenized
@@ -304,11 +297,6 @@ class Preparer:
             count_allowed=lambda: count_repeats(tokens, ends_line),
         )
 
-    def _minimum(self, request: Generate) -> MinimumLength:
-        vocab = self._pair.vocab
-        ends = [*vocab.ends, *request.stop_token_ids]
-        return MinimumLength(request.min_tokens, ends, vocab.size)
-
     def _ngram_index(self, options: SpeculationSettings, prompt: list[int]) -> NgramIndex:
         """Return the index for n-gram drafts. A prediction is cut to the length that an answer can have."""
         if not options.enabled or not NgramDrafter.asked_for(options):
@@ -319,53 +307,24 @@ class Preparer:
         return NgramIndex(predicted[:n_ctx], prompt, self._pair.memory)
 
     def _resolve_settings(self, sampling: Sampling) -> Settings:
-        bias = self._resolve_bias(sampling)
-        settings = replace(resolve_settings(sampling, self._pair.defaults), logit_bias=bias)
-        forbidden = list(self._pair.vocab.suppressed)
-        if sampling.ignore_eos:
-            # As in llama-server, tokens that end an answer are never drawn, instead of ignored when drawn.
-            forbidden += self._pair.vocab.ends
-        if not forbidden:
-            return settings
-        return replace(
-            settings, logit_bias={**settings.logit_bias, **dict.fromkeys(forbidden, -math.inf)}
-        )
-
-    def _resolve_bias(self, sampling: Sampling) -> dict[int, float]:
-        """Return the logit bias by token, including the tokens of biased texts."""
-        vocab = self._pair.vocab
-        bias = dict(sampling.logit_bias)
+        vocab, bias = self._pair.vocab, dict(sampling.logit_bias)
         for token in bias:
             vocab.check(token, f'logit_bias["{token}"]')
         for text, amount in sampling.text_bias.items():
             for token in vocab.tokenize(text, add_special=False, parse_special=False):
                 bias[token] = bias.get(token, 0.0) + amount
-        return bias
+        # As in llama-server, tokens that end an answer are never drawn, instead of ignored when drawn.
+        forbidden = [*vocab.suppressed, *(vocab.ends if sampling.ignore_eos else ())]
+        bias |= dict.fromkeys(forbidden, -math.inf)
+        return replace(resolve_settings(sampling, self._pair.defaults), logit_bias=bias)
 
     def _sampler(self, settings: Settings) -> Sampler:
         breakers: Breakers = {}
         if settings.dry_multiplier > 0.0:
             breakers = self._breakers.find(settings.dry_sequence_breakers)
-        narrowed = self._infill_filter() if settings.infill else None
-        return Sampler(settings, breakers=breakers, narrowed=narrowed)
-
-    def _infill_filter(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab
-        return partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
-
-    def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
-        """Return the saved state of the prompt's beginning, if any; the last token is always read."""
-        if not request.cache_prompt or request.priority == "editor":
-            return None
-        exact = self._pair.settings.exact if request.exact is None else request.exact
-        return self._pair.load_saved_prefix(tokens[:-1], exact)
-
-    def _control_tokens(self, texts: Sequence[str]) -> Iterator[int]:
-        """Yield the tokens of those `texts` that are a single token of this vocabulary."""
-        for text in texts:
-            tokens = self._pair.vocab.tokenize(text, add_special=False, parse_special=True)
-            if len(tokens) == 1:
-                yield tokens[0]
+        infill = partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
+        return Sampler(settings, breakers=breakers, narrowed=infill if settings.infill else None)
 
     def tokens(self, prompt: Prompt, pictures: RequestPictures, *, fits: bool = True) -> list[int]:
         """Return the tokens of a prompt of any kind, which has these pictures.
@@ -384,7 +343,9 @@ class Preparer:
             case MixedPrompt(parts):
                 tokens = self._tokenize_mixed(parts, fits)
             case TextPrompt(text, special):
-                tokens = self._tokenize_text(text, special, fits)
+                if fits:
+                    self._check_length(text)
+                tokens = vocab.tokenize(text, add_special=True, parse_special=special)
             case InfillPrompt():
                 tokens = infill_tokens(
                     vocab, prompt, self._pair.n_ctx, self._infill_budget, self._infill_text
@@ -394,11 +355,6 @@ class Preparer:
         if not tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
         return tokens
-
-    def _tokenize_text(self, text: str, special: bool, fits: bool) -> list[int]:
-        if fits:
-            self._check_length(text)
-        return self._pair.vocab.tokenize(text, add_special=True, parse_special=special)
 
     def _tokenize_chat(
         self, prompt: ChatPrompt, pictures: RequestPictures, fits: bool
@@ -447,7 +403,7 @@ class Preparer:
         if not vocab.add_bos or not bos or not prompt.text.startswith(bos):
             return prompt
         written = prompt.special is None or (0, len(bos)) in prompt.special[:1]
-        return prompt.suffix_from(len(bos)) if written else prompt
+        return prompt.part(len(bos)) if written else prompt
 
     def _check_length(self, text: str) -> None:
         """Raise ContextExceeded for a text that cannot fit, without tokenizing it."""
@@ -455,8 +411,7 @@ class Preparer:
         if len(text) < n_ctx * _MAX_CHARS_PER_TOKEN:
             # Tokenizing the text costs about as much as for one that fits.
             return
-        min_tokens = vocab.min_tokens(text)
-        if min_tokens >= n_ctx:
+        if (min_tokens := vocab.min_tokens(text)) >= n_ctx:
             sample = vocab.tokenize(text[:_SAMPLE_CHARS], add_special=False, parse_special=False)
             n_tokens = max(min_tokens, len(text) * len(sample) // _SAMPLE_CHARS)
             raise ContextExceeded(
@@ -494,13 +449,11 @@ class Preparer:
         tokens, as they do where the model writes them.
         """
         rendered = self._renderer.rendered(prompt)
-        prefix, markers = prompt.answer_prefix, []
-        text = rendered.text
+        text, prefix, markers = rendered.text, prompt.answer_prefix, list[str]()
         answers = prefix and prompt.continued != "reasoning_content"
         if answers and text.rstrip().endswith(THINK):
-            text += (
-                f"\n{END_THINK}\n\n"  # The template has opened thoughts, but the prefix is text.
-            )
+            # The template has opened thoughts, but the prefix is text.
+            text += f"\n{END_THINK}\n\n"
             markers = [END_THINK]
         elif answers and prefix.lstrip().startswith(THINK):
             markers = [THINK, END_THINK]
@@ -508,25 +461,16 @@ class Preparer:
         if rendered.special is None:
             return RenderedPrompt(text + prefix)
         text += prefix
-        spans = _find_in_order(markers, text, len(rendered.text))
-        special = [
-            *rendered.special,
-            *(span for span in spans if text[slice(*span)] in self._special),
-        ]
+        special, start = list(rendered.special), len(rendered.text)
+        for marker in markers:  # Each stands after the previous one.
+            if (start := text.find(marker, start)) < 0:
+                break
+            special += [(start, start + len(marker))] if marker in self._special else []
+            start += len(marker)
         return RenderedPrompt(text, special)
 
 
-def _find_in_order(markers: Sequence[str], text: str, start: int) -> Iterator[tuple[int, int]]:
-    """Yield the span of each of `markers` in `text`, each one after the previous one."""
-    for marker in markers:
-        index = text.find(marker, start)
-        if index < 0:
-            return
-        start = index + len(marker)
-        yield index, start
-
-
-def _texts(request: EngineRequest | SmallRequest) -> Iterator[str]:
+def _texts(request: Request) -> Iterator[str]:
     """Yield the texts of a request that will be tokenized."""
     match request:
         case Tokenize():
@@ -558,16 +502,15 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
             yield prompt.answer_prefix
 
 
-def _pictures_of(request: EngineRequest | SmallRequest) -> Sequence[bytes]:
+def _chat_of(request: Request) -> ChatPrompt | None:
+    prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
+    return prompt if isinstance(prompt, ChatPrompt) else None
+
+
+def _pictures_of(request: Request) -> Sequence[bytes]:
     """Return the picture files in the prompt of a request."""
-    prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
-    return prompt.pictures if isinstance(prompt, ChatPrompt) else ()
-
-
-def _count_messages(request: EngineRequest | SmallRequest) -> int:
-    """Return the number of messages in a chat, since templates put special tokens around each."""
-    prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
-    return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+    chat = _chat_of(request)
+    return () if chat is None else chat.pictures
 
 
 def has_word(vocab: Vocab) -> Callable[[int], bool]:

@@ -40,7 +40,9 @@ SLOW_THREADS = 4  # With several, a text of megabytes does not delay every other
 # Requests that a preparer answers itself.
 SmallRequest = Tokenize | Detokenize | ApplyTemplate | CountTokens
 EngineRequest = Generate | Embed | Rerank  # Requests that the engine runs once they are prepared.
-_WithPictures = tuple[EngineRequest | SmallRequest, RequestPictures]
+Request = EngineRequest | SmallRequest
+_WithPictures = tuple[Request, RequestPictures]
+IsCancelled = Callable[[], bool]
 Ready_co = TypeVar("Ready_co", covariant=True)
 
 
@@ -52,23 +54,20 @@ class Unfinished(Generic[Ready_co]):
     cancelled, and raises Cancelled if it was, or InvalidRequest.
     """
 
-    finish: Callable[[Callable[[], bool]], Ready_co]
+    finish: Callable[[IsCancelled], Ready_co]
 
 
 class PreparerProtocol(Protocol[Ready_co]):
     """A preparer of requests for one loaded model, used by one thread."""
 
-    def estimate_s(self, request: EngineRequest | SmallRequest) -> float:
+    def estimate_s(self, request: Request) -> float:
         """Estimate the seconds that preparing the request takes."""
 
-    def find_pictures(self, request: EngineRequest | SmallRequest) -> RequestPictures:
+    def find_pictures(self, request: Request) -> RequestPictures:
         """Find out which pictures of a request are encoded already."""
 
     def encode_next(
-        self,
-        request: EngineRequest | SmallRequest,
-        pictures: RequestPictures,
-        is_cancelled: Callable[[], bool],
+        self, request: Request, pictures: RequestPictures, is_cancelled: IsCancelled
     ) -> None:
         """Encode the first missing picture, in any thread. Raises InvalidRequest or Cancelled."""
 
@@ -90,7 +89,7 @@ class Preparers(Generic[Ready_co]):
     def __init__(self, send: Callable[[Frame], None], ready: Callable[[Ready_co], None]) -> None:
         self._send = send
         self._ready = ready
-        self._waiting: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._slow: queue.SimpleQueue[_WithPictures] = queue.SimpleQueue()
         self._pictured: queue.SimpleQueue[_WithPictures] = queue.SimpleQueue()
         self._pending: set[int] = set()  # Requests on their way from the reader to the engine.
@@ -100,13 +99,13 @@ class Preparers(Generic[Ready_co]):
 
     def start(self) -> None:
         """Start the threads."""
-        threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
-        threading.Thread(target=self._encode_pictures, name="pictures", daemon=True).start()
-        for number in range(SLOW_THREADS):
-            name = f"slow preparer {number}"
-            threading.Thread(
-                target=self._prepare_slow, args=(number,), name=name, daemon=True
-            ).start()
+        targets: dict[str, Callable[[], None]] = {
+            "preparer": self._prepare_quick,
+            "pictures": self._encode_pictures,
+            **{f"slow preparer {n}": partial(self._prepare_slow, n) for n in range(SLOW_THREADS)},
+        }
+        for name, target in targets.items():
+            threading.Thread(target=target, name=name, daemon=True).start()
 
     def use(
         self, quick: PreparerProtocol[Ready_co], slow: Sequence[PreparerProtocol[Ready_co]]
@@ -118,7 +117,7 @@ class Preparers(Generic[Ready_co]):
         """Stop using the preparers, because no pair is loaded any more."""
         self._quick_preparer, self._slow_preparers = None, ()
 
-    def put(self, request: EngineRequest | SmallRequest) -> None:
+    def put(self, request: Request) -> None:
         """Queue a request."""
         if isinstance(request, EngineRequest):
             self._pending.add(request.id)
@@ -159,9 +158,7 @@ class Preparers(Generic[Ready_co]):
             if self._attempt(request, partial(self._encode_next, request, pictures)):
                 (self._pictured if pictures.missing else self._slow).put((request, pictures))
 
-    def _encode_next(
-        self, request: EngineRequest | SmallRequest, pictures: RequestPictures
-    ) -> bool:
+    def _encode_next(self, request: Request, pictures: RequestPictures) -> bool:
         if (preparer := self._quick_preparer) is None:
             raise _no_pair()
         preparer.encode_next(request, pictures, lambda: request.id in self._cancelled)
@@ -175,7 +172,7 @@ class Preparers(Generic[Ready_co]):
 
     def _prepare(
         self,
-        request: EngineRequest | SmallRequest,
+        request: Request,
         pictures: RequestPictures,
         preparer: PreparerProtocol[Ready_co] | None,
     ) -> None:
@@ -187,25 +184,23 @@ class Preparers(Generic[Ready_co]):
             self._send(Reply(request.id, preparer.answer(request, pictures)))
             return None
 
-        ready: Ready_co | Unfinished[Ready_co] | None = self._attempt(request, act)
+        self._pass_on(request, act)
+
+    def _pass_on(
+        self, request: Request, act: Callable[[], Ready_co | Unfinished[Ready_co] | None]
+    ) -> None:
+        """Pass what `act` returns on to the engine, or have a thread finish it."""
+        ready = self._attempt(request, act)
         if isinstance(ready, Unfinished):
+            finish = partial(ready.finish, lambda: request.id in self._cancelled)
             name = f"grammar of request {request.id}"
             threading.Thread(
-                target=self._finish, args=(request, ready), name=name, daemon=True
+                target=self._pass_on, args=(request, finish), name=name, daemon=True
             ).start()
         elif ready is not None:
             self._ready(ready)
 
-    def _finish(
-        self, request: EngineRequest | SmallRequest, unfinished: Unfinished[Ready_co]
-    ) -> None:
-        ready = self._attempt(
-            request, lambda: unfinished.finish(lambda: request.id in self._cancelled)
-        )
-        if ready is not None:
-            self._ready(ready)
-
-    def _attempt(self, request: EngineRequest | SmallRequest, act: Callable[[], Any]) -> Any:
+    def _attempt(self, request: Request, act: Callable[[], Any]) -> Any:
         """Return what `act` returns, or None after sending its error to the daemon.
 
         The caller passes the result on after the last `Preparing` frame. A later crash of the process is then
@@ -240,30 +235,26 @@ def _no_pair() -> Unavailable:
 
 def answer_tokenize(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, object]:
     """Return the tokens of a text, or the text of tokens. Raises InvalidRequest."""
-    match request:
-        case Tokenize():
-            tokens = vocab.tokenize(
-                request.text,
-                add_special=request.add_special,
-                parse_special=request.parse_special,
+    if isinstance(request, Detokenize):
+        check_tokens(vocab, request.tokens, "tokens")
+        text = b"".join(vocab.piece(token, special=True) for token in request.tokens)
+        if len(text) > MAX_REPLY_TEXT_BYTES:
+            raise InvalidRequest(
+                f"The text of these tokens has {len(text)} bytes; at most {MAX_REPLY_TEXT_BYTES} are "
+                "returned at once.",
+                param="tokens",
             )
-            max_tokens = MAX_REPLY_PIECES if request.pieces else MAX_REPLY_TOKENS
-            if len(tokens) > max_tokens:
-                raise InvalidRequest(
-                    f"The text has {len(tokens)} tokens; at most {max_tokens} are "
-                    f"returned{' with their pieces' if request.pieces else ''}.",
-                    param="content",
-                )
-            if not request.pieces:
-                return {"tokens": tokens}
-            return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
-        case Detokenize():
-            check_tokens(vocab, request.tokens, "tokens")
-            pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
-            if len(pieces) > MAX_REPLY_TEXT_BYTES:
-                raise InvalidRequest(
-                    f"The text of these tokens has {len(pieces)} bytes; at most {MAX_REPLY_TEXT_BYTES} are "
-                    "returned at once.",
-                    param="tokens",
-                )
-            return {"content": pieces.decode("utf-8", "replace")}
+        return {"content": text.decode("utf-8", "replace")}
+    tokens = vocab.tokenize(
+        request.text, add_special=request.add_special, parse_special=request.parse_special
+    )
+    max_tokens = MAX_REPLY_PIECES if request.pieces else MAX_REPLY_TOKENS
+    if len(tokens) > max_tokens:
+        raise InvalidRequest(
+            f"The text has {len(tokens)} tokens; at most {max_tokens} are "
+            f"returned{' with their pieces' if request.pieces else ''}.",
+            param="content",
+        )
+    if not request.pieces:
+        return {"tokens": tokens}
+    return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}

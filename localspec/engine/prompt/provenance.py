@@ -29,8 +29,6 @@ from localspec.engine.prompt.spellings import pattern_of
 _FIRST_MARK, _N_MARKS = 0xD800, 0x800
 # A role such as `user` may be part of a special token ("<|" + role + "|>"), so it counts as the template's.
 _ROLE = re.compile(r"\w{1,64}", re.ASCII)
-
-
 _CONVERSION = re.compile(r"%[^A-Za-z%]*[A-Za-z%]")  # A placeholder of the operator `%`.
 _FIELD = re.compile(r"\{[^{}]*\}")  # A placeholder of `str.format`.
 
@@ -144,15 +142,15 @@ class _Generator(CodeGenerator):
 
 
 class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates track their own text. `watch` must be called before any template."""
+    """A sandbox whose templates track their own text."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset({"%", "*"})
-    alphabet: Alphabet
 
-    def watch(self, alphabet: Alphabet) -> None:
-        """Track the special tokens of `alphabet`."""
-        self.alphabet = alphabet
+    def __init__(self, spellings: Sequence[str]) -> None:
+        """Track these special tokens."""
+        super().__init__()
+        self.alphabet = Alphabet(spellings)
         self.constants: list[str] = []
         for name in _TEXT_FILTERS:
             self.filters[name] = self._tracking(self.filters[name])
@@ -177,7 +175,10 @@ class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
         """Join the output of a block or a macro."""
-        return joined(parts)
+        parts = list(parts)
+        text = "".join(parts)
+        is_tracked = any(type(part) is TemplateText for part in parts)
+        return _text(text, marked_of(parts)) if is_tracked else text
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for node in source.find_all((nodes.Getitem, nodes.Compare, nodes.Test, nodes.Filter)):
@@ -252,10 +253,8 @@ class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
             return result
         if len(source) != len(result) or str.lower(source) != result.lower():
             return result
-        marks = (
-            self.alphabet.mark(new) if mark != old else new
-            for new, old, mark in zip(result, _plain(source), source.marked, strict=True)
-        )
+        chars = zip(result, _plain(source), source.marked, strict=True)
+        marks = (self.alphabet.mark(new) if mark != old else new for new, old, mark in chars)
         return _text(result, "".join(marks))
 
     def _reads_as(self, marked: Any, plain: Any) -> bool:
@@ -307,15 +306,6 @@ def _inspected_constants(node: nodes.Node) -> Iterator[nodes.Const]:
         case nodes.Filter() if node.name not in _FILTERS_WITH_TEXTS:
             inspected = [*node.args, *(pair.value for pair in node.kwargs)]
     yield from (constant for constant in inspected if isinstance(constant, nodes.Const))
-
-
-def joined(parts: Iterable[str]) -> str:
-    """Join texts, with the template's characters tracked."""
-    parts = list(parts)
-    text = "".join(parts)
-    if any(type(part) is TemplateText for part in parts):
-        return _text(text, marked_of(parts))
-    return text
 
 
 def marked_of(parts: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 from localspec.engine.llama import MarkedToken, Vocab
@@ -42,25 +42,19 @@ class RenderedPrompt:
     text: str
     special: list[tuple[int, int]] | None = None
 
-    def suffix_from(self, start: int) -> RenderedPrompt:
-        """Return the prompt from character `start` on, which must not be within a special token."""
+    def part(self, start: int, end: int | None = None) -> RenderedPrompt:
+        """Return the prompt between two characters, neither of which may be within a special token."""
+        end = len(self.text) if end is None else end
         if self.special is None:
-            return RenderedPrompt(self.text[start:])
-        spans = [(a - start, b - start) for a, b in self.special if a >= start]
-        return RenderedPrompt(self.text[start:], spans)
+            return RenderedPrompt(self.text[start:end])
+        spans = [(a - start, b - start) for a, b in self.special if a >= start and b <= end]
+        return RenderedPrompt(self.text[start:end], spans)
 
     def split(self, mark: str) -> list[RenderedPrompt]:
         """Return the parts of the prompt between the places where `mark` stands."""
-        index = self.text.find(mark) if mark else -1
-        if index < 0:
-            return [self]
-        return [self.prefix_until(index), *self.suffix_from(index + len(mark)).split(mark)]
-
-    def prefix_until(self, end: int) -> RenderedPrompt:
-        """Return the prompt before character `end`."""
-        if self.special is None:
-            return RenderedPrompt(self.text[:end])
-        return RenderedPrompt(self.text[:end], [span for span in self.special if span[1] <= end])
+        ends = [match.start() for match in re.finditer(re.escape(mark), self.text)] if mark else []
+        starts = [0, *(end + len(mark) for end in ends)]
+        return [self.part(*span) for span in zip(starts, [*ends, None], strict=True)]
 
 
 class SpecialTokens:
@@ -76,19 +70,18 @@ class SpecialTokens:
             if text and (always or is_structure(text, template or "")):
                 self._tokens.setdefault(text, token)
         self._ids = {token.id for token in self._tokens.values()}
-
         self.spellings = [*self._tokens]
 
     def __contains__(self, text: str) -> bool:
         return text in self._tokens
 
-    def spans_in(self, text: str) -> list[tuple[int, int]]:
-        """Return the spans in `text` that spell special tokens."""
-        return [match.span() for match in self._pattern.finditer(text)]
-
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return pattern_of(self._tokens)
+
+    def spans_in(self, text: str) -> list[tuple[int, int]]:
+        """Return the spans in `text` that spell special tokens."""
+        return [match.span() for match in self._pattern.finditer(text)]
 
     def tokenize_parts(self, parts: Sequence[RenderedPrompt]) -> list[list[int]]:
         """Return the tokens of the parts of a prompt, with BOS and EOS around them if the model adds them.
@@ -137,28 +130,19 @@ class SpecialTokens:
             return tokens
         # llama.cpp finds user-defined tokens in any text, and SentencePiece may merge characters into any
         # token. Cutting the text within each special token avoids that.
-        head, *tail = self._cut_special_tokens(text)
-        tokens = self.tokenize_text(head) if tail else tokens
-        return tokens + [token for piece in tail for token in self._tokenize_continuation(piece)]
-
-    def _cut_special_tokens(self, text: str) -> list[str]:
-        """Return `text` in pieces, with a cut within every special token that it spells."""
         cuts = [start + 1 for start, end in self.spans_in(text) if end - start > 1]
-        if not cuts:
-            cuts = [*range(1, len(text))]
-        return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
+        cuts = cuts or [*range(1, len(text))]
+        head, *tail = (text[a:b] for a, b in pairwise([0, *cuts, len(text)]))
+        tokens = self.tokenize_text(head)
+        return tokens + [token for piece in tail for token in self._tokenize_continuation(piece)]
 
     def _tokenize_continuation(self, text: str) -> list[int]:
         """Return the tokens of text that continues other text."""
         if not self._vocab.adds_space or not self._vocab.covers_all_text:
             return self.tokenize_text(text)
-        guard = self._vocab.tokenize(_GUARD, add_special=False, parse_special=False)
-        text = _GUARD + text
-        if len(text) == 2:
-            tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
-        else:
-            tokens = self.tokenize_text(text)
-        return tokens[len(guard) :]
+        tokenize = partial(self._vocab.tokenize, add_special=False, parse_special=False)
+        tokens = (tokenize if len(text) == 1 else self.tokenize_text)(_GUARD + text)
+        return tokens[len(tokenize(_GUARD)) :]
 
 
 def is_structure(text: str, template: str) -> bool:

@@ -80,7 +80,7 @@ class TemplateRenderer:
             raise TemplateFailed(
                 "This model's file has no chat template; use /v1/completions with a prompt instead."
             )
-        messages = [_message(m.role, m.content, m.extra) for m in prompt.messages]
+        messages = [{"role": m.role, "content": m.content, **m.extra} for m in prompt.messages]
         text = ""
 
         def skeleton(wording: Messages) -> str:
@@ -89,32 +89,29 @@ class TemplateRenderer:
             return text
 
         messages = find_wording(messages, skeleton, self.dialect.calls)
-        _check_tools(prompt.tools or [], text)
-        if prompt.continued:
-            return self._continued(prompt, messages)
-        try:
-            return self._text(prompt, messages)
-        except TemplateRaised as refusal:
-            raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
-
-    def _continued(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
-        """Render the prompt up to the place of the last message's text or thoughts."""
-        *earlier, last = messages
+        for tool in prompt.tools or ():
+            name = tool.get("function", tool).get("name")
+            if name and name not in text:
+                raise InvalidRequest(
+                    f"This model's chat template leaves out the tool '{name}'.", param="tools"
+                )
         if prompt.continued == "reasoning_content":
-            last = {**last, "content": "", "reasoning_content": PLACEHOLDER}
-        else:
-            last = {**last, "content": PLACEHOLDER}
+            messages[-1] = {**messages[-1], "content": "", "reasoning_content": PLACEHOLDER}
+        elif prompt.continued:
+            messages[-1] = {**messages[-1], "content": PLACEHOLDER}
         try:
-            rendered = self._text(prompt, [*earlier, last])
+            rendered = self._text(prompt, messages)
         except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
+        if not prompt.continued:
+            return rendered
         index = rendered.text.rfind(PLACEHOLDER)
         if index < 0:
             raise TemplateFailed(
                 f"This model's chat template has no place for the '{prompt.continued}' of the "
                 "last message, so it cannot be continued."
             )
-        return rendered.prefix_until(index)
+        return rendered.part(0, index)
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
         """Render messages, with the template's special tokens distinguished.
@@ -133,25 +130,21 @@ class TemplateRenderer:
         return RenderedPrompt(str(reply["text"]), special)
 
     def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
+        today = datetime.now().astimezone()
         return {
             # None instead of missing, as in the renderer that templates are written for.
             "documents": None,
             "bos_token": self._bos,
             "eos_token": self._eos,
-            **self._today(),
+            # The date by the names and in the formats of llama.cpp's renderer. Without it, the template of
+            # Llama 3 uses a date in July 2024.
+            "date_string": f"{today:%d %b %Y}",
+            "datetime": f"{today:%b %d %Y}",
             **prompt.template_kwargs,
             "messages": with_forms(messages, self.dialect.messages),
             "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
             "tools": prompt.tools or None,
         }
-
-    def _today(self) -> dict[str, str]:
-        """Return the date by the names and in the formats of llama.cpp's renderer.
-
-        Without it, the template of Llama 3 uses a date in July 2024.
-        """
-        today = datetime.now().astimezone()
-        return {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         return self._process.render(self._template, variables)
@@ -159,16 +152,3 @@ class TemplateRenderer:
     def close(self) -> None:
         """Kill the child process."""
         self._process.close()
-
-
-def _message(role: str, content: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": role, "content": content, **extra}
-
-
-def _check_tools(tools: list[dict[str, Any]], text: str) -> None:
-    for tool in tools:
-        name = tool.get("function", tool).get("name")
-        if name and name not in text:
-            raise InvalidRequest(
-                f"This model's chat template leaves out the tool '{name}'.", param="tools"
-            )

@@ -14,10 +14,10 @@ starts and ends. With the value "forged", it is sent only if the caller's text s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -31,12 +31,7 @@ from localspec.children import (
     receive_message,
     send_message,
 )
-from localspec.engine.prompt.provenance import (
-    Alphabet,
-    ProvenanceEnvironment,
-    marked_of,
-    with_own,
-)
+from localspec.engine.prompt.provenance import ProvenanceEnvironment, marked_of, with_own
 from localspec.errors import TemplateRaised
 
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
@@ -81,27 +76,15 @@ def _tojson(
     )
 
 
-Env = TypeVar("Env", bound=ImmutableSandboxedEnvironment)
+def environment(spellings: Sequence[str] | None = None) -> ImmutableSandboxedEnvironment:
+    """Return the environment that Hugging Face's templates are written for.
 
-
-def environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment that Hugging Face's templates are written for."""
-    return _environment(ImmutableSandboxedEnvironment)
-
-
-def watching_environment(spellings: list[str]) -> ProvenanceEnvironment:
-    """Return the same environment, in which the template's own special tokens are tracked."""
-    env = _environment(ProvenanceEnvironment)
-    env.watch(Alphabet(spellings))
-    return env
-
-
-def _environment(kind: type[Env]) -> Env:
-    env = kind(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
-    )
+    spellings: the special tokens; with them, those that the template itself writes are tracked.
+    """
+    env = ImmutableSandboxedEnvironment() if spellings is None else ProvenanceEnvironment(spellings)
+    env.trim_blocks = env.lstrip_blocks = True
+    env.add_extension(_Generation)
+    env.add_extension("jinja2.ext.loopcontrols")
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise
     env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -127,8 +110,7 @@ def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[st
 def _pieces(
     env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]
 ) -> list[str]:
-    pieces = []
-    total = 0
+    pieces, total = [], 0
     for piece in _compiled(env, template).generate(**variables):
         total += len(piece)
         if total > MAX_TEXT_CHARS:
@@ -140,13 +122,13 @@ def _pieces(
 def answer(
     env: ImmutableSandboxedEnvironment,
     message: str | bytes,
-    watching: ProvenanceEnvironment | None = None,
+    watching: ImmutableSandboxedEnvironment | None = None,
 ) -> dict[str, Any]:
     """Return the reply to a request. watching: the environment that tracks special tokens, if any."""
     try:
         request = json.loads(message)
         template, variables = request["template"], request["variables"]
-        if watching is None or not request.get("special"):
+        if not isinstance(watching, ProvenanceEnvironment) or not request.get("special"):
             return {"text": render(env, template, variables)}
         pieces = _pieces(watching, template, with_own(variables, watching.alphabet))
         text = "".join(pieces)
@@ -177,7 +159,7 @@ def main() -> None:
         except EOFError:
             return
         if message.startswith(b'{"spellings"'):
-            watching = watching_environment(json.loads(message)["spellings"])
+            watching = environment(json.loads(message)["spellings"])
             reply: dict[str, Any] = {"ready": True}
         else:
             reply = answer(env, message, watching)

@@ -56,19 +56,15 @@ class TemplateProcess:
             raise TemplateFailed(
                 "The process that renders chat templates did not start."
             ) from error
+        why = f"took longer than {TIME_LIMIT_S:.0f} seconds"
         try:
-            reply: dict[str, Any] = json.loads(
-                child.ask(json.dumps(request).encode(), Deadline(TIME_LIMIT_S))
-            )
-        except TimeoutError:
-            raise TemplateFailed(
-                f"The model's chat template took longer than {TIME_LIMIT_S:.0f} seconds."
-            ) from None
-        except (EOFError, OSError):
-            raise TemplateFailed(
-                "The model's chat template crashed its process (probably out of memory)."
-            ) from None
-        return reply
+            reply = child.ask(json.dumps(request).encode(), Deadline(TIME_LIMIT_S))
+        except (EOFError, OSError) as error:
+            if not isinstance(error, TimeoutError):
+                why = "crashed its process (probably out of memory)"
+            raise TemplateFailed(f"The model's chat template {why}.") from None
+        answer: dict[str, Any] = json.loads(reply)
+        return answer
 
     def start(self) -> None:
         """Start the child without waiting for it."""
