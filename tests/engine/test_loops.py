@@ -156,6 +156,23 @@ def looping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield engine
 
 
+@pytest.fixture
+def thinker(looping: Running) -> Iterator[Callable[..., None]]:
+    """Return a function that submits a request whose prompt opens thoughts, with a limit if one is given."""
+    renderer = TemplateRenderer("{{ messages[0].content }}<think>", "", "")
+    prompt = ChatPrompt([Message("user", "a")])
+
+    def submit(number: int, max_tokens: int, limit: int | None, **options: Any) -> None:
+        thinking = ThinkingLimit(limit, [("<think>", "</think>")]) if limit else None
+        options |= {"thinking": thinking, "return_tokens": True}
+        looping.answers.pop(number, None)
+        request = Generate(number, prompt, GREEDY, max_tokens, **options)
+        looping.submit(Preparer(looping.pair, renderer).prepare(request))
+
+    yield submit
+    renderer.close()
+
+
 @pytest.mark.parametrize(
     ("speculative", "sampled"),
     [(PLAIN, False), (drafting(4), True), (SpeculationSettings(), False)],
@@ -189,26 +206,14 @@ def test_a_text_in_a_loop_is_ended(
     ],
 )
 def test_thoughts_in_a_loop_are_closed_and_the_answer_follows(
-    looping: Running, speculative: SpeculationSettings, scope: LoopGuardScope | None, limit: Any
+    looping: Running,
+    thinker: Callable[..., None],
+    speculative: SpeculationSettings,
+    scope: LoopGuardScope | None,
+    limit: int | None,
 ) -> None:
-    renderer = TemplateRenderer("{{ messages[0].content }}<think>", "", "")
-    thinking = ThinkingLimit(limit, [("<think>", "</think>")]) if limit else None
-    try:
-        request = Generate(
-            1000,
-            ChatPrompt([Message("user", "a")]),
-            GREEDY,
-            2500,
-            speculative=speculative,
-            loop_guard=scope,
-            thinking=thinking,
-            return_tokens=True,
-        )
-        looping.answers.pop(1000, None)
-        looping.submit(Preparer(looping.pair, renderer).prepare(request))
-        looping.finish()
-    finally:
-        renderer.close()
+    thinker(1000, 2500, limit, speculative=speculative, loop_guard=scope)
+    looping.finish()
     answer = looping.answers[1000]
     marker = looping.pair.vocab.tokenize("</think>", add_special=False, parse_special=True)
     places = [at for at in range(2500) if answer.tokens[at : at + len(marker)] == marker]
@@ -224,37 +229,23 @@ def test_thoughts_in_a_loop_are_closed_and_the_answer_follows(
 @pytest.mark.parametrize("speculative", [PLAIN, drafting(4), SpeculationSettings()])
 @pytest.mark.parametrize("limit", [None, 3000])
 def test_thoughts_end_on_request(
-    looping: Running, speculative: SpeculationSettings, limit: int | None
+    looping: Running,
+    thinker: Callable[..., None],
+    speculative: SpeculationSettings,
+    limit: int | None,
 ) -> None:
     """Those of this answer alone, and only while there are any."""
-    engine, marker = looping.engine, "</think>"
-    tokens = looping.pair.vocab.tokenize(marker, add_special=False, parse_special=True)
-    thinking = ThinkingLimit(limit, [("<think>", marker)]) if limit else None
-    renderer = TemplateRenderer("{{ messages[0].content }}<think>", "", "")
-    try:
-        prepare = Preparer(looping.pair, renderer).prepare
-        for number in (2000, 2001):
-            looping.answers.pop(number, None)
-            request = Generate(
-                number,
-                ChatPrompt([Message("user", "a")]),
-                GREEDY,
-                400,
-                speculative=speculative,
-                loop_guard="off",
-                thinking=thinking,
-                return_tokens=True,
-            )
-            looping.submit(prepare(request))
-        assert not engine.end_thoughts(2000)  # it has not begun
-        while not engine.end_thoughts(2000):
-            engine.step()
-        assert not engine.end_thoughts(2000)
-        assert not engine.end_thoughts(1999)
-        looping.finish()
-        assert not engine.end_thoughts(2000)
-    finally:
-        renderer.close()
+    engine = looping.engine
+    tokens = looping.pair.vocab.tokenize("</think>", add_special=False, parse_special=True)
+    for number in (2000, 2001):
+        thinker(number, 400, limit, speculative=speculative, loop_guard="off")
+    assert not engine.end_thoughts(2000)  # it has not begun
+    while not engine.end_thoughts(2000):
+        engine.step()
+    assert not engine.end_thoughts(2000)
+    assert not engine.end_thoughts(1999)
+    looping.finish()
+    assert not engine.end_thoughts(2000)
     ended, other = (looping.answers[number].tokens for number in (2000, 2001))
     place = next(at for at in range(400) if ended[at : at + len(tokens)] == tokens)
     assert place < 200

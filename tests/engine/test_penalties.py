@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 import localspec
 from localspec.engine import llama
 from localspec.engine.llama import Logits, Model, Vocab
-from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, Breakers, BreakerTable
+from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
@@ -118,17 +116,12 @@ def test_dry_penalties_are_those_of_llama_cpp(vocab: Vocab) -> None:
 
 def test_breaker_that_continues_a_repeat_is_not_penalized(vocab: Vocab) -> None:
     a, b, line = (
-        vocab.tokenize(text, add_special=False, parse_special=False)[-1]
-        for text in ("a", "b", "\n")
+        vocab.tokenize(text, add_special=False, parse_special=False)[-1] for text in "ab\n"
     )
-    history = [a, b, line, a, b]
-    row = np.zeros(vocab.size, dtype=np.float32)
-    with_breaker = Sampler(OFF, breakers=make_breaker_table(vocab).find(("\n",))).adjusted(
-        row, history
-    )
-    assert with_breaker[line] == 0.0
-    without = Sampler(OFF).adjusted(row, history)
-    assert without[line] == -0.5
+    row, history = np.zeros(vocab.size, dtype=np.float32), [a, b, line, a, b]
+    breakers = make_breaker_table(vocab).find(("\n",))
+    assert Sampler(OFF, breakers=breakers).adjusted(row, history)[line] == 0.0
+    assert Sampler(OFF).adjusted(row, history)[line] == -0.5
 
 
 def test_a_breaker_of_several_tokens_ends_a_repeat(vocab: Vocab) -> None:
@@ -162,88 +155,6 @@ def test_looking_back_further_than_any_text_costs_nothing(vocab: Vocab) -> None:
 
 
 # ------------------------------------------------------------------------ the same as over the whole text
-
-
-def dry_penalties(
-    history: Sequence[int], breakers: Breakers, multiplier: float, base: float, allowed: int
-) -> dict[int, float]:
-    """Return DRY's penalty for each token that would continue a repeated sequence.
-
-    The penalty is multiplier · base^(n - allowed), where the last n ≥ allowed tokens of `history` also stand
-    before an earlier occurrence of the token.
-    """
-    backwards = list(reversed(history))
-    if len(backwards) <= allowed:
-        return {}
-    limit = _count_since_breaker(backwards, breakers)
-    if limit < allowed:
-        return {}
-    longest: dict[int, int] = {}
-    for index, length in enumerate(_prefix_matches(backwards)):
-        length = min(length, limit)
-        if index and length >= allowed:
-            follower = backwards[index - 1]
-            longest[follower] = max(longest.get(follower, 0), length)
-    # Larger exponents would overflow float32. 0 means no bound, for a base of (almost) 1.
-    max_power = int(88.7228391 / math.log(base)) if base > 1.000001 else 0
-    penalties = {}
-    for token, length in longest.items():
-        if any(not tail for tail in breakers.get(token, ())):
-            continue
-        power = min(length - allowed, max_power) if max_power > 0 else length - allowed
-        penalties[token] = min(multiplier * base**power, MAX_DRY_PENALTY)
-    return penalties
-
-
-def _count_since_breaker(backwards: Sequence[int], breakers: Breakers) -> int:
-    """Return how many tokens follow the last breaker; backwards: the tokens so far, last one first."""
-    for index, token in enumerate(backwards):
-        longest = -1
-        for tail in breakers.get(token, ()):
-            size = len(tail)
-            if longest < size <= index and list(tail) == backwards[index - size : index][::-1]:
-                longest = size
-        if longest >= 0:
-            return index - longest
-    return len(backwards)
-
-
-def _prefix_matches(items: Sequence[int]) -> list[int]:
-    """Return the Z-function: for each place, how many items from there on equal those from the start."""
-    n = len(items)
-    z = [0] * n
-    left = right = 0
-    for i in range(1, n):
-        k = min(right - i, z[i - left]) if i < right else 0
-        while i + k < n and items[k] == items[i + k]:
-            k += 1
-        z[i] = k
-        if i + k > right:
-            left, right = i, i + k
-    return z
-
-
-def penalise_anew(
-    row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers
-) -> None:
-    """Apply every penalty by looking at the whole history, in place."""
-    span = len(history) if settings.repeat_last_n < 0 else settings.repeat_last_n
-    for token, times in Counter(history[-span:] if span else []).items():
-        value = float(row[token])
-        repeat = settings.repeat_penalty
-        value = value * repeat if value <= 0.0 else value / repeat
-        row[token] = value - (times * settings.frequency_penalty + settings.presence_penalty)
-    last_n = settings.dry_penalty_last_n
-    history = history if last_n < 0 or last_n >= len(history) else history[len(history) - last_n :]
-    for token, penalty in dry_penalties(
-        history,
-        breakers,
-        settings.dry_multiplier,
-        settings.dry_base,
-        settings.dry_allowed_length,
-    ).items():
-        row[token] -= penalty
-
 
 small = st.integers(0, 3)
 # Texts with long repeats, and with none.
@@ -286,8 +197,7 @@ def test_penalties_of_a_growing_text_are_those_of_the_whole(
     row = np.random.default_rng(1).normal(0, 3, 4).astype(np.float32)
 
     def check(drafted: list[int]) -> None:
-        expected = row.copy()
-        penalise_anew(expected, text + drafted, chosen, breakers)
+        expected = Sampler(chosen, breakers=breakers).adjusted(row, text + drafted)
         adjusted = sampler.adjusted(row, text, drafts=drafted)
         assert adjusted.tobytes() == expected.tobytes(), (text, drafted)
 

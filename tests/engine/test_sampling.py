@@ -98,6 +98,10 @@ def reference(values: Sequence[float], settings: Settings) -> list[tuple[float, 
     return list(zip(candidates, tempered, strict=True))
 
 
+def chances(distribution: Distribution) -> dict[int, float]:
+    return dict(zip(distribution.ids.tolist(), distribution.probs.tolist(), strict=True))
+
+
 def list_drawn(row: Logits, distribution: Distribution) -> list[tuple[float, float]]:
     """Return (logit, probability) like `reference`, since it does not matter which equal token remains."""
     pairs = zip(distribution.ids, distribution.probs, strict=True)
@@ -195,10 +199,9 @@ def test_greedy_is_the_highest_logit_with_any_other_settings(
 @pytest.mark.parametrize("chosen", [{}, {"top_k": 3}, {"top_p": 0.99}, {"min_p": 1e-9}])
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-30, 1e-60, 5e-324])
 def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: float) -> None:
-    sampler = Sampler(replace(OFF, **chosen, temperature=temperature))
-    distribution = sampler.distribution(make_row([1.0, 3.0, 2.0, -5.0]))
-    assert distribution.probability_of(1) == 1.0
-    assert sampler.sample(make_row([1.0, 3.0, 2.0, -5.0]), 0) == 1
+    sampler, row = Sampler(replace(OFF, **chosen, temperature=temperature)), make_row([1, 3, 2, -5])
+    assert sampler.distribution(row).probability_of(1) == 1.0
+    assert sampler.sample(row, 0) == 1
 
 
 @given(logits)
@@ -234,14 +237,9 @@ def test_penalties_are_those_of_llama_cpp(
     frequency: float,
     presence: float,
 ) -> None:
-    settings = replace(
-        OFF,
-        repeat_last_n=last_n,
-        repeat_penalty=repeat,
-        frequency_penalty=frequency,
-        presence_penalty=presence,
-    )
-    adjusted = Sampler(settings).adjusted(make_row(values), history)
+    options: dict[str, Any] = {"repeat_penalty": repeat, "frequency_penalty": frequency}
+    options |= {"presence_penalty": presence, "repeat_last_n": last_n}
+    adjusted = Sampler(replace(OFF, **options)).adjusted(make_row(values), history)
     span = history if last_n < 0 else history[max(len(history) - last_n, 0) :]
     for token, value in enumerate(values):
         expected = float(value)
@@ -291,10 +289,7 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
 ) -> None:
     row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
     sampler = Sampler(replace(OFF, seed=seed, **chosen))
-    distribution = sampler.distribution(row)
-    probabilities = {
-        int(token): distribution.probability_of(int(token)) for token in distribution.ids
-    }
+    probabilities = chances(sampler.distribution(row))
     draws = [sampler.sample(row, place) for place in range(4000)]
     assert chi_square_z((draws, probabilities)) < 4.5
     pairs = {(a, b): p * q for a, p in probabilities.items() for b, q in probabilities.items()}
@@ -303,10 +298,7 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
 
 def test_draws_at_one_place_follow_the_distribution_over_seeds() -> None:
     row = np.random.default_rng(4).normal(0, 2, 40).astype(np.float32)
-    distribution = Sampler(OFF).distribution(row)
-    probabilities = {
-        int(token): distribution.probability_of(int(token)) for token in distribution.ids
-    }
+    probabilities = chances(Sampler(OFF).distribution(row))
     for place in (0, 1, 1000):
         draws = [Sampler(replace(OFF, seed=seed)).sample(row, place) for seed in range(4000)]
         assert chi_square_z((draws, probabilities)) < 4.5
@@ -318,21 +310,15 @@ def test_draws_from_another_distribution_are_detected() -> None:
     sampler = Sampler(replace(OFF, seed=7))
     warmer = Sampler(replace(OFF, temperature=1.2)).distribution(row)
     draws = [sampler.sample(row, place) for place in range(4000)]
-    assert chi_square_z((draws, {int(t): warmer.probability_of(int(t)) for t in warmer.ids})) > 8
+    assert chi_square_z((draws, chances(warmer))) > 8
 
 
-def disable_typical(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Switch off typical_p, whose order by distance from the entropy rounding may reverse."""
-    return {**chosen, "typical_p": 1.0}
+# Rounding may reverse typical_p's order by distance from the entropy.
+without_typical = truncations.map(lambda chosen: {**chosen, "typical_p": 1.0})
+numbers = st.integers(0, 2**32)
 
 
-@given(
-    logits,
-    truncations.map(disable_typical),
-    st.integers(0, LARGE),
-    st.integers(0, 10**6),
-    st.integers(0, 2**32),
-)
+@given(logits, without_typical, st.integers(0, LARGE), st.integers(0, 10**6), numbers)
 def test_rounding_changes_only_draws_near_an_edge(
     values: list[float], chosen: Mapping[str, Any], seed: int, place: int, rounding: int
 ) -> None:
@@ -349,13 +335,10 @@ def test_candidates_that_rounding_swaps_change_no_draw(chosen: dict[str, Any]) -
     sampler = Sampler(replace(OFF, seed=5, **chosen))
     row = np.random.default_rng(6).normal(0, 1, 300).astype(np.float32)
     order = np.argsort(-row)
-    for at in range(0, 10, 2):
-        higher, lower = order[at : at + 2]
-        row[lower] = row[higher] - np.float32(1e-6)
+    higher, lower = order[0:10:2], order[1:10:2]
+    row[lower] = row[higher] - np.float32(1e-6)
     swapped = row.copy()
-    for at in range(0, 10, 2):
-        higher, lower = order[at : at + 2]
-        swapped[[higher, lower]] = row[[lower, higher]]
+    swapped[higher], swapped[lower] = row[lower], row[higher]
     draws = [(sampler.sample(row, at), sampler.sample(swapped, at)) for at in range(1000)]
     assert len({first for first, _ in draws}) > 10
     assert all(first == second for first, second in draws)
@@ -380,21 +363,14 @@ def sample_limits(limit: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(ends)
 
 
+NOT_EXTREME = ("dynatemp", "xtc", "min_keep", "top_n", "dry_sequence", "seed")
 EXTREMES = st.fixed_dictionaries(
     {
-        "temperature": sample_limits(limits.Temperature),
-        "top_k": sample_limits(limits.LookBack),
-        "top_p": sample_limits(limits.Probability),
-        "min_p": sample_limits(limits.Probability),
-        "typical_p": sample_limits(limits.Probability),
-        "repeat_penalty": sample_limits(limits.RepeatPenalty),
-        "repeat_last_n": sample_limits(limits.LookBack),
-        "frequency_penalty": sample_limits(limits.Penalty),
-        "presence_penalty": sample_limits(limits.Penalty),
-        "dry_multiplier": sample_limits(limits.DryMultiplier),
-        "dry_base": sample_limits(limits.DryBase),
-        "dry_allowed_length": sample_limits(limits.Count),
-        "dry_penalty_last_n": sample_limits(limits.LookBack),
+        **{
+            parameter.name: sample_limits(parameter.kind)
+            for parameter in limits.sampling_parameters()
+            if not parameter.name.startswith(NOT_EXTREME)
+        },
         "seed": st.integers(-(2**63), 2**63 - 1),
         "logit_bias": st.dictionaries(st.integers(0, 7), sample_limits(limits.Bias)),
     }
@@ -488,13 +464,10 @@ def test_residual_is_the_excess_of_the_target(
     )
 
 
-def test_nothing_is_left_of_equal_distributions() -> None:
+def test_equal_distributions_leave_nothing_and_other_tokens_have_no_probability() -> None:
     same = Distribution(np.array([1, 2]), np.array([0.25, 0.75]))
     assert residual(same, same, 1.0)[1] == 0.0
-
-
-def test_a_token_outside_the_candidates_has_probability_zero() -> None:
-    assert Distribution(np.array([1, 2]), np.array([0.25, 0.75])).probability_of(3) == 0.0
+    assert same.probability_of(3) == 0.0
 
 
 # ---------------------------------------------------------------------------- log-probabilities
@@ -525,12 +498,9 @@ def test_request_overrides_file_and_file_overrides_defaults() -> None:
         Sampling(temperature=0.0, seed=7, dry_sequence_breakers=["x"]),
         {"temperature": 0.6, "top_k": 20},
     )
-    assert settings.temperature == 0.0
-    assert settings.top_k == 20
+    expected = replace(Settings(), temperature=0.0, top_k=20, seed=7, dry_sequence_breakers=("x",))
+    assert settings == expected
     assert isinstance(settings.top_k, int)
-    assert settings.top_p == Settings().top_p
-    assert settings.dry_sequence_breakers == ("x",)
-    assert settings.seed == 7
 
 
 @pytest.mark.parametrize(
@@ -549,6 +519,7 @@ def test_file_settings_beyond_the_limits_are_ignored(key: str, name: str, limit:
     for text in (str(kind.ge), str(kind.le)):
         assert model_defaults({f"general.sampling.{key}": text}.get) == {name: float(text)}
     beyond = [str(kind.ge - 1), str(kind.le + 1), "1e300", "-1e300", "inf", "-inf", "nan", "1e999"]
+    beyond += ["warm"]
     beyond += ["0", "1e-300"] if kind.ge > 0 else []
     for text in beyond:
         assert model_defaults({f"general.sampling.{key}": text}.get) == {}
@@ -558,15 +529,6 @@ def test_dry_base_below_one_becomes_the_default() -> None:
     """As in llama-server, a base below one would penalize longer repeats less."""
     assert resolve_settings(Sampling(dry_base=0.5), {}).dry_base == Settings().dry_base
     assert resolve_settings(Sampling(dry_base=1.0), {}).dry_base == 1.0
-
-
-def test_file_settings_that_are_not_numbers_are_ignored() -> None:
-    stored = {
-        "general.sampling.temp": "warm",
-        "general.sampling.top_k": "nan",
-        "general.sampling.top_p": "0.9",
-    }
-    assert model_defaults(stored.get) == {"top_p": 0.9}
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

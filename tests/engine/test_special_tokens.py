@@ -67,14 +67,19 @@ def get_renderer(name: str) -> TemplateRenderer:
     return renderer
 
 
-_special_tokens_by_vocab: dict[tuple[int, str], SpecialTokens] = {}
+def render_once(template: str, content: str, spellings: list[str], eos: str = "") -> RenderedPrompt:
+    """Return the prompt of one message, in which these special tokens are distinguished."""
+    renderer = TemplateRenderer(template, "", eos)
+    renderer.watch(spellings)
+    try:
+        return renderer.rendered(ChatPrompt([Message("user", content)]))
+    finally:
+        renderer.close()
 
 
+@cache
 def get_special_tokens(vocab: Vocab, template: str) -> SpecialTokens:
-    key = id(vocab), template
-    if key not in _special_tokens_by_vocab:
-        _special_tokens_by_vocab[key] = SpecialTokens(vocab, templates.template(template))
-    return _special_tokens_by_vocab[key]
+    return SpecialTokens(vocab, templates.template(template))
 
 
 KINDS = ["qwen2", "llama-spm"]
@@ -85,22 +90,7 @@ CASES = [
     *((kind, template) for kind in KINDS for template in sorted(templates.files())),
     *((kind, template) for kind in REAL_KINDS for template in SAMPLE_TEMPLATES),
 ]
-WORDS = (
-    "hello",
-    "Ünïcode ☃",
-    " ",
-    "\n\n",
-    "a < b",
-    "x[0]",
-    "end",
-    "|",
-    "<",
-    ">",
-    "</",
-    "im_",
-    "<|",
-    "|>",
-)
+WORDS = ("hello", "Ünïcode ☃", " ", "\n\n", "a < b", "x[0]", *"end | < > </ im_ <| |>".split())
 
 
 @st.composite
@@ -260,17 +250,12 @@ def test_templates_that_rejoin_text_make_no_special_token() -> None:
             + "<|im_end|>\n"
             "{% endfor %}{{ '<' ~ '|' + messages[0].role + '|' ~ '>' }}"
         )
-        renderer = TemplateRenderer(template, "", "")
-        renderer.watch(special)
-        try:
-            prompt = renderer.rendered(ChatPrompt([Message("user", "<|im_end!|>")]))
-            assert prompt.text == "<|im_start|>user\n<|im_end|><|im_end|>\n<|user|>", expression
-            assert prompt.special is not None, expression
-            own = [prompt.text[start:end] for start, end in prompt.special]
-            assert own == ["<|im_start|>", "<|im_end|>", "<|user|>"], expression
-            assert prompt.special[1][0] > prompt.text.index("<|im_end|>"), expression
-        finally:
-            renderer.close()
+        prompt = render_once(template, "<|im_end!|>", special)
+        assert prompt.text == "<|im_start|>user\n<|im_end|><|im_end|>\n<|user|>", expression
+        assert prompt.special is not None, expression
+        own = [prompt.text[start:end] for start, end in prompt.special]
+        assert own == ["<|im_start|>", "<|im_end|>", "<|user|>"], expression
+        assert prompt.special[1][0] > prompt.text.index("<|im_end|>"), expression
 
 
 @pytest.mark.parametrize(
@@ -293,45 +278,32 @@ def test_templates_that_rejoin_text_make_no_special_token() -> None:
     ],
 )
 def test_special_token_written_by_a_template_is_recognized(way: str) -> None:
-    renderer = TemplateRenderer("{{ messages[0].content }}: " + way, "", "<|im_end|>")
-    renderer.watch(["<|im_start|>", "<|im_end|>"])
-    try:
-        prompt = renderer.rendered(ChatPrompt([Message("user", "a <|im_start|>")]))
-    finally:
-        renderer.close()
+    spellings = ["<|im_start|>", "<|im_end|>"]
+    template = "{{ messages[0].content }}: " + way
+    prompt = render_once(template, "a <|im_start|>", spellings, "<|im_end|>")
     assert prompt.text == "a <|im_start|>: <|im_end|>"
     assert prompt.special == [(16, 26)]
 
 
 def test_lone_surrogates_of_a_message_are_not_taken_for_marks() -> None:
-    renderer = TemplateRenderer("{% for m in messages %}{{ m.content }}<s>{% endfor %}", "", "")
-    renderer.watch(["<s>"])
-    try:
-        prompt = renderer.rendered(ChatPrompt([Message("user", "\ud800\ud801\ud802")]))
-    finally:
-        renderer.close()
+    template = "{% for m in messages %}{{ m.content }}<s>{% endfor %}"
+    prompt = render_once(template, "\ud800\ud801\ud802", ["<s>"])
     assert prompt.special is None  # the tokenizer then refuses the text
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<tool_call>", True),
-        ("[PAD151669]", True),
-        ("<|im_start|>", True),
-        ("|||IP_ADDRESS|||", True),
-        ('<|"|>', True),  # the template contains it
-        ("<h1>", False),
-        ("</table>", False),
-        ("<code>", True),  # the template contains it
-        ("    ", False),
-        ("\n\n", False),
-        ("ø", False),
-        ("->", False),
-    ],
-)
-def test_user_defined_tokens_that_mark_structure(text: str, expected: bool) -> None:
-    assert is_structure(text, """{{ '<|"|>' }}<code>""") is expected
+def test_user_defined_tokens_that_mark_structure() -> None:
+    template = """{{ '<|"|>' }}<code>"""  # Two of them mark structure because it contains them.
+    for text in (
+        "<tool_call>",
+        "[PAD151669]",
+        "<|im_start|>",
+        "|||IP_ADDRESS|||",
+        '<|"|>',
+        "<code>",
+    ):
+        assert is_structure(text, template), text
+    for text in ("<h1>", "</table>", "    ", "\n\n", "ø", "->"):
+        assert not is_structure(text, template), text
 
 
 def test_prefill_is_text_apart_from_leading_thoughts(cycle: Running) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -21,21 +22,29 @@ CONVERSATION = [
     Message("user", "And 3 + 3 < 7?"),
 ]
 Render = Callable[..., str]
+MakeRenderer = Callable[[str | None], TemplateRenderer]
 
 
 @pytest.fixture
-def render() -> Iterator[Render]:
-    renderers: list[TemplateRenderer] = []
+def make_renderer() -> Iterator[MakeRenderer]:
+    with contextlib.ExitStack() as opened:
 
+        def make(template: str | None) -> TemplateRenderer:
+            renderer = TemplateRenderer(template, "<s>", "</s>")
+            opened.callback(renderer.close)
+            return renderer
+
+        yield make
+
+
+@pytest.fixture
+def render(make_renderer: MakeRenderer) -> Render:
     def render_once(
         template: str | None, messages: list[Message] = CONVERSATION, **more: Any
     ) -> str:
-        renderers.append(TemplateRenderer(template, "<s>", "</s>"))
-        return renderers[-1].render(ChatPrompt(messages, **more))
+        return make_renderer(template).render(ChatPrompt(messages, **more))
 
-    yield render_once
-    for renderer in renderers:
-        renderer.close()
+    return render_once
 
 
 def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Render) -> None:
@@ -54,9 +63,7 @@ def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Re
     assert text == "<s>[user|What is 2 + 2?]</s>2y"
 
 
-def test_template_gets_the_current_date_unless_overridden(
-    render: Render,
-) -> None:
+def test_template_gets_the_current_date_unless_overridden(render: Render) -> None:
     template = "{{ messages[0].content }}|{{ date_string }}|{{ datetime }}"
     days = [datetime.now().astimezone()]
     text = render(template, CONVERSATION[1:2])
@@ -68,13 +75,10 @@ def test_template_gets_the_current_date_unless_overridden(
     assert text == f"{content}|26 Jul 2024|never"
 
 
-def test_one_renderer_serves_many_conversations(render: Render) -> None:
-    renderer = TemplateRenderer("{{ messages[0].content }}", "", "")
-    try:
-        for text in ("one", "two\n\n", "☃\0\u2028", "a" * 200_000):
-            assert renderer.render(ChatPrompt([Message("user", text)])) == text
-    finally:
-        renderer.close()
+def test_one_renderer_serves_many_conversations(make_renderer: MakeRenderer) -> None:
+    renderer = make_renderer("{{ messages[0].content }}")
+    for text in ("one", "two\n\n", "☃\0\u2028", "a" * 200_000):
+        assert renderer.render(ChatPrompt([Message("user", text)])) == text
 
 
 def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
@@ -83,9 +87,18 @@ def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
     assert text == '[{"name": "é<b>"}]What is 2 + 2?'
 
 
-def test_model_without_template_is_refused(render: Render) -> None:
-    with pytest.raises(TemplateFailed, match="no chat template"):
-        render(None)
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("one\ntwo\n{% for %}\n", "line 3"),
+        ("{{ raise_exception('roles must alternate') }}", "failed: roles must alternate"),
+        ("{{ nothing.at.all }}", "Undefined"),
+    ],
+)
+def test_a_failure_names_its_cause(render: Render, template: str | None, message: str) -> None:
+    with pytest.raises(TemplateFailed, match=message):
+        render(template)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +134,14 @@ def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: 
     ],
 )
 def test_endless_template_is_stopped_and_the_next_one_works(
-    endless: str, monkeypatch: pytest.MonkeyPatch
+    endless: str, make_renderer: MakeRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
-    renderer = TemplateRenderer("{{ messages[0].content }}" + endless, "", "")
-    try:
-        with pytest.raises(TemplateFailed, match="took longer than 1 seconds"):
-            renderer.render(ChatPrompt(CONVERSATION[:1]))
-        renderer._template = "{{ messages[0].content }}"
-        assert renderer.render(ChatPrompt(CONVERSATION[:1])) == "You are terse."
-    finally:
-        renderer.close()
+    renderer = make_renderer("{{ messages[0].content }}" + endless)
+    with pytest.raises(TemplateFailed, match="took longer than 1 seconds"):
+        renderer.render(ChatPrompt(CONVERSATION[:1]))
+    renderer._template = "{{ messages[0].content }}"
+    assert renderer.render(ChatPrompt(CONVERSATION[:1])) == "You are terse."
 
 
 @pytest.mark.parametrize(
@@ -154,21 +164,6 @@ def test_template_with_a_huge_result_is_stopped(
     assert len(raised.value.message) < 700
 
 
-def test_a_syntax_error_names_its_line(render: Render) -> None:
-    with pytest.raises(TemplateFailed, match="line 3"):
-        render("one\ntwo\n{% for %}\n")
-
-
-def test_a_templates_own_refusal_is_passed_on(render: Render) -> None:
-    with pytest.raises(TemplateFailed, match="failed: roles must alternate"):
-        render("{{ raise_exception('roles must alternate') }}")
-
-
-def test_error_of_the_template_is_reported(render: Render) -> None:
-    with pytest.raises(TemplateFailed, match="Undefined"):
-        render("{{ nothing.at.all }}")
-
-
 @pytest.mark.parametrize("generation", [True, False])
 @pytest.mark.parametrize("name", templates.files())
 def test_the_templates_of_models_render(render: Render, name: str, generation: bool) -> None:
@@ -183,17 +178,12 @@ def test_the_templates_of_models_render(render: Render, name: str, generation: b
     assert text[:end] == alternative[:end]
 
 
-def test_template_clock_is_that_of_this_machine() -> None:
-    renderer = TemplateRenderer(
-        "{{ messages[0].content }}{{ strftime_now('%Y-%m-%d %H') }}", "", ""
+def test_template_clock_is_that_of_this_machine(render: Render) -> None:
+    time_before = datetime.now()
+    text = render(
+        "{{ messages[0].content }}{{ strftime_now('%Y-%m-%d %H') }}", [Message("user", "")]
     )
-    try:
-        time_before = datetime.now()
-        text = renderer.render(ChatPrompt([Message("user", "")]))
-        time_after = datetime.now()
-    finally:
-        renderer.close()
-    assert f"{time_before:%Y-%m-%d %H}" <= text <= f"{time_after:%Y-%m-%d %H}"
+    assert f"{time_before:%Y-%m-%d %H}" <= text <= f"{datetime.now():%Y-%m-%d %H}"
 
 
 def make_call_messages(content: str | None, arguments: dict[str, Any]) -> list[Message]:
@@ -202,23 +192,20 @@ def make_call_messages(content: str | None, arguments: dict[str, Any]) -> list[M
     return [Message("user", "Look."), Message("assistant", content, {"tool_calls": [call]}), result]
 
 
-NAMES = (
-    "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments"
+def write_template(content: str, arguments: str = " | tojson") -> str:
+    """Return a template that writes each message's call and content."""
+    call = "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments"
+    names = "{% if m.tool_calls %}" + call + arguments + " }}{% endif %}"
+    return "{% for m in messages %}" + names + content + "{% endfor %}"
+
+
+NULL_DISTINGUISHED = write_template(
+    "{% if m.content is not none %}[{{ m.content }}]{% else %}-{% endif %}"
 )
-NULL_DISTINGUISHED = (
-    "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
-    "{% if m.content is not none %}[{{ m.content }}]{% else %}-{% endif %}{% endfor %}"
-)
-NULL_PRINTED = (
-    "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}[{{ m.content }}]{% endfor %}"
-)
-ARGUMENTS_AS_TEXT = (
-    "{% for m in messages %}" + NAMES + " + '\n' }}{% endif %}[{{ m.content }}]{% endfor %}"
-)
-PARTS = (
-    "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
+NULL_PRINTED = write_template("[{{ m.content }}]")
+ARGUMENTS_AS_TEXT = write_template("[{{ m.content }}]", " + '\n'")
+PARTS = write_template(
     "{% if m.content is not none %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endif %}"
-    "{% endfor %}"
 )
 
 
@@ -241,11 +228,8 @@ def test_call_reaches_the_template_in_its_expected_form(
 
 
 def test_null_that_fails_in_one_chat_becomes_empty_text_there(render: Render) -> None:
-    template = (
-        "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
-        "[{{ m.content + '' if tools or m.content is not none }}]{% endfor %}"
-        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
-    )
+    template = write_template("[{{ m.content + '' if tools or m.content is not none }}]")
+    template += "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     tools = [{"type": "function", "function": {"name": "look"}}]
     expected = '[Look.]look{"b": 1}[][Seen.]'
     assert render(template, make_call_messages(None, {"b": 1})) == expected
