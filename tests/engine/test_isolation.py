@@ -47,18 +47,12 @@ def make_nested_grammar(rules: int) -> str:
     return "root ::= " + " | ".join(f'"{i}" root "{i + 1}"' for i in range(rules)) + ' | "x"'
 
 
-class WrappedGuide:
+class WrappedGuide(Guide):
     """A guide that delegates to another one; tests override single operations."""
 
     def __init__(self, guide: Guide) -> None:
         self.guide = guide
         self.forbids_often = guide.forbids_often
-
-    def begin_round(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        pass
 
     def mask(self) -> Mask:
         return self.guide.mask()
@@ -79,9 +73,9 @@ class WrappedGuide:
 class BlockedGuide(WrappedGuide):
     """A guide that computes no mask until it is released."""
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, released: threading.Event) -> None:
         super().__init__(guide)
-        self.released = threading.Event()
+        self.released = released
 
     def mask(self) -> Mask:
         assert self.released.wait(PATIENCE)
@@ -114,18 +108,21 @@ def submit_request(
     engine.submit(tokenized)
 
 
+def submit_blocked_request(engine: Running, **more: Any) -> threading.Event:
+    """Submit request 1, whose grammar computes no mask until the returned event is set."""
+    released = threading.Event()
+    submit_request(
+        engine, 1, lambda guide: DeferredGuide(BlockedGuide(guide, released), WAIT_S), **more
+    )
+    return released
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_others_decode_while_a_grammar_is_late(
     contextual_files: PairFiles, load: Callable[..., Running], exact: bool
 ) -> None:
     engine = load(contextual_files, parallel=3, n_ctx=2048)
-    blocked: list[BlockedGuide] = []
-
-    def make_deferred_guide(guide: Guide) -> Guide:
-        blocked.append(BlockedGuide(guide))
-        return DeferredGuide(blocked[-1], WAIT_S)
-
-    submit_request(engine, 1, make_deferred_guide, exact=exact)
+    released = submit_blocked_request(engine, exact=exact)
     submit_request(engine, 2)
     steps = 0
     while engine.answers[2].ending is None and steps < 2000:
@@ -134,7 +131,7 @@ def test_others_decode_while_a_grammar_is_late(
     assert engine.answers[2].done.finish_reason == "length"
     assert not engine.answers[1].text
     assert engine.answers[1].ending is None
-    blocked[0].released.set()
+    released.set()
     engine.finish()
     assert engine.answers[1].done.finish_reason == "length"
     if exact:  # beside other requests a near-tie may be decided differently
@@ -146,19 +143,13 @@ def test_others_decode_while_a_grammar_is_late(
 
 def test_a_late_grammar_is_cancelled_at_once(contextual: Running) -> None:
     contextual.forget()
-    blocked: list[BlockedGuide] = []
-
-    def make_deferred_guide(guide: Guide) -> Guide:
-        blocked.append(BlockedGuide(guide))
-        return DeferredGuide(blocked[-1], WAIT_S)
-
-    submit_request(contextual, 1, make_deferred_guide)
+    released = submit_blocked_request(contextual)
     for _ in range(5):
         contextual.engine.step()
     contextual.engine.cancel(1)
     assert contextual.answers[1].done.finish_reason == "cancelled"
     assert not contextual.engine.active
-    blocked[0].released.set()
+    released.set()
 
 
 def test_a_grammar_that_fails_in_its_thread_ends_its_request_alone(contextual: Running) -> None:
@@ -240,19 +231,13 @@ def test_deferred_guide_agrees_with_its_guide(data: st.DataObject) -> None:
                 ask_across_rounds(deferred, lambda: None)
 
 
-class CountingGuide:
+class CountingGuide(Guide):
     """A guide of ten tokens whose results depend on all the tokens it has consumed."""
 
     forbids_often = True
 
     def __init__(self) -> None:
         self.consumed: list[int] = []
-
-    def begin_round(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        pass
 
     def mask(self) -> npt.NDArray[np.bool_]:
         allowed = np.zeros(10, dtype=np.bool_)

@@ -233,11 +233,7 @@ class Grammars:
                 self._compiled.move_to_end(key)
                 return compiled
         try:
-            if self._process is not None:
-                sources = self._process.build(job, is_cancelled)
-            else:
-                sources = build_sources(job, self._special, self._tokenizer)
-            compiled = self._instantiate(job, sources)
+            compiled = self._instantiate(job, self._sources(job, is_cancelled))
         except GrammarRejected as error:
             with self._lock:
                 # The system may have ended the process for another reason, so only a second time counts.
@@ -255,6 +251,11 @@ class Grammars:
             while len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         return compiled
+
+    def _sources(self, job: GrammarJob, is_cancelled: IsCancelled) -> GrammarSources:
+        if self._process is not None:
+            return self._process.build(job, is_cancelled)
+        return build_sources(job, self._special, self._tokenizer)
 
     def _instantiate(self, job: GrammarJob, sources: GrammarSources) -> Compiled:
         """Compile the sources in this process, after the child has shown that they are usable."""
