@@ -547,7 +547,7 @@ def in_order(value: Any, schema: dict[str, Any]) -> Any:
 
 
 def test_end_token_is_left_out_of_the_call_grammar() -> None:
-    special = GrammarTokens({"<|call|>": 0, "<|calls|>": 1}, ends=frozenset([1]))
+    special = GrammarTokens({"<|call|>": 0, "<|calls|>": 1}, ends=[1])
     assert special.lark_expression("}<|call|>\n<|calls|>") == '"}" <[0]> "\\n"'
 
 

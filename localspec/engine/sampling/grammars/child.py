@@ -28,7 +28,6 @@ from localspec.children import (
     receive_message,
     send_message,
 )
-from localspec.engine.sampling.grammars.gbnf import TokenTable
 from localspec.engine.sampling.grammars.sources import (
     GrammarJob,
     GrammarSources,
@@ -40,25 +39,6 @@ from localspec.errors import GrammarRejected
 CPU_LIMIT_S = 3.0  # CPU time of one job. 1 MiB of tool schemas takes a fifth of it.
 # Bytes of address space of one job, in addition to those at start-up.
 MEMORY_LIMIT_BYTES = 1024 * 1024 * 1024
-
-
-class Vocabulary(msgspec.Struct, frozen=True):
-    """The parts of a vocabulary that compiling needs.
-
-    size: the number of tokens. ids: the special tokens by their text. ends: the tokens that end an answer.
-    bracketed, unusable: `ids` and `unusable` of the TokenTable for GBNF.
-    """
-
-    size: int
-    ids: dict[str, int]
-    ends: list[int]
-    bracketed: dict[str, int] = {}
-    unusable: list[int] = []
-
-    def special(self) -> GrammarTokens:
-        """Return the special tokens in the form that writing grammars needs."""
-        table = TokenTable(self.size, self.bracketed, frozenset(self.unusable))
-        return GrammarTokens(self.ids, frozenset(self.ends), table)
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,7 +63,7 @@ class _Tokens:
     eos_token_id: int
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: GrammarTokens) -> None:
         special = set(vocabulary.ids.values())
         free = (token for token in range(vocabulary.size + 256) if token not in special)
         self._bytes = [next(free) for _ in range(256)]
@@ -125,11 +105,8 @@ def main(cpu_limit_s: float) -> None:
     """Serve the parent until it closes the connection. cpu_limit_s: CPU seconds for one job."""
     control = become_helper()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the forked processes.
-    vocabulary = msgspec.msgpack.decode(receive_message(control), type=Vocabulary)
-    special = vocabulary.special()
-    tokenizer = LLTokenizer(
-        TokenizerWrapper(_Tokens(vocabulary)), eos_token=vocabulary.ends or None
-    )
+    special = msgspec.msgpack.decode(receive_message(control), type=GrammarTokens)
+    tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(special)), eos_token=special.ends or None)
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:

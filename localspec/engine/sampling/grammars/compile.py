@@ -17,7 +17,6 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from localspec.engine.llama import Vocab
-from localspec.engine.sampling.grammars.child import Vocabulary
 from localspec.engine.sampling.grammars.gates import (
     Gate,
     GatedMatcher,
@@ -78,18 +77,18 @@ class Grammars:
         if self._process is not None:
             self._process.close()
 
-    @cached_property
-    def _special(self) -> GrammarTokens:
-        return self._vocabulary().special()
-
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> GrammarTokens:
         vocab = self._vocab
         ids = {
             vocab.piece(token, special=True).decode("utf-8", "replace"): token
             for token in vocab.special_tokens
         }
         unusable = sorted(vocab.without_text.union(vocab.ends))
-        return Vocabulary(vocab.size, ids, list(vocab.ends), vocab.bracketed, unusable)
+        return GrammarTokens(ids, list(vocab.ends), vocab.size, vocab.bracketed, unusable)
+
+    @cached_property
+    def _special(self) -> GrammarTokens:
+        return self._vocabulary()
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -553,10 +553,10 @@ class _Writer:
 
     def _write_element(self, item: Element, in_lexeme: bool) -> str:
         match item:
-            case Characters():
-                return self._write_character(item)
-            case Lexeme():
-                return self._write_lexeme(item)
+            case Lexeme(items=(Characters() | Reference() as only,)):
+                return self._write_element(only, True)
+            case Lexeme() | Characters():
+                return self._write_terminal(item)
             case TokenMatch():
                 return self._write_token(item)
             case Reference():
@@ -570,23 +570,20 @@ class _Writer:
                 quantifier = short or f"{{{low},{'' if high is None else high}}}"
                 return self._write_repeated(items, in_lexeme) + quantifier
 
-    def _write_lexeme(self, lexeme: Lexeme) -> str:
-        if len(lexeme.items) == 1 and isinstance(lexeme.items[0], Characters | Reference):
-            return self._write_element(lexeme.items[0], True)
-        if lexeme not in self._terminals:
-            self._terminals[lexeme] = name = f"L{len(self._terminals)}"
-            self._queue.append((name, [lexeme.items]))
-        return self._terminals[lexeme]
-
-    def _write_character(self, characters: Characters) -> str:
-        if characters not in self._terminals:
-            self._terminals[characters] = name = f"C{len(self._terminals)}"
-            ranges = (
-                f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
-                for low, high in characters.ranges
-            )
-            self._lines.append(f"{name}: /[{''.join(ranges)}]/")
-        return self._terminals[characters]
+    def _write_terminal(self, item: Lexeme | Characters) -> str:
+        if item in self._terminals:
+            return self._terminals[item]
+        kind = "L" if isinstance(item, Lexeme) else "C"
+        self._terminals[item] = name = f"{kind}{len(self._terminals)}"
+        if isinstance(item, Lexeme):
+            self._queue.append((name, [item.items]))
+            return name
+        ranges = (
+            f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}"
+            for low, high in item.ranges
+        )
+        self._lines.append(f"{name}: /[{''.join(ranges)}]/")
+        return name
 
     def _write_repeated(self, items: Sequence[Element], in_lexeme: bool) -> str:
         """Return the name of a repeated element. A sequence or another repetition gets its own rule."""

@@ -21,8 +21,8 @@ from localspec.children import (
     receive_message,
     send_message,
 )
-from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocabulary
-from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
+from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome
+from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources, GrammarTokens
 from localspec.errors import Cancelled, GrammarRejected, Unavailable
 from localspec.priority import lower_priority
 
@@ -41,7 +41,7 @@ class GrammarProcess:
     """A process that compiles grammars and is started at the first job. Any thread may send jobs."""
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], cpu_limit_s: float = CPU_LIMIT_S
+        self, vocabulary: Callable[[], GrammarTokens], cpu_limit_s: float = CPU_LIMIT_S
     ) -> None:
         """Prepare the process without starting it. cpu_limit_s: CPU seconds for one job."""
         self._cpu_limit_s = cpu_limit_s

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -55,17 +54,23 @@ NAMES = {
 _MAX_NAMED_TOOLS = 5  # Tools that a note names.
 
 
-@dataclass(frozen=True)
-class GrammarTokens:
-    """The special tokens of a vocabulary.
+class GrammarTokens(msgspec.Struct, frozen=True, dict=True):
+    """The parts of a vocabulary that writing and compiling grammars needs.
 
-    ids: the tokens by their text. ends: those that end an answer. table: the tokens that GBNF may name, which
-    may include others.
+    ids: the special tokens by their text. ends: the tokens that end an answer. size: the number of tokens.
+    bracketed, unusable: `ids` and `unusable` of the table.
     """
 
-    ids: Mapping[str, int]
-    ends: frozenset[int] = frozenset()
-    table: TokenTable = NO_TOKENS
+    ids: dict[str, int]
+    ends: list[int] = []
+    size: int = 0
+    bracketed: dict[str, int] = {}
+    unusable: list[int] = []
+
+    @cached_property
+    def table(self) -> TokenTable:
+        """The tokens that GBNF may name, which may include other than special ones."""
+        return TokenTable(self.size, self.bracketed, frozenset(self.unusable))
 
     def lark_expression(self, text: str, *, plain: bool = False) -> str:
         """Return a Lark expression for the marker `text`, with special tokens by their ids.
