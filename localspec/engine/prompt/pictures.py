@@ -177,13 +177,7 @@ class Pictures:
         return ready.problem
 
     def _ask(self, picture: Picture, is_cancelled: IsCancelled) -> EncodedPicture:
-        """Send a picture to the process, and return the reply. The process ends if that fails.
-
-        Raises:
-            EOFError: the process has ended.
-            TimeoutError: it takes too long.
-            Cancelled: `is_cancelled` returned True.
-        """
+        """Send a picture to the process, and return the reply. The process ends if that fails."""
         if not self._child.is_running:
             self._child.close()
             self._start()

@@ -232,12 +232,7 @@ class Preparer:
     def _with_grammar(
         self, tokenized: TokenizedRequest, is_cancelled: IsCancelled = NEVER_CANCELLED
     ) -> TokenizedRequest:
-        """Add the request's grammar. May be called in any thread.
-
-        Raises:
-            GrammarRejected: the grammar cannot be used.
-            Cancelled: `is_cancelled` returned True.
-        """
+        """Add the request's grammar. May be called in any thread."""
         guide, note = self._grammars.answer(
             tokenized.request, tokenized.tail, tokenized.shown, is_cancelled
         )

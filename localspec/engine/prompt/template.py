@@ -114,12 +114,7 @@ class TemplateRenderer:
         return rendered.part(0, index)
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
-        """Render messages, with the template's special tokens distinguished.
-
-        Raises:
-            TemplateRaised: the template itself raised an exception.
-            TemplateFailed: the template was stopped.
-        """
+        """Render messages, with the template's special tokens distinguished."""
         variables = self._variables(prompt, messages)
         if not self._process.spellings:
             return RenderedPrompt(self._rendered(variables))

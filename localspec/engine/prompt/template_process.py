@@ -72,11 +72,7 @@ class TemplateProcess:
         self._child = _spare_children.pop() if _spare_children else _start_child()
 
     def _ready_child(self) -> Child:
-        """Return the child once it is ready and has the special tokens.
-
-        Raises:
-            EOFError, OSError: It did not start in time.
-        """
+        """Return the child once it is ready and has the special tokens."""
         if self._child is None or not self._child.is_running:
             self.close()
             self.start()

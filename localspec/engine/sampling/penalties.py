@@ -57,11 +57,7 @@ class BreakerTable:
         self.find = lru_cache(1)(self._find)
 
     def _find(self, texts: tuple[str, ...]) -> Breakers:
-        """Return the breakers as tokens.
-
-        Raises:
-            InvalidRequest: a breaker is not valid Unicode.
-        """
+        """Return the breakers as tokens."""
         breakers: dict[int, list[Sequence[int]]] = {}
         for text in texts:
             try:

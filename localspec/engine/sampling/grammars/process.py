@@ -119,13 +119,7 @@ class GrammarProcess:
 
 
 def _run_job(connection: socket.socket, job: bytes, cancelled: Callable[[], bool]) -> bytes:
-    """Return the reply to a job. Its process is ended if it is cancelled or takes too long.
-
-    Raises:
-        EOFError, OSError: the job's process has ended.
-        TimeoutError: the machine is too busy.
-        Cancelled: `cancelled` returned True.
-    """
+    """Return the reply to a job. Its process is ended if it is cancelled or takes too long."""
     deadline = Deadline(WALL_LIMIT_S, cancelled)
     send_message(connection, job, deadline)
     (pid,) = struct.unpack("<I", receive_exactly(connection, 4, deadline))

@@ -197,11 +197,7 @@ class _Builder:
         return source
 
     def build(self, answer: str) -> GrammarSources:
-        """Return the sources. answer: the rule of an answer that is not a call, or "".
-
-        Raises:
-            GrammarRejected: a grammar is not usable, or the schema of a strict tool cannot be enforced.
-        """
+        """Return the sources. answer: the rule of an answer that is not a call, or ""."""
         if self._job.tools is None:
             return self._build_from_start(
                 lambda close: f"start: {self._thoughts_end(close)} answer\nanswer: {answer}"
@@ -374,11 +370,7 @@ def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) ->
 
 @lru_cache(maxsize=8)
 def _enforced_constraint(constraint: Constraint) -> Enforced:
-    """Reduce a constraint's schema to what can be enforced.
-
-    Raises:
-        GrammarRejected: the constraint is strict, and part of it cannot be enforced.
-    """
+    """Reduce a constraint's schema to what can be enforced."""
     if constraint.kind == "json_object":
         return Enforced({"type": "object"})
     enforced = enforce(json.loads(constraint.source))
