@@ -16,17 +16,13 @@ from llguidance import LLMatcher
 
 from localspec.engine.sampling.grammars.sources import constraint_source, note_of
 from localspec.errors import GrammarRejected
-from localspec.protocol.frames import Constraint
+from tests.engine.test_enforced import make_constraint
 from tests.engine.test_schemas import tokenizer
 
 ENTRIES: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("client_schemas.json").read_text(encoding="utf-8")
 )
 LIBRARIES = sorted({entry["library"] for entry in ENTRIES})
-
-
-def make_constraint(schema: Any, *, strict: bool = False) -> Constraint:
-    return Constraint("json_schema", json.dumps(schema), param="response_format", strict=strict)
 
 
 def accepts(matcher: LLMatcher, value: Any) -> bool:
@@ -67,18 +63,13 @@ def test_schemas_of_a_library_are_enforced(library: str) -> None:
     }
 
 
-def get_refusal(schema: Any) -> str:
-    """Return why a schema is refused with `strict`, or an empty text."""
-    try:
-        constraint_source(make_constraint(schema, strict=True))
-    except GrammarRejected as error:
-        return error.message
-    return ""
-
-
 def test_strict_refuses_only_unenforceable_schemas() -> None:
     for entry in ENTRIES:
-        message = get_refusal(entry["schema"])
+        message = ""
+        try:
+            constraint_source(make_constraint(entry["schema"], strict=True))
+        except GrammarRejected as error:
+            message = error.message
         assert bool(message) == bool(entry.get("without")), entry["type"]
         assert entry.get("without", "") in message
         assert "coerce" not in message

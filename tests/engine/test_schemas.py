@@ -199,15 +199,14 @@ def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 nested = objects(leaves | objects(leaves) | st.just({"type": "object"}))
+definitions = st.dictionaries(st.sampled_from(KEYS), leaves, max_size=2).map(
+    lambda properties: make_object(**properties)
+)
 schemas = st.builds(
     lambda root, first, second: {**root, "$defs": {"one": first, "two": second}},
     nested,
-    st.builds(
-        lambda p: make_object(**p), st.dictionaries(st.sampled_from(KEYS), leaves, max_size=2)
-    ),
-    st.builds(
-        lambda p: make_object(**p), st.dictionaries(st.sampled_from(KEYS), leaves, max_size=2)
-    ),
+    definitions,
+    definitions,
 )
 scalars = st.sampled_from(["s", None, 0, 1])
 small = st.dictionaries(st.sampled_from([*KEYS, "z"]), scalars, max_size=2)
