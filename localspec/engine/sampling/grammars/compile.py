@@ -262,11 +262,9 @@ class Grammars:
             pieces, tokenizer = self._pieces, self._tokenizer
 
         def matcher(source: str | None) -> LLMatcher | None:
-            return (
-                source
-                if source is None
-                else compile_source(tokenizer, source, "grammar", job.param)
-            )
+            if source is None:
+                return None
+            return compile_source(tokenizer, source, "grammar", job.param)
 
         def gate(source: GateSource) -> Gate:
             grammar = compile_source(tokenizer, source.source, "grammar", job.param)
@@ -277,6 +275,9 @@ class Grammars:
 
         if sources.whole is not None:
             return Compiled(matcher(sources.whole), None, sources.note)
+        braces = []
+        if sources.gates or sources.bare:
+            braces = pieces.where(lambda piece: piece.lstrip().startswith(b"{"))
         plan = GatePlan(
             [(opening.encode(), close.encode()) for opening, close in job.thoughts],
             first=matcher(sources.first),
@@ -284,7 +285,7 @@ class Grammars:
             after={source.marker.encode(): gate(source) for source in sources.after},
             gates=[gate(source) for source in sources.gates],
             bare=matcher(sources.bare),
-            braces=pieces.where(_begins_json) if sources.gates or sources.bare else [],
+            braces=braces,
             single=sources.single,
         )
         return Compiled(None, plan, sources.note)
@@ -293,10 +294,6 @@ class Grammars:
 _UNKNOWN_NOTATION = (
     "How this model writes calls is not known from its template, so they are not constrained."
 )
-
-
-def _begins_json(piece: bytes) -> bool:
-    return piece.lstrip().startswith(b"{")
 
 
 def _closing_marker(request: Generate, tail: str) -> str:
