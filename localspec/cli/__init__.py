@@ -11,7 +11,7 @@ templates.py  saved prompts
 app.py        click: help, usage errors, the table of commands
 command_names.py  synonyms of commands, and corrections of mistyped ones
 documents.py  folders, notebooks and PDF documents, converted to text
-commands/     one click command per file
+commands/     one click command per file, or some that belong together
 chat/         the conversation at a terminal
 terminal/     everything that is drawn
 suggest.py    completions for the Tab key

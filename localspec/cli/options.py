@@ -95,117 +95,64 @@ class Option:
         return f"from {self.low} to {self.high}"
 
 
+def _flag(name: str, flags: str, help: str) -> Option:
+    return Option(name, flags, bool, help)
+
+
+def _many(name: str, flags: str, help: str, metavar: str) -> Option:
+    return Option(name, flags, str, help, metavar, many=True)
+
+
 _TEMPERATURE = "Sampling temperature; 0 always picks the most likely token."
 _TOP_P = "Nucleus sampling: the smallest set of tokens with total probability P."
+_MIN_P = "Drop tokens less than P times as likely as the most likely one."
+_REPEAT = "Penalize repetition; 1 disables it."
+_PRESENCE = "Penalize tokens already used."
 _FREQUENCY = "Penalize tokens in proportion to how often they were used."
+_EXTRACT = "Print only the first code block; without a question, of the last answer."
 _CONTINUE = "Continue the last conversation"
+_CUT_OFF = f"{_CONTINUE}; without a question, its answer that was cut off."
+_DRAFT = "Draft exactly N tokens; 0 disables drafting."
+_INT64 = (-(1 << 63), (1 << 63) - 1)
 # These have the name and the limits of a field of the request (protocol/requests.py).
 SAMPLING = (
     Option("temperature", "--temperature --temp", float, _TEMPERATURE, "T", high=100),
     Option("top_p", "--top-p", float, _TOP_P, "P", high=1),
     Option("top_k", "--top-k", int, "Sample from the K most likely tokens.", "K", low=-1),
-    Option(
-        "min_p",
-        "--min-p",
-        float,
-        "Drop tokens less than P times as likely as the most likely one.",
-        "P",
-        high=1,
-    ),
-    Option(
-        "repeat_penalty",
-        "--repeat-penalty",
-        float,
-        "Penalize repetition; 1 disables it.",
-        "R",
-        0.001,
-        100,
-    ),
-    Option(
-        "presence_penalty", "--presence-penalty", float, "Penalize tokens already used.", "P", -2, 2
-    ),
+    Option("min_p", "--min-p", float, _MIN_P, "P", high=1),
+    Option("repeat_penalty", "--repeat-penalty", float, _REPEAT, "R", 0.001, 100),
+    Option("presence_penalty", "--presence-penalty", float, _PRESENCE, "P", -2, 2),
     Option("frequency_penalty", "--frequency-penalty", float, _FREQUENCY, "P", -2, 2),
-    Option(
-        "seed",
-        "--seed",
-        int,
-        "Random seed, for repeatable answers.",
-        "SEED",
-        -(1 << 63),
-        (1 << 63) - 1,
-    ),
+    Option("seed", "--seed", int, "Random seed, for repeatable answers.", "SEED", *_INT64),
 )
 
 ASK = (
     Option("model", "-m --model", str, "Use this pair instead of the configured one.", "PAIR"),
-    Option(
-        "query",
-        "-q --query",
-        str,
-        "Use the pair whose name contains TEXT; repeatable.",
-        "TEXT",
-        many=True,
-    ),
+    _many("query", "-q --query", "Use the pair whose name contains TEXT; repeatable.", "TEXT"),
     Option("system", "-s --system", str, "System message.", "SYSTEM"),
     Option("tokens", "-n --tokens", int, "Maximum number of tokens.", "TOKENS", low=1),
-    Option(
-        "files",
-        "-f --file",
-        str,
-        "File or quoted glob to include; repeatable; - for stdin.",
-        "FILE",
-        many=True,
-    ),
-    Option(
-        "last",
-        "-c --continue",
-        bool,
-        f"{_CONTINUE}; without a question, its answer that was cut off.",
-    ),
+    _many("files", "-f --file", "File or quoted glob to include; repeatable; - for stdin.", "FILE"),
+    _flag("last", "-c --continue", _CUT_OFF),
     Option("conversation", "--cid", str, "Continue this conversation.", "ID"),
     Option("template", "-t --template", str, "Use a saved template.", "TEMPLATE"),
-    Option(
-        "values",
-        "-p --param",
-        str,
-        "Value for $NAME in the template; repeatable.",
-        "NAME=VALUE",
-        many=True,
-    ),
+    _many("values", "-p --param", "Value for $NAME in the template; repeatable.", "NAME=VALUE"),
     Option("save", "--save", str, "Save as a template instead of asking.", "NAME"),
-    Option("replace", "-y --force", bool, "With --save: replace a template without asking."),
-    Option(
-        "extract",
-        "-x --extract",
-        bool,
-        "Print only the first code block; without a question, of the last answer.",
-    ),
-    Option("extract_last", "--xl --extract-last", bool, "Print only the last code block."),
-    Option("copy", "--copy", bool, "Copy the answer to the clipboard; with -x the code block."),
-    Option("json", "--json", bool, "Print the full response as one line of JSON."),
+    _flag("replace", "-y --force", "With --save: replace a template without asking."),
+    _flag("extract", "-x --extract", _EXTRACT),
+    _flag("extract_last", "--xl --extract-last", "Print only the last code block."),
+    _flag("copy", "--copy", "Copy the answer to the clipboard; with -x the code block."),
+    _flag("json", "--json", "Print the full response as one line of JSON."),
     Option("schema", "--schema", str, "Answer with JSON that matches this JSON schema.", "FILE"),
-    Option("no_stream", "--no-stream", bool, "Print the answer only when it is complete."),
-    Option("plain", "--plain", bool, "Do not render Markdown."),
-    Option(
-        "show_draft",
-        "--show-draft",
-        bool,
-        "Highlight tokens proposed by the draft (terminal only).",
-    ),
-    Option("hide_reasoning", "--hide-reasoning", bool, "Hide the model's reasoning."),
-    Option("usage", "-u --usage", bool, "Print statistics to stderr after the answer."),
-    Option(
-        "draft",
-        "--draft --draft-max",
-        int,
-        "Draft exactly N tokens; 0 disables drafting.",
-        "N",
-        high=64,
-    ),
-    Option("exact", "--exact", bool, "Guarantee the same bytes with and without a draft."),
-    Option("no_log", "--no-log", bool, "Do not save anything in the history."),
-    Option("no_daemon_start", "--no-daemon-start", bool, "Fail if the daemon is not running."),
-    Option("debug", "--debug", bool, "Show a traceback on errors."),
+    _flag("no_stream", "--no-stream", "Print the answer only when it is complete."),
+    _flag("plain", "--plain", "Do not render Markdown."),
+    _flag("show_draft", "--show-draft", "Highlight tokens proposed by the draft (terminal only)."),
+    _flag("hide_reasoning", "--hide-reasoning", "Hide the model's reasoning."),
+    _flag("usage", "-u --usage", "Print statistics to stderr after the answer."),
+    Option("draft", "--draft --draft-max", int, _DRAFT, "N", high=64),
+    _flag("exact", "--exact", "Guarantee the same bytes with and without a draft."),
+    _flag("no_log", "--no-log", "Do not save anything in the history."),
+    _flag("no_daemon_start", "--no-daemon-start", "Fail if the daemon is not running."),
+    _flag("debug", "--debug", "Show a traceback on errors."),
     *SAMPLING,
 )
 
@@ -229,7 +176,7 @@ _CHAT_OPTION_NAMES = (
     *("no_log", "no_daemon_start", "debug"),
 )
 CHAT = tuple(
-    Option("last", "-c --continue", bool, f"{_CONTINUE}.") if option.name == "last" else option
+    _flag("last", "-c --continue", f"{_CONTINUE}.") if option.name == "last" else option
     for option in ASK
     if option.name in _CHAT_OPTION_NAMES
 )

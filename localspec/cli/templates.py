@@ -240,8 +240,8 @@ def _parse_values(values: list[str]) -> dict[str, str]:
             example = "for example: -p language=German"
             raise UsageError(f"-p {assignment}: must be NAME=VALUE, {example}")
         if name == INPUT_VARIABLE:
-            is_input = "$input is what is asked about; give it as words, with -f or on stdin."
-            raise UsageError(is_input)
+            message = "$input is what is asked about; give it as words, with -f or on stdin."
+            raise UsageError(message)
         values_by_name[name] = value
     return values_by_name
 
