@@ -156,9 +156,12 @@ class Registry:
 
     @property
     def store(self) -> Store:
+        from localspec.registry.store.files import HashCache
         from localspec.registry.store.store import Store
 
-        return Store(self.paths.store, self._known_hashes(), self._unfinished().files)
+        with self._lock:
+            self._hashes = self._hashes or HashCache()
+        return Store(self.paths.store, self._hashes, self._unfinished().files)
 
     def _unfinished(self) -> UnfinishedPulls:
         from localspec.registry.pulls.targets import UnfinishedPulls
@@ -169,24 +172,14 @@ class Registry:
             )
             return self._unfinished_pulls
 
-    def _known_hashes(self) -> HashCache:
-        from localspec.registry.store.files import HashCache
-
-        with self._lock:
-            self._hashes = self._hashes or HashCache()
-            return self._hashes
-
     @property
     def catalogue(self) -> Catalogue:
-        return self._live_catalogue().current
-
-    def _live_catalogue(self) -> LiveCatalogue:
         from localspec.registry.catalogue import LiveCatalogue
 
         with self._lock:
             if self._catalogue is None:
                 self._catalogue = LiveCatalogue(self.paths.user_catalogue)
-            return self._catalogue
+            return self._catalogue.current
 
     @property
     def pulls(self) -> Pulls:
