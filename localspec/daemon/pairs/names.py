@@ -194,42 +194,34 @@ def hidden_file_errors() -> Iterator[None]:
         raise
 
 
-def from_files(name: str) -> PairFiles:
-    """Return the files that `name` means, without reading them. Raises ModelNotFound."""
-    parts = split_model_names(name)
-    if len(parts) > 2:
-        raise ModelNotFound(
-            f"'{name[:80]}' names more than two files, a target and a draft.", param="model"
-        )
-    try:
-        files = [find_file(part) for part in parts]
-    except NoSuchPair as error:
-        if len(parts) == 1:
-            raise
-        # A plain ModelNotFound: the configured pair never answers for a name of two files, so that no
-        # response reveals whether one of them exists.
-        raise ModelNotFound(error.message, param=error.param) from None
-    return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
-
-
 def files_of(name: str, registry: Registry) -> PairFiles:
-    """Return the files that `name` means, like `from_files`, with what drafts for a lone target.
+    """Return the files that `name` means, with what drafts for a lone target, without reading the target.
 
     A name of two files means exactly these, so that drafts can be compared.
 
     Raises:
         NoSuchPair: Ollama has no model of that name. The message names pairs with the same model.
+        ModelNotFound: There is no such file, or the name is one of more than two.
     """
     from localspec.registry.ollama_names import is_ollama_name
 
+    parts = split_model_names(name)
+    if len(parts) > 2:
+        problem = f"'{name[:80]}' names more than two files, a target and a draft."
+        raise ModelNotFound(problem, param="model")
     try:
-        files = from_files(name)
-    except NoSuchPair:
-        if is_ollama_name(name):
+        target, *drafts = map(find_file, parts)
+    except NoSuchPair as error:
+        if len(parts) == 1 and is_ollama_name(name):
             raise registry.not_in_ollama_error(name) from None
-        raise
+        if len(parts) == 1:
+            raise
+        # A plain ModelNotFound: the configured pair never answers for a name of two files, so that no
+        # response reveals whether one of them exists.
+        raise ModelNotFound(error.message, param=error.param) from None
+    files = PairFiles(name, str(target), str(drafts[0]) if drafts else None)
     if files.draft is None:
-        own_drafts = registry.find_own_drafts(Path(files.target))
+        own_drafts = registry.find_own_drafts(target)
         if own_drafts and own_drafts[0] != files.target:
             files.draft = own_drafts[0]
         _add_other_drafts(files, own_drafts)

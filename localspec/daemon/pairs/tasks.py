@@ -226,7 +226,23 @@ class DraftTrials:
         for prompt in PROMPTS:
             if len(texts) >= 2 and self._loop.time() > deadline:
                 break
-            done = await self._generate(files, prompt, kind)
+            if self._pairs.busy:
+                raise Interrupted
+            request = frames.Generate(
+                0,
+                frames.TextPrompt(prompt),
+                sampling=_GREEDY,
+                max_tokens=TOKENS_PER_PROMPT,
+                speculative=frames.SpeculationSettings(depth=TRIAL_DEPTH, kind=kind),
+                cache_prompt=False,
+            )
+            try:
+                done = await self._pairs.generate(files, request)
+            except LocalspecError as error:
+                # Some of its subclasses mean that this draft cannot be loaded. Unavailable itself does not.
+                if type(error) is Unavailable:
+                    raise Interrupted from error
+                raise
             texts.append(count_verified(done))
             info = self._pairs.info(files.name)
             if info is None or not info.profile.get("draft_ms"):
@@ -241,27 +257,6 @@ class DraftTrials:
             {int(width): float(ms) for width, ms in profile["draft_ms"].items()},
             float(profile["overhead_ms"]),
         )
-
-    async def _generate(
-        self, files: frames.PairFiles, prompt: str, kind: DrafterKind
-    ) -> frames.Done:
-        if self._pairs.busy:
-            raise Interrupted
-        request = frames.Generate(
-            0,
-            frames.TextPrompt(prompt),
-            sampling=_GREEDY,
-            max_tokens=TOKENS_PER_PROMPT,
-            speculative=frames.SpeculationSettings(depth=TRIAL_DEPTH, kind=kind),
-            cache_prompt=False,
-        )
-        try:
-            return await self._pairs.generate(files, request)
-        except LocalspecError as error:
-            # Some of its subclasses mean that this draft cannot be loaded. Unavailable itself does not.
-            if type(error) is Unavailable:
-                raise Interrupted from error
-            raise
 
     async def _release(self) -> None:
         pair = self._pairs.get(self._measured)
