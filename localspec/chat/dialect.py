@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -238,14 +238,10 @@ def _opening(turn: str, question_mark: str, prompt: str) -> str:
         # The prompt ends with the marker, which the template omits in earlier turns.
         return prompt[len(turn) :]
     if prompt == turn:  # The prompt ends with the marker, as do earlier turns.
-        return next((end for end in _ends(prompt) if end not in question_mark), "")
+        places = [match.start() for match in _THOUGHT_MARKER.finditer(prompt)]
+        ends = (prompt[at:] for at in reversed(places))
+        return next((end for end in ends if end not in question_mark), "")
     raise _UnknownMarkers
-
-
-def _ends(text: str) -> Iterator[str]:
-    """Yield the ends of `text` that begin with a marker, shortest first."""
-    for match in reversed(list(_THOUGHT_MARKER.finditer(text))):
-        yield text[match.start() :]
 
 
 def pieces(markers: ThoughtMarkers) -> list[str]:
@@ -324,11 +320,7 @@ def _render_calls(prober: _Prober, calls: _CallList, as_json: bool, id_format: s
         return ""
     if len(text) > _MAX_RENDERED_CHARS:
         raise _NotDiscovered
-    return _normalize(text)
-
-
-def _normalize(text: str) -> str:
-    """Remove the prefix of the ids, and the quotes around values, which the reader always accepts."""
+    # Without the prefix of the ids, and the quotes around values, which the reader always accepts.
     return _ID_PREFIX.sub("", text).replace(CDATA_MARKERS[0], "").replace(CDATA_MARKERS[1], "")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -37,22 +37,66 @@ from localspec.protocol.requests import (
 # Read the one constraint of an answer, under whichever of its many names a request gives it.
 
 
+_ConstraintKind = Literal["schema", "json", "choice", "grammar", "regex", "json_object"]
+# The fields with a constraint and what each of them has: those of llama-server and localspec, SGLang's
+# `ebnf`, and vLLM's older and newer ones.
+_CONSTRAINT_FIELDS: dict[str, _ConstraintKind] = {
+    "json_schema": "schema",
+    "grammar": "grammar",
+    "ebnf": "grammar",
+    "regex": "regex",
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structured_outputs.json": "json",
+    "structured_outputs.regex": "regex",
+    "structured_outputs.choice": "choice",
+    "structured_outputs.grammar": "grammar",
+    "structured_outputs.json_object": "json_object",
+}
+
+
 def read_constraint(request: GenerationRequest) -> frames.Constraint | None:
     """Return the grammar, schema or expression that the answer must match; None if it is free.
 
     Raises:
-        InvalidRequest: the request has two constraints, or an empty one.
+        InvalidRequest: the request has two constraints, an empty one, or one that is not supported.
     """
-    constraints = [
-        *_response_format(request),
-        *_llama_server_fields(request),
-        *_guided_fields(request),
-        *_structured_outputs(request),
-    ]
+    constraints = [*_response_format(request)]
+    outputs = request.structured_outputs
+    if outputs is not None and outputs.structural_tag:
+        param = "structured_outputs.structural_tag"
+        raise InvalidRequest(
+            f"'{param}' is not supported: send 'regex', 'grammar' or 'response_format'.",
+            param=param,
+        )
+    for param, kind in _CONSTRAINT_FIELDS.items():
+        value: Any = request
+        for name in param.split("."):
+            value = getattr(value, name, None)
+        if value or (kind == "schema" and value is not None):
+            constraints.append(_constraint_of(param, kind, value))
     if len(constraints) > 1:
         names = " and ".join(f"'{entry.param}'" for entry in constraints)
         raise InvalidRequest(f"{names} cannot be used together.", param=constraints[1].param)
     return constraints[0] if constraints else None
+
+
+def _constraint_of(param: str, kind: _ConstraintKind, value: Any) -> frames.Constraint:
+    match kind:
+        case "schema":
+            return _schema_constraint(param, value)
+        case "json":
+            return _schema_constraint(param, _decode_schema(value, param))
+        case "choice":
+            if not all(value):
+                raise InvalidRequest(f"'{param}' contains an empty text.", param=param)
+            source = "|".join(map(re.escape, dict.fromkeys(value)))
+            return frames.Constraint("regex", f"({source})", param=param)
+        case "grammar" | "regex":
+            return frames.Constraint(kind, value, param=param)
+    return frames.Constraint("json_object", param=param)
 
 
 def _response_format(request: GenerationRequest) -> Iterator[frames.Constraint]:
@@ -62,77 +106,14 @@ def _response_format(request: GenerationRequest) -> Iterator[frames.Constraint]:
     if response_format.type == "json_object" and response_format.schema is None:
         yield frames.Constraint("json_object", param="response_format")
         return
-    schema = (
-        response_format.json_schema.schema
-        if response_format.json_schema
-        else response_format.schema
-    )
-    strict = bool(
-        response_format.json_schema.strict
-        if response_format.json_schema
-        else response_format.strict
-    )
+    source = response_format.json_schema or response_format
+    schema = source.schema
     if schema is None:
         raise InvalidRequest(
             "'response_format.json_schema' is missing.", param="response_format.json_schema"
         )
     # As in llama-server, an empty schema means any object.
-    yield _schema_constraint("response_format", schema or {"type": "object"}, strict)
-
-
-def _llama_server_fields(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    """Yield the constraints in the fields of llama-server and localspec, and in SGLang's `ebnf`."""
-    if request.json_schema is not None:
-        yield _schema_constraint("json_schema", request.json_schema)
-    if request.grammar:
-        yield frames.Constraint("grammar", request.grammar, param="grammar")
-    if request.ebnf:
-        yield frames.Constraint("grammar", request.ebnf, param="ebnf")
-    if request.regex:
-        yield frames.Constraint("regex", request.regex, param="regex")
-
-
-def _guided_fields(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    """Yield the constraints in vLLM's older fields."""
-    if request.guided_json:
-        yield _schema_constraint("guided_json", _decode_schema(request.guided_json, "guided_json"))
-    if request.guided_regex:
-        yield frames.Constraint("regex", request.guided_regex, param="guided_regex")
-    if request.guided_choice:
-        yield _choice_constraint(request.guided_choice, "guided_choice")
-    if request.guided_grammar:
-        yield frames.Constraint("grammar", request.guided_grammar, param="guided_grammar")
-
-
-def _structured_outputs(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    """Yield the constraint in vLLM's newer field."""
-    outputs, field = request.structured_outputs, "structured_outputs"
-    if outputs is None:
-        return
-    if outputs.structural_tag:
-        raise InvalidRequest(
-            f"'{field}.structural_tag' is not supported: send 'regex', 'grammar' or "
-            "'response_format'.",
-            param=f"{field}.structural_tag",
-        )
-    if outputs.json:
-        yield _schema_constraint(f"{field}.json", _decode_schema(outputs.json, f"{field}.json"))
-    if outputs.regex:
-        yield frames.Constraint("regex", outputs.regex, param=f"{field}.regex")
-    if outputs.choice:
-        yield _choice_constraint(outputs.choice, f"{field}.choice")
-    if outputs.grammar:
-        yield frames.Constraint("grammar", outputs.grammar, param=f"{field}.grammar")
-    if outputs.json_object:
-        yield frames.Constraint("json_object", param=f"{field}.json_object")
-
-
-def _choice_constraint(texts: Sequence[str], param: str) -> frames.Constraint:
-    """Return an expression that matches exactly one of some texts."""
-    if not all(texts):
-        raise InvalidRequest(f"'{param}' contains an empty text.", param=param)
-    source = "|".join(map(re.escape, dict.fromkeys(texts)))
-    return frames.Constraint("regex", f"({source})", param=param)
+    yield _schema_constraint("response_format", schema or {"type": "object"}, bool(source.strict))
 
 
 def _decode_schema(schema: str | dict[str, Any], param: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _join_alternating(messages: Messages) -> Messages:
     for index, message in enumerate(messages):
         previous = result[-1] if result else None
         same_role = previous is not None and previous["role"] == message["role"]
-        are_texts = previous is not None and _have_only_text(previous, message)
+        are_texts = {*message, *(previous or ())} <= {"role", "content"}
         joinable = index + 1 < len(messages) and are_texts
         if same_role and (message["role"] == USER or (message["role"] == ASSISTANT and joinable)):
             assert previous is not None
@@ -88,10 +88,6 @@ def _join_alternating(messages: Messages) -> Messages:
         else:
             result.append(message)
     return result
-
-
-def _have_only_text(*messages: dict[str, Any]) -> bool:
-    return all(message.keys() <= {"role", "content"} for message in messages)
 
 
 def _join_system(messages: Messages) -> Messages:
@@ -268,13 +264,13 @@ def _write_python_call(function: dict[str, Any]) -> str:
     arguments = function.get("arguments")
     if not isinstance(arguments, dict):
         return f"{function.get('name')}(**{arguments or {}})"
-    entries = (f"{key}={_write_python(value)}" for key, value in arguments.items())
+    entries = [
+        f"{key}={value!r}"  # a constant of Python
+        if value is None or isinstance(value, bool)
+        else f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in arguments.items()
+    ]
     return f"{function.get('name')}({', '.join(entries)})"
-
-
-def _write_python(value: Any) -> str:
-    is_constant = value is None or isinstance(value, bool)
-    return repr(value) if is_constant else json.dumps(value, ensure_ascii=False)
 
 
 def format_tool_result(text: str | None) -> str:

@@ -232,7 +232,11 @@ class JsonCalls(CallReader):
             case '"':
                 self._quote = match.start()
             case "{" | "[":
-                self._open(token)
+                self._depth += 1
+                if token == "{" and not self._base:
+                    self._object, self._base = _Object(), self._depth
+                elif not self._base and self._depth > 1:
+                    self.is_broken = True  # an array of arrays
             case "}" | "]":
                 self._close()
             case ":" if is_top_level:
@@ -309,13 +313,6 @@ class JsonCalls(CallReader):
         except ValueError:
             self.is_broken = True
             return ""
-
-    def _open(self, token: str) -> None:
-        self._depth += 1
-        if token == "{" and not self._base:
-            self._object, self._base = _Object(), self._depth
-        elif not self._base and self._depth > 1:
-            self.is_broken = True  # an array of arrays
 
     def _close(self) -> None:
         self._depth -= 1
