@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -78,14 +79,14 @@ def test_a_pull_with_many_watchers_is_transferred_once(home: PullingHome) -> Non
     assert listed["state"] == "done"
 
 
-# A daemon that hashes half of a file and goes on once the file "go" exists.
+# Every process hashes half of a file and goes on once the file "go" exists. Pulls run in a child process.
 HALF = """
-import os, sys, time
+import os, time
 from localspec.registry.store import files
 real = files.sha256_of
 
 def half(path, *, progress=None, cancel=None):
-    while not os.path.exists(os.environ["LOCALSPEC_HOME"] + "/go"):
+    while not os.path.exists(GO):
         if progress:
             progress(path.stat().st_size // 2)
         files.check_cancel(cancel)
@@ -93,14 +94,20 @@ def half(path, *, progress=None, cancel=None):
     return real(path, progress=progress, cancel=cancel)
 
 files.sha256_of = half
-from localspec.daemon.__main__ import main
-sys.exit(main())
 """
+
+
+def start_hashing_halves(home: PullingHome) -> RunningDaemon:
+    site = home.root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(f"GO = {str(home.root / 'go')!r}\n{HALF}")
+    home.environment["PYTHONPATH"] = os.pathsep.join([str(site), home.environment["PYTHONPATH"]])
+    return RunningDaemon(home)
 
 
 def test_the_progress_of_hashing_is_reported(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
-        daemon = RunningDaemon(home, program=HALF)
+        daemon = start_hashing_halves(home)
         half = sum(file.stat().st_size // 2 for file in home.files)
         for again in range(2):
             assert home.request("POST", "/localspec/pulls", {"name": "tiny"}).status == 202
@@ -122,7 +129,7 @@ def test_the_progress_of_hashing_is_reported(tmp_path: Path) -> None:
 
 def test_pull_and_verify_show_the_progress_of_hashing(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
-        daemon = RunningDaemon(home, program=HALF)
+        daemon = start_hashing_halves(home)
         for command, doing in (("pull", "verifying"), ("verify", "hashing")):
             with subprocess.Popen(
                 [sys.executable, "-m", "localspec", command, "tiny"],
