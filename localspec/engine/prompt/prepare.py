@@ -16,6 +16,7 @@ import msgspec
 
 from localspec.chat.dialect import pieces
 from localspec.chat.reader import reader_of
+from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import PictureRows, Vocab, check_tokens, is_picture
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
@@ -206,10 +207,6 @@ class Preparer:
         if is_text and vocab.add_bos and tokens[:2] == [vocab.bos] * 2:
             # The tokenizer adds another BOS token to that of the text. As in llama-server, both are read.
             note = _TWO_BOS.format(vocab.text(vocab.bos))
-        prefix = None  # The saved state of the prompt's beginning. The last token is always read.
-        if request.cache_prompt and request.priority != "editor":
-            exact = self._pair.settings.exact if request.exact is None else request.exact
-            prefix = self._pair.load_saved_prefix(tokens[:-1], exact)
         tokenized = TokenizedRequest(
             request,
             tokens,
@@ -218,7 +215,7 @@ class Preparer:
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
-            prefix,
+            self._saved_prefix(request, tokens),
             note,
             reader_of(request, tail, request.thoughts, reasoning=reasoning),
             self._loop_guard(request, limit, tokens),
@@ -320,6 +317,13 @@ class Preparer:
         vocab = self._pair.vocab
         infill = partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
         return Sampler(settings, breakers=breakers, narrowed=infill if settings.infill else None)
+
+    def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
+        """Return the saved state of the prompt's beginning, if any; the last token is always read."""
+        if not request.cache_prompt or request.priority == "editor":
+            return None
+        exact = self._pair.settings.exact if request.exact is None else request.exact
+        return self._pair.load_saved_prefix(tokens[:-1], exact)
 
     def tokens(self, prompt: Prompt, pictures: RequestPictures, *, fits: bool = True) -> list[int]:
         """Return the tokens of a prompt of any kind, which has these pictures.
