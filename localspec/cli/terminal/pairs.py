@@ -11,27 +11,17 @@ from localspec.cli.terminal import render
 from localspec.cli.terminal.figures import format_time
 from localspec.files import format_size
 
-_DRAFT_LABELS = {
-    "model": "model",
-    "mtp-embedded": "MTP heads",
-    "mtp-sidecar": "MTP heads",
-    "eagle3": "EAGLE-3",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-    "ngram": "n-gram",
-    "none": "",
-    "upstream": "there",
-}
-_DRAFT_DESCRIPTIONS = {
-    "model": "a draft model",
-    "mtp-embedded": "the MTP heads in the target's file",
-    "mtp-sidecar": "the MTP heads in the draft's file",
-    "eagle3": "an EAGLE-3 draft, which reads layers of the target",
-    "dflash": "a DFlash draft, which reads layers of the target",
-    "dspark": "a DSpark draft, which reads layers of the target",
-    "ngram": "from the text itself (n-gram)",
-    "none": "",
-    "upstream": "what the server has",
+# What drafts for a pair: a word for columns, and a description.
+_DRAFTS = {
+    "model": ("model", "a draft model"),
+    "mtp-embedded": ("MTP heads", "the MTP heads in the target's file"),
+    "mtp-sidecar": ("MTP heads", "the MTP heads in the draft's file"),
+    "eagle3": ("EAGLE-3", "an EAGLE-3 draft, which reads layers of the target"),
+    "dflash": ("DFlash", "a DFlash draft, which reads layers of the target"),
+    "dspark": ("DSpark", "a DSpark draft, which reads layers of the target"),
+    "ngram": ("n-gram", "from the text itself (n-gram)"),
+    "none": ("", ""),
+    "upstream": ("there", "what the server has"),
 }
 _TARGET_SUFFIXES = {"mtp-embedded": " with its own MTP heads", "none": "", "upstream": ""}
 _POOLINGS = {"mean": "the mean of its tokens", "cls": "its first token", "last": "its last token"}
@@ -77,7 +67,7 @@ def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
         memory = entry["memory"] if entry["memory"] in ("", "cpu") else f"{entry['memory']} GB"
         name = _mark_configured(entry["name"], configured)
         rows.append([name, str(entry["year"] or ""), _format_size(entry), memory])
-        rows[-1] += [_DRAFT_LABELS[entry["kind"]], "yes" if entry["here"] else ""]
+        rows[-1] += [_DRAFTS[entry["kind"]][0], "yes" if entry["here"] else ""]
         rows[-1] += [entry["fits"] or "", entry["summary"] or _format_files(entry)]
     render.table(rows)
 
@@ -124,7 +114,7 @@ def _rows_of_files(view: dict[str, Any]) -> list[tuple[str, str]]:
     if view["matched"] is not None:
         rows.append(("tokenizers", "match" if view["matched"] else f"differ: {view['reason']}"))
     rows += [("note", note) for note in view["notes"]]
-    rows.append(("drafts", _DRAFT_DESCRIPTIONS[view["kind"]]))
+    rows.append(("drafts", _DRAFTS[view["kind"]][1]))
     rows += format_tuned(view["tuned"]) if view.get("tuned") else []
     memory = f"{format_size(view['needed'])} with {view['context']} tokens of context"
     rows.append(("memory", memory))
@@ -276,7 +266,7 @@ def drafts(report: dict[str, Any]) -> None:
     rows = [["DRAFT", "KIND", "SIZE", "ACCEPTED" if measured else "TARGET IS", *heads, "WHERE"]]
     for draft in matching:
         figures = _format_gain(draft["gain"]) if measured else [f"{draft['ratio']:.1f}×"]
-        label, size = _DRAFT_LABELS[draft["kind"]], format_size(draft["size"])
+        label, size = _DRAFTS[draft["kind"]][0], format_size(draft["size"])
         rows.append([draft["name"], label, size, *figures, draft["origin"]])
     if not matching:
         render.line("Nothing on this disk can draft for the target but its text itself (n-gram).")
