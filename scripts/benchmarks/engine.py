@@ -61,9 +61,7 @@ def main(arguments: list[str]) -> int:
 def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Return the parser of what to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
     parser = argparse.ArgumentParser(
-        program,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a small pair: does it work, not how fast is it")

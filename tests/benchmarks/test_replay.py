@@ -20,13 +20,7 @@ from benchmarks.device import (
     without_draft,
 )
 from benchmarks.traces.copying import compare_copying, make_copying, shortest_ms
-from benchmarks.traces.replay import (
-    Costs,
-    Replay,
-    markdown,
-    regret,
-    runs_of_hits,
-)
+from benchmarks.traces.replay import Costs, Replay, markdown, regret, runs_of_hits
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.llama import Batch
 from localspec.engine.speculation.acceptance import Calibration, find_bucket

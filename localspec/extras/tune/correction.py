@@ -120,10 +120,7 @@ def _positions(
 
 
 def fit_rows(
-    rows: Floats,
-    training: Positions,
-    validation: Positions,
-    go_on: Callable[[float], bool],
+    rows: Floats, training: Positions, validation: Positions, go_on: Callable[[float], bool]
 ) -> Floats:
     """Return the rows (m, width) that give the validation texts the highest probability.
 

@@ -233,10 +233,7 @@ def read_files(files: Iterable[str]) -> list[TrainingText]:
 
 
 def complete_places(
-    client: TuneClient,
-    pair: str,
-    places: Sequence[Place],
-    report: Callable[[int], bool],
+    client: TuneClient, pair: str, places: Sequence[Place], report: Callable[[int], bool]
 ) -> list[TrainingText]:
     """Return what the target writes at places in files, until `report` returns False.
 

@@ -22,8 +22,19 @@ _TABLE_HEADER = re.compile(r"\s*\[")
 
 def find_problem(name: str, entry: Upstream) -> tuple[str, str]:
     """Return the key of an entry that is wrong and what it must be, or two empty texts."""
-    if fault := _check_address(entry.upstream):
+    # The address may contain a password, so it is not repeated.
+    url, example = entry.upstream, "must look like http://HOST:PORT/v1"
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        return "upstream", example
+    if "@" in parts.netloc:
+        fault = "must contain no user or password; name the key by key_env or key_file"
         return "upstream", fault
+    is_plain = url.isascii() and url.isprintable() and not {" ", "\\"} & {*url}
+    if not is_valid or parts.query or parts.fragment or not is_plain:
+        return "upstream", example
     if entry.key_env and entry.key_file:
         return "key_file", "give either key_env or key_file"
     if entry.key_env and not _VARIABLE_NAME.fullmatch(entry.key_env):
@@ -35,24 +46,6 @@ def find_problem(name: str, entry: Upstream) -> tuple[str, str]:
     if entry.fallback == name:
         return "fallback", "must be another pair"
     return "", ""
-
-
-def _check_address(url: str) -> str:
-    """Return what is wrong with a server's address, or an empty text.
-
-    The address may contain a password, so it is not repeated.
-    """
-    example = "must look like http://HOST:PORT/v1"
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        return example
-    if "@" in parts.netloc:
-        return "must contain no user or password; name the key by key_env or key_file"
-    if not is_valid or parts.query or parts.fragment or not url.isascii() or not url.isprintable():
-        return example
-    return example if " " in url or "\\" in url else ""
 
 
 def add_upstream(file: Path, name: str, entry: Upstream, *, replace: bool = False) -> None:
@@ -74,22 +67,20 @@ def add_upstream(file: Path, name: str, entry: Upstream, *, replace: bool = Fals
                 f"{file} has a pair '{name}' already; to replace it: localspec add … --replace"
             )
         text, table = _remove_table(file, text, table, name)
-    changed_keys = [
-        key for key in entry.__struct_fields__ if getattr(entry, key) != getattr(_DEFAULTS, key)
-    ]
     # The round trip through JSON turns tuples into lists, as TOML has them.
     encoded = msgspec.json.decode(msgspec.json.encode(entry))
-    values = {key: encoded[key] for key in changed_keys}
-    lines = [
-        f"[pairs.{_format_key(name)}]",
-        *(f"{key} = {_format_value(value)}" for key, value in values.items()),
-    ]
-    if text and not text.endswith("\n"):
-        text += "\n"
+    fields = entry.__struct_fields__
+    changed = [key for key in fields if getattr(entry, key) != getattr(_DEFAULTS, key)]
+    values = {key: encoded[key] for key in changed}
+    try:
+        lines = [f"{key} = {literals.toml(value)}" for key, value in values.items()]
+    except ValueError:
+        raise InvalidRequest("A value must be text; this is not UTF-8.") from None
+    quoted_name = f'"{name}"' if "." in name else name
     if text:
-        text += "\n"
-    table_text = "\n".join(lines)
+        text = text.removesuffix("\n") + "\n\n"
     expected = {**table, "pairs": {**table.get("pairs", {}), name: values}}
+    table_text = "\n".join([f"[pairs.{quoted_name}]", *lines])
     _write_table(file, f"{text}{table_text}\n", expected)
 
 
@@ -171,14 +162,3 @@ def _means(text: str, expected: dict[str, Any]) -> bool:
     except tomllib.TOMLDecodeError:
         return False
     return {"pairs": {}, **content} == {"pairs": {}, **expected}
-
-
-def _format_key(name: str) -> str:
-    return f'"{name}"' if "." in name else name
-
-
-def _format_value(value: object) -> str:
-    try:
-        return literals.toml(value)
-    except ValueError:
-        raise InvalidRequest("A value must be text; this is not UTF-8.") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
+_count_option = partial(click.option, cls=NumberOption, type=click.IntRange(1, 64), metavar="N")
 
 
 @click.command(
@@ -42,9 +44,7 @@ _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
     help="The engine, or a compose file for one.",
 )
 @click.option(
-    "--engine",
-    type=click.Choice([*ENGINES]),
-    help="The engine in a compose file (default: vllm).",
+    "--engine", type=click.Choice([*ENGINES]), help="The engine in a compose file (default: vllm)."
 )
 @click.option(
     "--host",
@@ -59,22 +59,8 @@ _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
     metavar="N",
     help="Its port, if not the engine's usual one.",
 )
-@click.option(
-    "--nodes",
-    cls=NumberOption,
-    type=click.IntRange(1, 64),
-    metavar="N",
-    default=1,
-    help="Machines that share the target (vllm, sglang).",
-)
-@click.option(
-    "--gpus",
-    cls=NumberOption,
-    type=click.IntRange(1, 64),
-    metavar="N",
-    default=1,
-    help="GPUs of each machine.",
-)
+@_count_option("--nodes", default=1, help="Machines that share the target (vllm, sglang).")
+@_count_option("--gpus", default=1, help="GPUs of each machine.")
 @click.option(
     "--context",
     cls=NumberOption,
@@ -108,82 +94,54 @@ def command(
             "--nodes needs --host: the name by which the others reach the first machine."
         )
     exported = _load_pair(inputs.resolve_pair(name), with_tuned="llama-server" in (form, engine))
-    exported = _with_weights(exported, weights, draft_weights)
+    # Nobody has compared the vocabulary of weights that the command line names, so it counts as unknown.
+    if weights:
+        original = _check_weights(weights)
+        target = replace(exported.target, original=original, vocabulary=0)
+        exported = replace(exported, target=target)
+    if draft_weights:
+        if not exported.draft:
+            raise UsageError(f"'{exported.name}' has no draft in a file of its own.")
+        original = _check_weights(draft_weights)
+        exported = replace(exported, draft=replace(exported.draft, original=original, vocabulary=0))
     if form == "compose":
-        render.verbatim(
-            export.render_compose(exported, location, engine or "vllm").removesuffix("\n")
-        )
+        text = export.render_compose(exported, location, engine or "vllm")
     else:
-        render.verbatim(
-            export.render_script(
-                exported, location, ENGINES[form](exported, location)
-            ).removesuffix("\n")
-        )
+        text = export.render_script(exported, location, ENGINES[form](exported, location))
+    render.verbatim(text.removesuffix("\n"))
     return 0
 
 
 def _load_pair(name: str, *, with_tuned: bool) -> export.ExportedPair:
     """Return a pair as the daemon has it installed, or else as the catalogue describes it.
 
-    with_tuned: its draft is the one that `localspec tune` has made, if there is one.
+    with_tuned: its draft is the one of `localspec tune`, if there is one that llama-server can use.
     """
     client = PairsClient()
     entries = client.pairs(everything=True)["pairs"]
     lowered = name.strip().lower()
-    matches = [
-        listed_pair
-        for listed_pair in entries
-        if lowered in (listed_pair["name"], *listed_pair["aliases"])
-    ]
-    entry = matches[0] if matches else {}
-    view = None if matches and not entry["here"] else client.pair(entry.get("name", name))
+    named = (pair for pair in entries if lowered in (pair["name"], *pair["aliases"]))
+    entry: dict[str, Any] = next(named, {})
+    view = None if entry and not entry["here"] else client.pair(entry.get("name", name))
     if view and view["name"] != entry.get("name"):
-        entry = next(
-            (listed_pair for listed_pair in entries if listed_pair["name"] == view["name"]), {}
-        )
-    pair_name = str((view or entry)["name"])
-    exported = export.read_pair(
-        name, entry, view, ConversationsClient().statistics(_ALL_DAYS, pair_name)["total"]
-    )
-    return _with_tuned_draft(exported, view) if with_tuned and view else exported
-
-
-def _with_tuned_draft(exported: export.ExportedPair, view: dict[str, Any]) -> export.ExportedPair:
-    """Return the pair with the draft that `localspec tune` has made, if llama-server can use one."""
-    tuned, architecture = view.get("tuned"), view["target"]["architecture"]
-    if not tuned:
+        entry = next((pair for pair in entries if pair["name"] == view["name"]), {})
+    total = ConversationsClient().statistics(_ALL_DAYS, str((view or entry)["name"]))["total"]
+    exported = export.read_pair(name, entry, view, total)
+    tuned = view.get("tuned") if view and with_tuned else None
+    if view is None or not tuned:
         return exported
     own = exported.draft.path if exported.draft else ""
     path = tuned_folder(default_paths().tuned, exported.target.path, own) / tuned["file"]
     draft = export.ExportedModel(path.name, path=str(path))
     if tuned["method"] != NEW_DRAFT:
         return replace(exported, draft=draft)
+    architecture = view["target"]["architecture"]
     if emits_layers(architecture):
         return replace(exported, draft=draft, draft_kind="eagle3")
     render.note(
         f"The new draft of {exported.name} is left out: llama-server does not show it the target's states "
         f"({architecture})."
     )
-    return exported
-
-
-def _with_weights(
-    exported: export.ExportedPair, target: str | None, draft: str | None
-) -> export.ExportedPair:
-    """Return the pair with the original weights that the command line names.
-
-    Their vocabulary counts as unknown, because nobody has compared it.
-    """
-    if target:
-        exported = replace(
-            exported, target=replace(exported.target, original=_check_weights(target), vocabulary=0)
-        )
-    if draft:
-        if not exported.draft:
-            raise UsageError(f"'{exported.name}' has no draft in a file of its own.")
-        exported = replace(
-            exported, draft=replace(exported.draft, original=_check_weights(draft), vocabulary=0)
-        )
     return exported
 
 

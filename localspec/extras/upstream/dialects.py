@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from localspec.protocol import frames
 from localspec.protocol.requests import sampling_parameters
 
@@ -86,22 +88,22 @@ class ServerDialect:
     metrics_path: str = ""
     metrics: tuple[str, str, str] = ("", "", "")
 
-    def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
-        """Add a constraint to the body. `schema` is the object of a JSON schema."""
-        is_chat = "messages" in body
-        name = (self.constraints if is_chat else self.text_constraints)[constraint.kind]
+    def constrain(self, body: Body, constraint: frames.Constraint) -> None:
+        """Add a constraint to the body."""
+        kind, source = constraint.kind, constraint.source
+        name = (self.constraints if "messages" in body else self.text_constraints)[kind]
         outer, _, inner = name.partition(".")
+        schema = msgspec.json.decode(source) if kind == "json_schema" else {"type": "object"}
         if inner:
-            body[outer] = {inner: constraint.source}
-        elif name and constraint.kind in ("json_object", "json_schema") and self.has_native_api:
-            body[name] = schema or {"type": "object"}
+            body[outer] = {inner: source}
         elif name:
-            body[name] = constraint.source
-        elif constraint.kind == "json_object":
-            body["response_format"] = {"type": "json_object"}
+            is_object = kind in _JSON and self.has_native_api
+            body[name] = (schema or {"type": "object"}) if is_object else source
+        elif kind == "json_object":
+            body["response_format"] = {"type": kind}
         else:
             response_schema = {"name": "answer", "schema": schema, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": response_schema}
+            body["response_format"] = {"type": kind, kind: response_schema}
 
     def continue_message(self, body: Body, part: str) -> bool:
         """Make the answer continue the last message. Return whether the server supports that."""

@@ -8,13 +8,7 @@ from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.paths import expand_user, read_private_file
-from localspec.protocol.pairs import (
-    AddUpstreamRequest,
-    ModelView,
-    PairEntry,
-    PairView,
-    RemovedView,
-)
+from localspec.protocol.pairs import AddUpstreamRequest, ModelView, PairEntry, PairView, RemovedView
 from localspec.protocol.reading import explain
 from localspec.protocol.settings import Upstream
 
@@ -43,8 +37,12 @@ def add_upstream(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
         raise Conflict(
             f"There is a pair '{name}' of this machine or the catalogue; choose another name."
         )
-    if request.fallback and not names.is_file_name(request.fallback):
-        _check_fallback(registry, request.fallback)
+    fallback, known = request.fallback, (names.BUILTIN, *names.DEFAULT_NAMES)
+    if fallback and not names.is_file_name(fallback) and fallback not in known:
+        try:
+            registry.installed(fallback)
+        except ModelNotFound as error:
+            raise ModelNotFound(error.message, param="fallback") from None
     settings = {
         key: getattr(request, key) for key in Upstream.__struct_fields__ if hasattr(request, key)
     }
@@ -52,34 +50,18 @@ def add_upstream(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
         upstream = msgspec.convert(settings, Upstream)
     except msgspec.ValidationError as error:
         raise InvalidRequest(explain(str(error), Upstream).message) from None
-    _check_key_file(upstream.key_file)
+    try:  # other users must not be able to read it; a missing file may be created later
+        if upstream.key_file:
+            read_private_file(expand_user(upstream.key_file))
+    except OSError as error:
+        if error.strerror == "it is open to other users":
+            raise InvalidRequest(
+                f"The key file {upstream.key_file} is open to other users; close it to them: chmod 600",
+                param="key_file",
+            ) from None
     upstreams.add_upstream(registry.paths.user_catalogue, name, upstream, replace=request.replace)
     registry.reload()
     return upstream_entry(name, upstream)
-
-
-def _check_fallback(registry: Registry, name: str) -> None:
-    if name in (names.BUILTIN, *names.DEFAULT_NAMES):
-        return
-    try:
-        registry.installed(name)
-    except ModelNotFound as error:
-        raise ModelNotFound(error.message, param="fallback") from None
-
-
-def _check_key_file(path: str) -> None:
-    """Refuse a key file that other users can read. A missing file may be created later."""
-    try:
-        if path:
-            read_private_file(expand_user(path))
-    except PermissionError as error:
-        if error.strerror == "it is open to other users":
-            raise InvalidRequest(
-                f"The key file {path} is open to other users; close it to them: chmod 600",
-                param="key_file",
-            ) from None
-    except OSError:
-        pass
 
 
 def remove_upstream(registry: Registry, name: str) -> RemovedView | None:
@@ -101,14 +83,9 @@ def remove_upstream(registry: Registry, name: str) -> RemovedView | None:
 def upstream_entry(name: str, upstream: Upstream) -> PairEntry:
     """Return the entry of such a pair in the list of pairs."""
     model = f"{upstream.upstream_model} at " if upstream.upstream_model else ""
+    target, roles, summary = model + upstream.upstream, upstream.roles, upstream.summary
     return PairEntry(
-        name,
-        "upstream",
-        here=True,
-        summary=upstream.summary,
-        roles=upstream.roles,
-        target=f"{model}{upstream.upstream}",
-        kind="upstream",
+        name, "upstream", here=True, summary=summary, roles=roles, target=target, kind="upstream"
     )
 
 

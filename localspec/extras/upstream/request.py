@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -70,9 +70,7 @@ class UpstreamRequest:
 
         The longest tokens of vocabularies have 128 to 256 characters.
         """
-        if self.max_tokens is None:
-            return MAX_ANSWER_BYTES
-        return (1 << 16) + 256 * self.max_tokens
+        return MAX_ANSWER_BYTES if self.max_tokens is None else (1 << 16) + 256 * self.max_tokens
 
     @property
     def note(self) -> str:
@@ -98,11 +96,17 @@ def build_request(
     sent.tops, sent.only_read = request.top_logprobs or 0, request.max_tokens == 0
     if sent.api != "native":
         sent.body["stream_options"] = {"include_usage": True}
-    _add_limits(sent, request, dialect)
-    _add_sampling(sent, request.sampling, dialect)
-    _add_bias(sent.body, request.sampling, dialect)
-    if request.constraint is not None:
-        _add_constraint(sent, request.constraint, dialect)
+    _add_limits_and_sampling(sent, request, dialect)
+    if (constraint := request.constraint) is not None:
+        name = constraint.param or constraint.kind
+        allowed = dialect.constraints if sent.api == "chat" else dialect.text_constraints
+        if constraint.kind not in allowed:
+            raise unsupported_field(name, dialect)
+        if constraint.begun:
+            raise unsupported_field(
+                name, dialect, "it cannot constrain an answer that is continued"
+            )
+        dialect.constrain(sent.body, constraint)
     if isinstance(request.prompt, frames.ChatPrompt):
         _add_tools(sent.body, request.prompt, request.tools, dialect)
         _add_template_options(sent, request, request.prompt, dialect)
@@ -122,58 +126,6 @@ def unsupported_field(field: str, dialect: ServerDialect, reason: str = "") -> I
 
 
 # ------------------------------------------------------------------------ the prompt
-
-
-def _convert_prompt(
-    prompt: frames.Prompt, dialect: ServerDialect, names: list[str]
-) -> UpstreamRequest:
-    match prompt:
-        case frames.ChatPrompt():
-            if prompt.pictures:
-                raise InvalidRequest(
-                    "Pictures are not passed on to the server that serves this pair; leave them out, or "
-                    "use a local pair.",
-                    param="messages",
-                )
-            body: Body = {"messages": [_convert_message(message) for message in prompt.messages]}
-            part = prompt.continued
-            if part and not dialect.continue_message(body, part):
-                raise unsupported_field("messages", dialect, "it cannot continue an answer")
-            return UpstreamRequest("chat", "chat/completions", body)
-        case frames.TextPrompt():
-            return _convert_text(prompt.text, dialect)
-        case frames.TokenPrompt():
-            return _convert_text(prompt.tokens, dialect)
-        case frames.MixedPrompt():
-            if "mixed_prompts" not in dialect.known_fields:
-                raise unsupported_field(
-                    "prompt", dialect, "it accepts text or token ids, but not both"
-                )
-            return _convert_text(prompt.parts, dialect)
-        case frames.InfillPrompt():
-            return _convert_infill(prompt, dialect, names)
-
-
-def _convert_text(prompt: object, dialect: ServerDialect) -> UpstreamRequest:
-    """Use llama-server's own path where there is one: it also returns the stop text and token ids."""
-    if dialect.has_native_api:
-        return UpstreamRequest("native", "/completion", {"prompt": prompt})
-    return UpstreamRequest("text", "completions", {"prompt": prompt})
-
-
-def _convert_message(message: frames.Message) -> Body:
-    body: Body = {"role": message.role, "content": message.content, **message.extra}
-    if calls := message.extra.get("tool_calls"):
-        body["tool_calls"] = [_convert_call(call) for call in calls]
-    return body
-
-
-def _convert_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return an earlier call with its arguments as JSON text, which is what servers expect."""
-    function = call["function"]
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"type": "function", **call, "function": {**function, "arguments": text}}
 
 
 # The markers for infilling of model families, by the beginning of a model's name.
@@ -196,104 +148,114 @@ def infill_markers(names: Sequence[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def _convert_infill(
-    prompt: frames.InfillPrompt, dialect: ServerDialect, names: list[str]
+def _convert_prompt(
+    prompt: frames.Prompt, dialect: ServerDialect, names: list[str]
 ) -> UpstreamRequest:
-    """Use llama-server's own path for infilling, or else the markers of the model."""
+    """Convert a prompt, for llama-server's own paths where there are some.
+
+    These also return the stop text and token ids, and know the model's infill markers.
+    """
+    text: object
+    left_out = []
+    match prompt:
+        case frames.ChatPrompt():
+            if prompt.pictures:
+                raise InvalidRequest(
+                    "Pictures are not passed on to the server that serves this pair; leave them out, or "
+                    "use a local pair.",
+                    param="messages",
+                )
+            body: Body = {"messages": [_convert_message(message) for message in prompt.messages]}
+            if prompt.continued and not dialect.continue_message(body, prompt.continued):
+                raise unsupported_field("messages", dialect, "it cannot continue an answer")
+            return UpstreamRequest("chat", "chat/completions", body)
+        case frames.TextPrompt():
+            text = prompt.text
+        case frames.TokenPrompt():
+            text = prompt.tokens
+        case frames.MixedPrompt():
+            if "mixed_prompts" not in dialect.known_fields:
+                reason = "it accepts text or token ids, but not both"
+                raise unsupported_field("prompt", dialect, reason)
+            text = prompt.parts
+        case frames.InfillPrompt() if dialect.has_native_api:
+            body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
+            extra = [{"filename": name, "text": text} for name, text in prompt.extra]
+            body |= {"prompt": prompt.prompt, "input_extra": extra}
+            return UpstreamRequest("native", "/infill", body)
+        case frames.InfillPrompt():
+            if (markers := infill_markers(names)) is None:
+                reason = f"the infill markers of '{names[0][:80]}' are not known"
+                raise unsupported_field("input_suffix", dialect, reason)
+            before, after, middle = markers
+            text = f"{before}{prompt.prefix}{prompt.prompt}{after}{prompt.suffix}{middle}"
+            left_out = ["input_extra"] if prompt.extra else []
     if dialect.has_native_api:
-        body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
-        extra = [{"filename": name, "text": text} for name, text in prompt.extra]
-        return UpstreamRequest(
-            "native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra}
-        )
-    markers = infill_markers(names)
-    if markers is None:
-        raise unsupported_field(
-            "input_suffix", dialect, f"the infill markers of '{names[0][:80]}' are not known"
-        )
-    prefix_marker, suffix_marker, middle_marker = markers
-    text = f"{prefix_marker}{prompt.prefix}{prompt.prompt}{suffix_marker}{prompt.suffix}{middle_marker}"
-    return UpstreamRequest(
-        "text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else []
-    )
+        return UpstreamRequest("native", "/completion", {"prompt": text})
+    return UpstreamRequest("text", "completions", {"prompt": text}, left_out)
+
+
+def _convert_message(message: frames.Message) -> Body:
+    """Return a message whose calls have their arguments as JSON text, which is what servers expect."""
+    body: Body = {"role": message.role, "content": message.content, **message.extra}
+    calls = []
+    for call in message.extra.get("tool_calls") or ():
+        arguments = call["function"].get("arguments")
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {**call["function"], "arguments": arguments}
+        calls.append({"type": "function", **call, "function": function})
+    return body | {"tool_calls": calls} if calls else body
 
 
 # ------------------------------------------------------------------------ the other fields
 
 
-def _add_limits(sent: UpstreamRequest, request: frames.Generate, dialect: ServerDialect) -> None:
+def _add_limits_and_sampling(
+    sent: UpstreamRequest, request: frames.Generate, dialect: ServerDialect
+) -> None:
+    body, known, sampling = sent.body, dialect.known_fields, request.sampling
     if request.max_tokens is not None:
-        name = "n_predict" if sent.api == "native" else "max_tokens"
-        sent.body[name] = request.max_tokens
+        body["n_predict" if sent.api == "native" else "max_tokens"] = request.max_tokens
     elif sent.api == "text":
         sent.endless = True
     if request.stop:
-        sent.body["stop"] = request.stop
-    for name in ("min_tokens", "stop_token_ids"):
-        if bound := getattr(request, name):
-            if name not in dialect.known_fields:
-                raise unsupported_field(name, dialect)
-            sent.body[name] = bound
-    extensions = (
-        ("t_max_predict_ms", request.max_predict_ms),
-        ("n_indent", request.single_line_indent),
-        ("loop_guard", request.loop_guard),
-    )
-    for name, value in extensions:
-        if value is not None and name in dialect.known_fields:
-            sent.body[name] = value
+        body["stop"] = request.stop
+    for name, value in (
+        ("min_tokens", request.min_tokens),
+        ("stop_token_ids", request.stop_token_ids),
+        ("exact", request.exact),
+        ("ignore_eos", sampling.ignore_eos),
+    ):
+        if value and name not in known:
+            raise unsupported_field(name, dialect)
+        if value:
+            body[name] = value
+
+    def add_known(name: str, value: object) -> None:
+        if value is not None and name in known:
+            body[name] = value
         elif value is not None:
             sent.left_out.append(name)
-    if request.exact and "exact" not in dialect.known_fields:
-        raise unsupported_field("exact", dialect)
 
-
-def _add_sampling(sent: UpstreamRequest, sampling: frames.Sampling, dialect: ServerDialect) -> None:
+    add_known("t_max_predict_ms", request.max_predict_ms)
+    add_known("n_indent", request.single_line_indent)
+    add_known("loop_guard", request.loop_guard)
     for name, _, bounds in sampling_parameters():
-        value = getattr(sampling, name)
-        if value is None:
-            continue
-        if name in dialect.sampling:
-            sent.body[dialect.sampling[name]] = value
-        elif value != bounds.off:
+        parameter = getattr(sampling, name)
+        if parameter is not None and name in dialect.sampling:
+            body[dialect.sampling[name]] = parameter
+        elif parameter not in (None, bounds.off):
             sent.left_out.append(name)
-    if sampling.infill and "samplers" in dialect.known_fields:
-        samplers = ["top_k", "typ_p", "top_p", "min_p", "infill"]
-        sent.body["samplers"] = samplers
-    elif sampling.infill:
-        sent.left_out.append("samplers")
-    if sampling.ignore_eos:
-        if "ignore_eos" not in dialect.known_fields:
-            raise unsupported_field("ignore_eos", dialect)
-        sent.body["ignore_eos"] = True
-
-
-def _add_bias(body: Body, sampling: frames.Sampling, dialect: ServerDialect) -> None:
+    if sampling.infill:
+        add_known("samplers", ["top_k", "typ_p", "top_p", "min_p", "infill"])
     if sampling.text_bias and not dialect.accepts_text_bias:
         raise unsupported_field("logit_bias", dialect, "it accepts token ids only")
-    if dialect.accepts_text_bias:
-        biases = [*sampling.logit_bias.items(), *sampling.text_bias.items()]
-        if biases:
-            body["logit_bias"] = [
-                [key, False if value == -math.inf else value] for key, value in biases
-            ]
-    elif sampling.logit_bias:
-        body["logit_bias"] = {
-            str(token): max(value, -100.0) for token, value in sampling.logit_bias.items()
-        }
-
-
-def _add_constraint(
-    sent: UpstreamRequest, constraint: frames.Constraint, dialect: ServerDialect
-) -> None:
-    field = constraint.param or constraint.kind
-    allowed = dialect.constraints if sent.api == "chat" else dialect.text_constraints
-    if constraint.kind not in allowed:
-        raise unsupported_field(field, dialect)
-    if constraint.begun:
-        raise unsupported_field(field, dialect, "it cannot constrain an answer that is continued")
-    schema = msgspec.json.decode(constraint.source) if constraint.kind == "json_schema" else None
-    dialect.constrain(sent.body, constraint, schema)
+    if biases := [*sampling.logit_bias.items(), *sampling.text_bias.items()]:
+        if dialect.accepts_text_bias:
+            body["logit_bias"] = [[key, bias != -math.inf and bias] for key, bias in biases]
+        else:
+            body["logit_bias"] = {str(token): max(bias, -100.0) for token, bias in biases}
 
 
 def _add_tools(
@@ -326,8 +288,7 @@ def _add_template_options(
     elif options:
         if effort := options.get("reasoning_effort"):
             sent.body["reasoning_effort"] = effort
-        unknown = options.keys() - {"reasoning_effort", "enable_thinking", "thinking"}
-        if unknown:
+        if options.keys() - {"reasoning_effort", "enable_thinking", "thinking"}:
             raise unsupported_field("chat_template_kwargs", dialect)
         if options.get("enable_thinking") is False:
             sent.left_out.append("reasoning_effort")
@@ -353,29 +314,27 @@ def _add_logprobs(sent: UpstreamRequest, request: frames.Generate, dialect: Serv
         sent.left_out.append("return_tokens")
     if request.prompt_logprobs is not None:
         raise unsupported_field("logprobs", dialect, "only local pairs compute those of a prompt")
-    if request.top_logprobs is None:
-        return
-    # With zero alternatives llama-server returns no log-probabilities at all.
-    tops = max(request.top_logprobs, 1) if dialect.has_native_api else request.top_logprobs
-    match sent.api:
-        case "chat":
-            sent.body |= {"logprobs": True, "top_logprobs": tops}
-        case "text":
-            sent.body["logprobs"] = tops
-        case "native":
-            sent.body["n_probs"] = tops
+    if request.top_logprobs is not None:
+        # With zero alternatives llama-server returns no log-probabilities at all.
+        tops = max(request.top_logprobs, 1) if dialect.has_native_api else request.top_logprobs
+        sent.body |= {
+            "chat": {"logprobs": True, "top_logprobs": tops},
+            "text": {"logprobs": tops},
+            "native": {"n_probs": tops},
+        }[sent.api]
 
 
 def _add_hints(sent: UpstreamRequest, request: frames.Generate, dialect: ServerDialect) -> None:
     """Add the fields that change no text."""
-    if "cache_prompt" in dialect.known_fields:
+    known, prediction = dialect.known_fields, request.speculative.prediction
+    if "cache_prompt" in known:
         sent.body["cache_prompt"] = request.cache_prompt
         if request.n_cache_reuse:
             sent.body["n_cache_reuse"] = request.n_cache_reuse
     if request.timings and dialect.has_native_api:
         sent.body["timings_per_token"] = True
-    if request.speculative.prediction is not None and "prediction" in dialect.known_fields:
-        sent.body["prediction"] = {"type": "content", "content": request.speculative.prediction}
+    if prediction is not None and "prediction" in known:
+        sent.body["prediction"] = {"type": "content", "content": prediction}
     speculative = msgspec.structs.replace(request.speculative, prediction=None)
-    if speculative != frames.SpeculationSettings() and "speculative" not in dialect.known_fields:
+    if speculative != frames.SpeculationSettings() and "speculative" not in known:
         sent.left_out.append("speculative")

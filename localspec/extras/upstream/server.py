@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +24,10 @@ from localspec.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from localspec.extras.upstream.connection import (
-    CounterMeasurement,
-    ResponseLines,
-    UpstreamConnection,
-)
+from localspec.extras.upstream.connection import ResponseLines, UpstreamConnection
 from localspec.extras.upstream.dialects import (
     KINDS,
+    DraftCounts,
     ServerCounters,
     ServerDialect,
     dialect_of_owner,
@@ -49,6 +47,8 @@ from localspec.protocol.settings import Upstream
 
 _LIST_TIMEOUT_S = 10.0  # for the list of models
 _ASK_TIMEOUT_S = 60.0  # for a small request, such as the tokens of a text
+_METRICS_TIMEOUT_S = 1.0
+_METRICS_RETRY_S = 0.1  # an engine may count its last pass just after it has sent the text
 _MAX_SHOWN_MODELS = 5  # in an error message
 
 
@@ -125,10 +125,9 @@ class UpstreamServer:
             return self.known
 
     async def _discover(self, weights: bool) -> ServerInfo:
-        upstream = self.upstream
-        stated = KINDS.get(upstream.upstream_kind)
-        if stated and upstream.upstream_model and not weights:
-            return ServerInfo(stated, upstream.upstream_model)
+        name, stated = self.upstream.upstream_model, KINDS.get(self.upstream.upstream_kind)
+        if stated and name and not weights:
+            return ServerInfo(stated, name)
         data = self.connection.decode(await self.connection.get("models", _LIST_TIMEOUT_S))
         entries = data.get("data") if isinstance(data, dict) else None
         models = [
@@ -138,37 +137,32 @@ class UpstreamServer:
         ]
         if not models:
             raise self.connection.invalid_response("the list of models is empty or invalid")
-        entry = self._choose_model(models)
-        meta = entry.get("meta")
-        context = parse_count(entry.get("max_model_len")) or parse_count(
-            meta.get("n_ctx") if isinstance(meta, dict) else None
-        )
-        dialect = stated or dialect_of_owner(entry.get("owned_by"))
-        root = entry.get("root")
-        weights_name = root if isinstance(root, str) else ""
+        if name:
+            entry = next((model for model in models if model["id"] == name), models[0])
+        else:
+            entry = self._choose_model(models)
+        meta, root = entry.get("meta"), entry.get("root")
+        n_ctx = parse_count(meta.get("n_ctx") if isinstance(meta, dict) else None)
         return ServerInfo(
-            dialect, upstream.upstream_model or entry["id"], context or 0, weights_name
+            stated or dialect_of_owner(entry.get("owned_by")),
+            name or entry["id"],
+            parse_count(entry.get("max_model_len")) or n_ctx or 0,
+            root if isinstance(root, str) else "",
         )
 
     def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the entry of the model that the pair names, or of the server's only model.
+        """Return the entry of the server's only model.
 
         Another localspec lists its default model first. Adapters, which have a parent, are not counted.
         """
-        name = self.upstream.upstream_model
-        if name:
-            return next((model for model in models if model["id"] == name), models[0])
         base_models = [model for model in models if not model.get("parent")]
-        if len(base_models) == 1 or (
-            base_models and dialect_of_owner(base_models[0].get("owned_by")).kind == "localspec"
-        ):
+        kinds = [dialect_of_owner(model.get("owned_by")).kind for model in base_models[:1]]
+        if len(base_models) == 1 or kinds == ["localspec"]:
             return base_models[0]
-        ellipsis = "…" * (len(models) > _MAX_SHOWN_MODELS)
-        names = ", ".join(
-            self.connection.clean(model["id"]) for model in models[:_MAX_SHOWN_MODELS]
-        )
+        shown = models[:_MAX_SHOWN_MODELS]
+        names = ", ".join(self.connection.clean(model["id"]) for model in shown)
         raise InvalidRequest(
-            f"The server of '{self.name}' has several models: {names}{ellipsis}. "
+            f"The server of '{self.name}' has several models: {names}{'…' * (models != shown)}. "
             f"Name one: localspec add {self.name} --upstream … --upstream-model NAME --replace",
             param="model",
         )
@@ -177,17 +171,10 @@ class UpstreamServer:
         """Return the information of a loaded pair, without a request to the server."""
         known = self.known
         model = known.model if known else self.upstream.upstream_model
-        return frames.Loaded(
-            self.name,
-            f"{model or 'its model'} at {self.connection.origin}",
-            None,
-            known.context if known else 0,
-            0,
-            None,
-            "",
-            "",
-            backend=known.dialect.name if known else "upstream",
-        )
+        target = f"{model or 'its model'} at {self.connection.origin}"
+        context = known.context if known else 0
+        backend = known.dialect.name if known else "upstream"
+        return frames.Loaded(self.name, target, None, context, 0, None, "", "", backend=backend)
 
     # ------------------------------------------------------------------ requests
 
@@ -220,7 +207,7 @@ class UpstreamServer:
 
     async def _try_once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
         known = await self.discover()
-        dialect, connection = known.dialect, self.connection
+        dialect = known.dialect
         infill = isinstance(request.prompt, frames.InfillPrompt) and not dialect.has_native_api
         if infill and not infill_markers([known.model]):
             known = await self.discover(weights=True)
@@ -234,44 +221,18 @@ class UpstreamServer:
             yield frames.Started(0, 0, 0, note=sent.note)
             yield frames.Done(0, "length", 0, 0, frames.Timings(), frames.Speculation())
             return
-        counting = (
-            CounterMeasurement(connection, dialect, self._counter_tasks)
-            if self._can_use_counters(dialect)
-            else None
-        )
-        stream = self._stream_answer(sent, known, began, counting)
-        async with contextlib.aclosing(stream) as events:
-            async for event in events:
-                yield event
-
-    async def _fill_context(self, sent: UpstreamRequest) -> None:
-        """Set the limit of a text to the rest of vLLM's context. Without a limit vLLM writes 16 tokens."""
-        known, prompt = await self.discover(weights=True), sent.body["prompt"]
-        if isinstance(prompt, str):
-            prompt = (await self._tokenize(known, prompt=prompt))["tokens"]
-        if known.context > len(prompt):
-            sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
-
-    def _can_use_counters(self, dialect: ServerDialect) -> bool:
-        """Return whether the server's counters can measure one answer.
-
-        They are used if its answers do not report their drafts and no other request of ours is running.
-        """
-        return bool(dialect.metrics_path) and not self._reports_drafts and self.counted.running <= 1
-
-    async def _stream_answer(
-        self,
-        sent: UpstreamRequest,
-        known: ServerInfo,
-        began: float,
-        counting: CounterMeasurement | None,
-    ) -> AsyncGenerator[Event, None]:
-        dialect, connection = known.dialect, self.connection
-        async with connection.stream(sent.path, sent.body, sent.max_bytes) as lines:
+        counters = None
+        # The server's counters measure one answer if its answers do not report their drafts and no other
+        # request of ours is running. The first reading runs beside the request and does not delay it.
+        if dialect.metrics_path and not self._reports_drafts and self.counted.running <= 1:
+            counters = asyncio.create_task(self._read_counters(dialect))
+            self._counter_tasks.add(counters)
+            counters.add_done_callback(self._counter_tasks.discard)
+        async with self.connection.stream(sent.path, sent.body, sent.max_bytes) as lines:
             yield frames.Started(0, 0, 0, note=sent.note)
-            reply = UpstreamReply(connection, dialect, sent, began)
+            reply = UpstreamReply(self.connection, dialect, sent, began)
             marked = False
-            async with contextlib.aclosing(parse_events(connection, lines)) as chunks:
+            async with contextlib.aclosing(parse_events(self.connection, lines)) as chunks:
                 async for chunk in chunks:
                     for delta in reply.parse_chunk(chunk) if chunk is not None else ():
                         lines.use_silence_timeout()
@@ -282,11 +243,40 @@ class UpstreamServer:
                 yield delta
             await _finish_stream(lines)
         self._reports_drafts = self._reports_drafts or reply.reports_drafts
-        yield reply.done(
-            await counting.end(reply.completion_tokens)
-            if counting and not reply.reports_drafts
-            else None
-        )
+        counted = None
+        if counters and not reply.reports_drafts:
+            counted = await self._count_drafts(dialect, await counters, reply.completion_tokens)
+        yield reply.done(counted)
+
+    async def _fill_context(self, sent: UpstreamRequest) -> None:
+        """Set the limit of a text to the rest of vLLM's context. Without a limit vLLM writes 16 tokens."""
+        known, prompt = await self.discover(weights=True), sent.body["prompt"]
+        if isinstance(prompt, str):
+            prompt = (await self._tokenize(known, prompt=prompt))["tokens"]
+        if known.context > len(prompt):
+            sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
+
+    async def _count_drafts(
+        self, dialect: ServerDialect, before: ServerCounters | None, tokens: int
+    ) -> DraftCounts | None:
+        """Return the drafts of an answer of `tokens` tokens by the server's counters before and after it.
+
+        Return None if they cannot be known: the server counts no drafts, or has generated tokens for other
+        requests meanwhile.
+        """
+        for wait in (0.0, _METRICS_RETRY_S) if before else ():
+            await asyncio.sleep(wait)
+            after = await self._read_counters(dialect)
+            if before and after and tokens and after.tokens - before.tokens == tokens:
+                drafted = after.drafted - before.drafted
+                return DraftCounts(drafted, after.accepted - before.accepted)
+        return None
+
+    async def _read_counters(self, dialect: ServerDialect) -> ServerCounters | None:
+        with contextlib.suppress(LocalspecError, ValueError, OverflowError):
+            data = await self.connection.get(dialect.metrics_path, _METRICS_TIMEOUT_S)
+            return dialect.parse_counters(data.decode(errors="replace"))
+        return None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -313,13 +303,11 @@ class UpstreamServer:
                 )
             case frames.Tokenize() if is_vllm:
                 if not request.parse_special:
-                    raise unsupported_field(
-                        "parse_special", dialect, "it always parses special tokens"
-                    )
+                    reason = "it always parses special tokens"
+                    raise unsupported_field("parse_special", dialect, reason)
                 if request.pieces:
-                    raise unsupported_field(
-                        "with_pieces", dialect, "its texts are not those of the prompt"
-                    )
+                    reason = "its texts are not those of the prompt"
+                    raise unsupported_field("with_pieces", dialect, reason)
                 special = request.add_special
                 return await self._tokenize(known, prompt=request.text, add_special_tokens=special)
             case frames.Detokenize() if dialect.has_native_api or is_vllm:
@@ -327,25 +315,41 @@ class UpstreamServer:
                 body: dict[str, Any] = {"tokens": request.tokens, "model": known.model}
                 return {"content": await self._ask_for_text("/detokenize", body, key)}
             case frames.ApplyTemplate() if dialect.has_native_api:
-                body = _template_body(request.prompt, known)
-                return {"prompt": await self._ask_for_text("/apply-template", body, "prompt")}
+                return {"prompt": await self._apply_template(_template_body(request.prompt, known))}
             case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if (
                 dialect.has_native_api or is_vllm
             ):
                 body = _template_body(prompt, known)
                 if dialect.has_native_api:
-                    text = await self._ask_for_text("/apply-template", body, "prompt")
+                    text = await self._apply_template(body)
                     body = {"content": text, "add_special": True, "parse_special": True}
                 return {"tokens": len((await self._tokenize(known, **body))["tokens"])}
-        raise unsupported_field(
-            _ERROR_FIELDS.get(type(request), "model"), dialect, "it has no endpoint for it"
-        )
+        field = _ERROR_FIELDS.get(type(request), "model")
+        raise unsupported_field(field, dialect, "it has no endpoint for it")
 
     async def _tokenize(self, known: ServerInfo, **body: Any) -> dict[str, Any]:
-        """Return the tokens of a text. Another localspec may have several models, so one is named."""
-        body["model"] = known.model
+        """Return the ids of a text's tokens, and their texts where llama-server sends them."""
+        body["model"] = known.model  # another localspec may have several
         response = await self.connection.post("/tokenize", body, _ASK_TIMEOUT_S)
-        return _parse_tokens(self.connection, response)
+        entries = response.get("tokens") if isinstance(response, dict) else None
+        if not isinstance(entries, list) or len(entries) > frames.MAX_REPLY_TOKENS:
+            raise self.connection.invalid_response("there is no list of 'tokens'")
+        tokens, pieces = [], []
+        for entry in entries:
+            token_id, piece = entry, ""
+            if isinstance(entry, dict):
+                token_id, piece = entry.get("id"), entry.get("piece", "")
+            if parse_count(token_id) is None:
+                raise self.connection.invalid_response("a token is not a number")
+            tokens.append(token_id)
+            if isinstance(piece, list) and all(isinstance(b, int) and 0 <= b < 256 for b in piece):
+                pieces.append(bytes(piece))
+            else:
+                pieces.append(str(piece).encode(errors="replace"))
+        return {"tokens": tokens, "pieces": pieces}
+
+    async def _apply_template(self, body: dict[str, Any]) -> str:
+        return await self._ask_for_text("/apply-template", body, "prompt")
 
     async def _ask_for_text(self, path: str, body: dict[str, Any], key: str) -> str:
         response = await self.connection.post(path, body, _ASK_TIMEOUT_S)
@@ -356,22 +360,10 @@ class UpstreamServer:
 
 
 # The fields of a chat request that a chat template uses.
-_TEMPLATE_FIELDS = {
-    "messages",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
+_TEMPLATE_FIELDS = (
+    *("messages", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
     "model",
-}
-
-
-def _template_body(prompt: frames.ChatPrompt, known: ServerInfo) -> dict[str, Any]:
-    """Return the body of a request to apply the chat template."""
-    sent = build_request(frames.Generate(0, prompt), known.dialect, known.model)
-    body = {key: sent.body[key] for key in sent.body.keys() & _TEMPLATE_FIELDS}
-    return {**body, "tools": prompt.tools} if prompt.tools else body
-
-
+)
 # The field that an error names, by the type of a small request.
 _ERROR_FIELDS: dict[type, str] = {
     frames.Tokenize: "content",
@@ -381,32 +373,19 @@ _ERROR_FIELDS: dict[type, str] = {
 }
 
 
+def _template_body(prompt: frames.ChatPrompt, known: ServerInfo) -> dict[str, Any]:
+    """Return the body of a request to apply the chat template."""
+    sent = build_request(frames.Generate(0, prompt), known.dialect, known.model)
+    body = {key: sent.body[key] for key in _TEMPLATE_FIELDS if key in sent.body}
+    return {**body, "tools": prompt.tools} if prompt.tools else body
+
+
 async def _finish_stream(lines: ResponseLines) -> None:
     """Read the end of a finished stream for a short time, so that its connection can be used again."""
     with contextlib.suppress(UpstreamError, TimeoutError):
         async with asyncio.timeout(0.05):
             async for _ in lines:
                 pass
-
-
-def _parse_tokens(connection: UpstreamConnection, response: Any) -> dict[str, Any]:
-    """Return the token ids, and their texts where llama-server sends them."""
-    entries = response.get("tokens") if isinstance(response, dict) else None
-    if not isinstance(entries, list) or len(entries) > frames.MAX_REPLY_TOKENS:
-        raise connection.invalid_response("there is no list of 'tokens'")
-    tokens, pieces = [], []
-    for entry in entries:
-        token_id, piece = entry, ""
-        if isinstance(entry, dict):
-            token_id, piece = entry.get("id"), entry.get("piece", "")
-        if parse_count(token_id) is None:
-            raise connection.invalid_response("a token is not a number")
-        tokens.append(token_id)
-        if isinstance(piece, list) and all(isinstance(b, int) and 0 <= b < 256 for b in piece):
-            pieces.append(bytes(piece))
-        else:
-            pieces.append(str(piece).encode(errors="replace"))
-    return {"tokens": tokens, "pieces": pieces}
 
 
 # If the pair has a fallback and no event arrives within the first time, the server must respond to a small
@@ -519,12 +498,9 @@ class Upstreams:
     async def _probe(self, server: UpstreamServer) -> None:
         try:
             await server.connection.get("models", _PROBE_TIMEOUT_S)
-        except UpstreamTimeout as error:
+        except (UpstreamTimeout, UpstreamUnreachable) as error:
             server.problem = error.message
             raise UpstreamUnreachable(error.message) from None
-        except UpstreamUnreachable as error:
-            server.problem = error.message
-            raise
         except LocalspecError:
             pass  # it responds; the actual request will run into the same error, if it matters
 
@@ -553,36 +529,27 @@ class Upstreams:
         server = self.of(failed[-1][0])
         name = server.upstream.fallback
         problems = [error.message for _, error in failed]
-        if not name:
-            raise _all_failed(problems)
-        self._start_retries(server)
-        try:
-            fallback = await asyncio.to_thread(self._resolve, name)
-        except ModelNotFound:
-            raise _all_failed([*problems, f"Its fallback '{name}' does not exist."]) from None
-        except LocalspecError as unusable:
-            reason = f"Its fallback '{name}' cannot be used: {unusable.message}"
-            raise _all_failed([*problems, reason]) from None
-        if fallback.name in {pair.name for pair, _ in failed}:
-            raise _all_failed(problems)
-        server.counted.fallbacks += 1
-        return (
-            fallback,
-            _adapt_request(request),
-            f"{' '.join(problems)} '{fallback.name}' answers in its place.",
-        )
-
-    def _start_retries(self, server: UpstreamServer) -> None:
-        """Try the server again in the background until it responds or no client uses its pair any more."""
-        if server.name not in self._away:
+        if name and server.name not in self._away:
             self._away[server.name] = asyncio.create_task(self._retry(server))
+        fallback: frames.PairFiles | None = None
+        try:
+            fallback = await asyncio.to_thread(self._resolve, name) if name else None
+        except ModelNotFound:
+            problems.append(f"Its fallback '{name}' does not exist.")
+        except LocalspecError as unusable:
+            problems.append(f"Its fallback '{name}' cannot be used: {unusable.message}")
+        said = " ".join(problems)  # the reason for each server of the chain
+        if fallback is None or fallback.name in {pair.name for pair, _ in failed}:
+            raise UpstreamUnreachable(said)
+        server.counted.fallbacks += 1
+        return fallback, _adapt_request(request), f"{said} '{fallback.name}' answers in its place."
 
     async def _retry(self, server: UpstreamServer) -> None:
-        tries = 0
+        """Try the server again until it responds or no client uses its pair any more."""
+        delays = itertools.chain(_RETRY_DELAYS_S, itertools.repeat(_RETRY_DELAYS_S[-1]))
         try:
             while time.monotonic() - self._requested_at.get(server.name, 0.0) < _GIVE_UP_AFTER_S:
-                await asyncio.sleep(_RETRY_DELAYS_S[min(tries, len(_RETRY_DELAYS_S) - 1)])
-                tries += 1
+                await asyncio.sleep(next(delays))
                 with contextlib.suppress(UpstreamUnreachable):
                     await self._probe(server)
                     server.problem, server.known = "", None
@@ -648,11 +615,6 @@ class StreamedRequest(RunningRequest):
         await self._events.aclose()
 
 
-def _all_failed(problems: Sequence[str]) -> UpstreamUnreachable:
-    """Return the error that every server of a chain of fallbacks failed, with the reason for each."""
-    return UpstreamUnreachable(" ".join(problems))
-
-
 def _adapt_request(request: frames.Generate) -> frames.Generate:
     """Return the request for a local pair.
 
@@ -674,6 +636,9 @@ def _adapt_request(request: frames.Generate) -> frames.Generate:
     return msgspec.structs.replace(request, prompt=prompt, tools=allowed)
 
 
+_SHOWN_COUNTS = "running requests failed fallbacks tokens drafted accepted".split()
+
+
 def _status(server: UpstreamServer, away: bool) -> UpstreamStatus:
     known, counts = server.known, server.counted
     return UpstreamStatus(
@@ -684,12 +649,6 @@ def _status(server: UpstreamServer, away: bool) -> UpstreamStatus:
         away=away,
         problem=server.problem,
         fallback=server.upstream.fallback or None,
-        running=counts.running,
-        requests=counts.requests,
-        failed=counts.failed,
-        fallbacks=counts.fallbacks,
-        tokens=counts.tokens,
-        drafted=counts.drafted,
-        accepted=counts.accepted,
+        **{name: getattr(counts, name) for name in _SHOWN_COUNTS},
         tokens_per_pass=counts.measured / counts.passes if counts.passes else None,
     )

@@ -116,11 +116,7 @@ class _Sessions:
     """Every session on every server, in turns."""
 
     def __init__(
-        self,
-        bench: Bench,
-        daemon: Daemon,
-        chat: Models,
-        servers: Mapping[tuple[bool, str], Server],
+        self, bench: Bench, daemon: Daemon, chat: Models, servers: Mapping[tuple[bool, str], Server]
     ) -> None:
         self._bench = bench
         self._options = bench.options

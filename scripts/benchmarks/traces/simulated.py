@@ -117,12 +117,7 @@ class SimulatedContext(Context):
     """
 
     def __init__(
-        self,
-        clock: SimulatedClock,
-        costs: CostTable,
-        says: Said,
-        n_seq: int,
-        dearer: float = 0.0,
+        self, clock: SimulatedClock, costs: CostTable, says: Said, n_seq: int, dearer: float = 0.0
     ) -> None:
         self._change, self._rows, self._repeats = costs.change, 0, 0
         self.model = _Model(_Vocab(says.vocabulary))

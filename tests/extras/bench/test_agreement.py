@@ -32,9 +32,7 @@ def make_runs(plain: float, drafted: float, drift: list[float]) -> list[Run]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.floats(0.8, 1.25),
-    st.floats(0.8, 1.25),
-    st.lists(st.floats(0.3, 3), min_size=3, max_size=3),
+    st.floats(0.8, 1.25), st.floats(0.8, 1.25), st.lists(st.floats(0.3, 3), min_size=3, max_size=3)
 )
 def test_agreement_follows_the_rates_however_the_machine_drifts(
     capsys: pytest.CaptureFixture[str], plain: float, drafted: float, drift: list[float]

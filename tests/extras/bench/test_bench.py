@@ -268,10 +268,7 @@ def test_rounds_are_read_from_the_counts_of_each_event() -> None:
     }
     assert time_answer(
         iter([event("a", 1, 0, 0), event("bcde", 5, 4, 2), event_with_passes])
-    ).rounds == [
-        Round(3, 4, 2, "draft"),
-        Round(1, 0, 0),
-    ]
+    ).rounds == [Round(3, 4, 2, "draft"), Round(1, 0, 0)]
 
 
 @settings(max_examples=10)
@@ -321,10 +318,7 @@ OFF = [
             [CODE[0], make_workload("JSON", "code", 0.8, 0.9), *OFF],
             "Worth it for code chat (2.3×), off by itself for text, slower for JSON (0.85×).",
         ),
-        (
-            [make_workload("prose", "text", 0.9, 1.4)],
-            "Not clear for prose (1.15×).",
-        ),
+        ([make_workload("prose", "text", 0.9, 1.4)], "Not clear for prose (1.15×)."),
         (
             [*CODE, make_workload("x", "text", 0.98, 1.02)],
             "Worth it for code (2.3×), no gain and no loss for x.",

@@ -73,11 +73,7 @@ def put_tuned_draft(
     folder = tuned_folder(home.root / "data" / "tuned", target, base)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True)
-    result = {
-        "method": method,
-        "tokens": 7,
-        "tokens_per_pass": {"ask": {"before": 2, "after": 3}},
-    }
+    result = {"method": method, "tokens": 7, "tokens_per_pass": {"ask": {"before": 2, "after": 3}}}
     learned = [TrainingText("ask", "", conversation=name) for name in conversations]
     record = running.make_record(base, target, result, learned, [{"ask": 10.0}, {"ask": 12.0}])
     (folder / "record.json").write_text(json.dumps(record))
@@ -724,8 +720,7 @@ def test_too_few_answers_are_an_error_that_says_what_to_do(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "advice", "other"),
-    [(0.0, "--minutes", "--files"), (1e6, "--files", "--minutes")],
+    ("seconds", "advice", "other"), [(0.0, "--minutes", "--files"), (1e6, "--files", "--minutes")]
 )
 def test_too_few_completions_are_told_by_their_cause(
     home: Home, monkeypatch: pytest.MonkeyPatch, seconds: float, advice: str, other: str

@@ -59,12 +59,7 @@ def read_answer(
 
 @EVERY_KIND
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        frames.TextPrompt("x"),
-        frames.TokenPrompt([1, 2]),
-        frames.MixedPrompt(["x", 1]),
-    ],
+    "prompt", [frames.TextPrompt("x"), frames.TokenPrompt([1, 2]), frames.MixedPrompt(["x", 1])]
 )
 def test_a_completion_has_its_stop_string_and_token_ids(
     kind: UpstreamKind, prompt: frames.Prompt

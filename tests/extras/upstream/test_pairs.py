@@ -286,9 +286,7 @@ def test_another_server_gets_the_text_of_a_document(local: Home) -> None:
     assert "drawings and pictures on 1 page" in answer.json["localspec"]["note"]
 
 
-def test_a_fallback_continues_the_conversation_while_the_server_is_down(
-    local: Home,
-) -> None:
+def test_a_fallback_continues_the_conversation_while_the_server_is_down(local: Home) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     with scripted_server(stream=encode_chat("from afar")) as remote:
         port = int(remote.url.rpartition(":")[2].removesuffix("/v1"))
