@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from localspec.client import transport
 from localspec.client.api import Client
@@ -33,19 +33,19 @@ _SILENCE_TIMEOUT_S = 120.0  # for another server
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How to send a prompt."""
+    """How to send a prompt.
 
-    # Maximum tokens of the answer.
+    tokens: of the answer at most. room: tokens that the question may have. speculative: the request's field
+    of that name; None: the server decides. own: use the pair's own sampling instead of temperature 0. cached:
+    a prompt that was prefilled before may come from the cache. until: time (of time.monotonic()) after which
+    another server's answer is useless.
+    """
+
     tokens: int
-    # Tokens that the question may have.
     room: int
-    # The request's field of that name. None: the server decides.
     speculative: dict[str, Any] | None = None
-    # Use the pair's own sampling instead of temperature 0.
     own: bool = False
-    # A prompt that was prefilled before may come from the cache.
     cached: bool = False
-    # Time (of time.monotonic()) after which another server's answer is useless.
     until: float | None = None
 
 
@@ -67,10 +67,9 @@ class TimedAnswer:
     @property
     def write_s(self) -> float:
         """Seconds from the first token to the last."""
-        predicted_ms = self.timings.get("predicted_ms")
-        return (
-            predicted_ms / 1e3 if predicted_ms else max(self.total_s - (self.first_s or 0.0), 0.0)
-        )
+        if predicted_ms := self.timings.get("predicted_ms"):
+            return predicted_ms / 1e3
+        return max(self.total_s - (self.first_s or 0.0), 0.0)
 
     @property
     def rate(self) -> float | None:
@@ -99,11 +98,12 @@ class DaemonServer(Client):
         Raises:
             LocalspecError: as reported by the daemon.
         """
+        return time_answer(self.stream_events(*self._private_request(prompt, how)))
+
+    def _private_request(self, prompt: Prompt, how: RequestOptions) -> tuple[str, Event]:
         path, body = build_request(prompt, how)
-        body |= {"localspec": {"private": True}, **({"model": self.model} if self.model else {})}
-        if how.speculative is not None:
-            body["speculative"] = how.speculative
-        return time_answer(self.stream_events(path, body))
+        body |= {"localspec": {"private": True}} | ({"model": self.model} if self.model else {})
+        return path, body | ({} if how.speculative is None else {"speculative": how.speculative})
 
     def sampling(self) -> dict[str, Any]:
         """Return the own sampling parameters of the pair that was used last."""
@@ -118,13 +118,12 @@ class DaemonServer(Client):
         that token is not among the likeliest. (A grammar may forbid tokens that are likelier than
         both.)
         """
-        path, body = build_request(prompt, how)
+        path, body = self._private_request(prompt, how)
         body |= {"n_probs": 20} if prompt.is_place else {"logprobs": True, "top_logprobs": 20}
-        body |= {"localspec": {"private": True}, "speculative": how.speculative}
-        body |= {"model": self.model} if self.model else {}
         length = 0
         for event in self.stream_events(path, body):
-            for token in _probabilities(event):
+            logprobs = (_first_choice(event).get("logprobs") or {}).get("content")
+            for token in logprobs or event.get("completion_probabilities") or ():
                 length += len(token["token"])
                 if length > at:
                     return _lead_of(token, token["token"][: at - length] + other)
@@ -150,18 +149,23 @@ class OtherServer:
         """
         self.name = address
         self._connect: Callable[[], http.client.HTTPConnection]
-        self._base = ""
-        self._model = ""
+        self._base = self._model = ""
         self._openai_only = False  # the server refuses fields that OpenAI does not have
-        if address.startswith(("http://", "https://")) and (url := _parse_url(address)):
-            self._base = url.path.rstrip("/").removesuffix("/v1")
-            self._connect = partial(_connect_tcp, url.netloc, secure=url.scheme == "https")
+        if address.startswith(("http://", "https://")):
+            with contextlib.suppress(ValueError):
+                url = urlsplit(address)
+                if url.hostname and url.port != 0:
+                    self._base = url.path.rstrip("/").removesuffix("/v1")
+                    secure = url.scheme == "https"
+                    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+                    self._connect = partial(kind, url.netloc)
+                    return
         elif "://" not in address and Path(address).is_socket():
             self._connect = partial(_UnixConnection, address)
-        else:
-            raise UsageError(
-                f"--against {address}: neither a URL (http://127.0.0.1:8080) nor a socket."
-            )
+            return
+        raise UsageError(
+            f"--against {address}: neither a URL (http://127.0.0.1:8080) nor a socket."
+        )
 
     def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
         """Send a prompt and return the answer.
@@ -230,38 +234,22 @@ class OtherServer:
             connection.close()
 
 
-def _parse_url(address: str) -> SplitResult | None:
-    """Return the URL; None if it has no usable host."""
-    try:
-        url = urlsplit(address)
-        return url if url.hostname and url.port != 0 else None
-    except ValueError:
-        return None
-
-
 def _time_left(how: RequestOptions) -> float:
     """Return the seconds to wait at most.
 
     Raises:
         TimeoutError: there are none left.
     """
-    seconds = (
-        _SILENCE_TIMEOUT_S
-        if how.until is None
-        else min(how.until - time.monotonic(), _SILENCE_TIMEOUT_S)
-    )
+    seconds = _SILENCE_TIMEOUT_S
+    if how.until is not None:
+        seconds = min(how.until - time.monotonic(), seconds)
     if seconds <= 0:
         raise TimeoutError
     return seconds
 
 
 _OPENAI = (
-    "model",
-    "messages",
-    "max_tokens",
-    "temperature",
-    "stream",
-    "stream_options",
+    *("model", "messages", "max_tokens", "temperature", "stream", "stream_options"),
     "response_format",
 )
 
@@ -279,10 +267,6 @@ class _Refused(BadResponse):
         except (ValueError, TypeError, LookupError):
             message = message.partition("\n")[0][:200]
         super().__init__(f"{name} refused: {message or response.reason} (HTTP {response.status})")
-
-
-def _connect_tcp(host: str, *, secure: bool) -> http.client.HTTPConnection:
-    return (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -303,12 +287,8 @@ def build_request(prompt: Prompt, how: RequestOptions) -> tuple[str, Event]:
         body["temperature"] = 0
     if prompt.is_place:
         lines_above, newline, line_before = prompt.prefix.rpartition("\n")
-        position = {
-            "input_prefix": lines_above + newline,
-            "prompt": line_before,
-            "input_suffix": prompt.suffix,
-        }
-        return "/infill", {**body, **position, "n_predict": how.tokens}
+        body |= {"input_prefix": lines_above + newline, "prompt": line_before}
+        return "/infill", body | {"input_suffix": prompt.suffix, "n_predict": how.tokens}
     body["messages"] = [{"role": "user", "content": prompt.question(how.room)}]
     body |= {"max_tokens": how.tokens, "stream_options": {"include_usage": True}}
     if prompt.schema:
@@ -345,11 +325,13 @@ def time_answer(events: Iterator[Event]) -> TimedAnswer:
     Raises:
         BadResponse: there is no answer.
     """
-    start = time.perf_counter()
-    answer, pieces, recorder = TimedAnswer(), 0, _PassRecorder()
+    start = last = time.perf_counter()
+    answer, pieces, reports_passes = TimedAnswer(), 0, False
+    before = [0, 0, 0]  # tokens generated, drafted and accepted by the last event
     for event in events:
-        now = time.perf_counter()
-        if piece := _text_of(event):
+        now, choice = time.perf_counter(), _first_choice(event)
+        delta = choice.get("delta") or {} if choice else event
+        if piece := str(delta.get("content") or delta.get("reasoning_content") or ""):
             pieces += 1
             answer.first_s = answer.first_s or now - start
             answer.text += piece
@@ -359,21 +341,30 @@ def time_answer(events: Iterator[Event]) -> TimedAnswer:
                 setattr(answer, key, _only_numbers(event[key]))
         extensions = event.get("localspec") or {}
         answer.speculation = extensions.get("speculation") or answer.speculation
-        answer.finish = _finish_reason(event) or answer.finish
-        if "timings" in event:
-            recorder.note(answer.timings, now)
+        ending = "length" if event.get("stop_type") == "limit" else "stop" * bool(event.get("stop"))
+        answer.finish = str(choice.get("finish_reason") or ending * (not choice)) or answer.finish
+        # Rounds and arrivals follow from the timings of each event, unless the server reports its passes.
+        counts = [int(answer.timings.get(name, 0)) for name in _COUNTS]
+        new = [count - earlier for count, earlier in zip(counts, before, strict=True)]
+        if "timings" in event and new[0] > 0:
+            if before[0]:
+                answer.arrivals.append(Arrival(new[0], (now - last) * 1e3))
+                answer.rounds += [] if reports_passes else [Round(new[0], new[1], new[2])]
+            before, last = counts, now
         if passes := extensions.get("passes"):
-            recorder.rounds = [
+            answer.rounds = [
                 Round(int(accepted) + 1, int(drafted), int(accepted), str(kind))
                 for drafted, accepted, kind in passes
             ]
-            recorder.exact = True
+            reports_passes = True
     if answer.first_s is None and not answer.timings:
         raise BadResponse("The server's answer has no text.")
     reported = answer.timings.get("predicted_n") or answer.usage.get("completion_tokens")
     answer.tokens = int(reported or pieces)
-    answer.rounds, answer.arrivals = recorder.rounds, recorder.arrivals
     return answer
+
+
+_COUNTS = ("predicted_n", "draft_n", "draft_n_accepted")
 
 
 def _only_numbers(values: Event) -> dict[str, float]:
@@ -385,43 +376,10 @@ def _only_numbers(values: Event) -> dict[str, float]:
     }
 
 
-@dataclass
-class _PassRecorder:
-    """Rounds and arrivals of an answer, derived from the timings of each event."""
-
-    rounds: list[Round] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
-    before: tuple[int, int, int] = (0, 0, 0)  # tokens generated, drafted and accepted by then
-    last: float = 0.0  # time of the last event
-    exact: bool = False  # the server has reported its passes
-
-    def note(self, timings: dict[str, float], now: float) -> None:
-        if not timings.get("predicted_n"):
-            return
-        counts = _counts(timings)
-        tokens, drafted, accepted = (a - b for a, b in zip(counts, self.before, strict=True))
-        if tokens <= 0:
-            return
-        if self.before[0]:
-            self.arrivals.append(Arrival(tokens, (now - self.last) * 1e3))
-            if not self.exact:
-                self.rounds.append(Round(tokens, drafted, accepted))
-        self.before, self.last = counts, now
-
-
-def _text_of(event: Event) -> str:
-    choices = event.get("choices")
-    if choices:
-        delta = choices[0].get("delta") or {}
-        return str(delta.get("content") or delta.get("reasoning_content") or "")
-    return str(event.get("content") or "")
-
-
-def _probabilities(event: Event) -> list[Event]:
-    """Return the tokens of an event with their likeliest alternatives."""
-    choices = event.get("choices")
-    tokens = (choices[0].get("logprobs") or {}).get("content") if choices else None
-    return list(tokens or event.get("completion_probabilities") or ())
+def _first_choice(event: Event) -> Event:
+    """Return what OpenAI's form has of the answer; nothing of an event in llama-server's own form."""
+    choice: Event = (event.get("choices") or [{}])[0]
+    return choice
 
 
 def _lead_of(token: Event, other: str) -> float | None:
@@ -429,22 +387,6 @@ def _lead_of(token: Event, other: str) -> float | None:
     logprobs = [
         alternative["logprob"]
         for alternative in token["top_logprobs"]
-        if alternative["token"] != token["token"]
-        and alternative["token"]
-        and other.startswith(alternative["token"])
+        if (text := alternative["token"]) and text != token["token"] and other.startswith(text)
     ]
     return float(token["logprob"] - max(logprobs)) if logprobs else None
-
-
-def _finish_reason(event: Event) -> str:
-    choices = event.get("choices")
-    if choices:
-        return str(choices[0].get("finish_reason") or "")
-    return "length" if event.get("stop_type") == "limit" else "stop" if event.get("stop") else ""
-
-
-def _counts(timings: dict[str, float]) -> tuple[int, int, int]:
-    """Return the tokens generated, drafted and accepted so far."""
-    names = ("predicted_n", "draft_n", "draft_n_accepted")
-    generated, drafted, accepted = (int(timings.get(name, 0)) for name in names)
-    return generated, drafted, accepted

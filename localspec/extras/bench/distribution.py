@@ -47,7 +47,9 @@ def compare_distributions(
 
 def p_value(first: Sequence[str], second: Sequence[str]) -> float:
     """Return how often random groups of the texts differ as much as these two in their first words."""
-    texts = [_first_words(text) for text in (*first, *second)]
+    texts = [
+        (text.split() + [""] * _COMPARED_WORDS)[:_COMPARED_WORDS] for text in (*first, *second)
+    ]
     rng = random.Random(0)
     observed = _distance(texts, len(first))
     at_least = 1  # the observed grouping itself
@@ -55,10 +57,6 @@ def p_value(first: Sequence[str], second: Sequence[str]) -> float:
         rng.shuffle(texts)
         at_least += _distance(texts, len(first)) >= observed - 1e-9
     return at_least / (_SHUFFLES + 1)
-
-
-def _first_words(text: str) -> list[str]:
-    return (text.split() + [""] * _COMPARED_WORDS)[:_COMPARED_WORDS]
 
 
 def _distance(texts: Sequence[Sequence[str]], count: int) -> float:

@@ -37,11 +37,8 @@ def compare_drafts(
     client = PairsClient()
     with plan.stopping.waiting():  # the daemon hashes files that are new to it, which takes time
         base = client.pair(model or client.status()["pair"]["name"])
-        files = {
-            name: _find_draft_file(client, name)
-            for name in drafts
-            if name not in _MODEL_FREE_DRAFTS
-        }
+        named = [name for name in drafts if name not in _MODEL_FREE_DRAFTS]
+        files = {name: _find_draft_file(client, name) for name in named}
     target = base["target"]["path"]
     reports: dict[str, Report] = {}
     failed: dict[str, LocalspecError] = {}
@@ -62,9 +59,7 @@ def compare_drafts(
     ranked = [_rank(name, report, target, files.get(name)) for name, report in reports.items()]
     ranked.sort(key=lambda report: -(report.overall.value if report.overall else 0.0))
     best = reports[ranked[0].draft]
-    unmeasured = [
-        name for name in dict.fromkeys(drafts) if name not in reports and name not in failed
-    ]
+    unmeasured = [name for name in dict.fromkeys(drafts) if name not in {**reports, **failed}]
     best.drafts = [
         *ranked,
         *(Ranked(name, note=error.message) for name, error in failed.items()),
@@ -88,19 +83,19 @@ def _find_draft_file(client: PairsClient, name: str) -> str:
 def _rank(name: str, report: Report, target: str, draft: str | None) -> Ranked:
     acceptances = [work.acceptance for work in report.workloads if work.acceptance]
     drafted = sum(acceptance.drafted for acceptance in acceptances)
+    accepted = sum(acceptance.accepted for acceptance in acceptances)
+    greedy = [work for work in report.workloads if work.sampling == "greedy"]
+
+    def mean_speed_up(kind: str) -> float | None:
+        values = [work.speed_up.value for work in greedy if work.about == kind and work.speed_up]
+        return geometric_mean(values) if values else None
+
     return Ranked(
         name,
         report.overall,
-        _mean_speed_up(report, "code"),
-        _mean_speed_up(report, "text"),
-        sum(acceptance.accepted for acceptance in acceptances) / drafted if drafted else None,
+        mean_speed_up("code"),
+        mean_speed_up("text"),
+        accepted / drafted if drafted else None,
         Path(draft).stat().st_size / Path(target).stat().st_size if draft else None,
         report.sentence,
     )
-
-
-def _mean_speed_up(report: Report, kind: str) -> float | None:
-    """Return the geometric mean of the speed-ups of such work at temperature 0."""
-    works = [work for work in report.workloads if work.about == kind and work.sampling == "greedy"]
-    values = [work.speed_up.value for work in works if work.speed_up]
-    return geometric_mean(values) if values else None

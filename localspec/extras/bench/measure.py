@@ -1,9 +1,9 @@
 """Run a complete bench and return its report, and then reset what the pair has learned.
 
-Every answer teaches a loaded pair the cost of its passes and the acceptance of its drafts, and a
-file saves both for the next load. The prompts of a bench are not its user's work, and some answers
-draft deeper than pays. So a bench begins with what the file contains, learns as any other requests
-would, and finally restores the file.
+Every answer teaches a loaded pair the cost of its passes and the acceptance of its drafts, and a file saves
+both for the next load. The prompts of a bench are not its user's work, and some answers draft deeper than
+pays. So a bench begins with what the file contains, learns as any other requests would, and finally restores
+the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localspec.errors import Conflict, LocalspecError, NoDaemon, UsageError
 from localspec.extras.bench import distribution, summary
 from localspec.extras.bench import statistics as ratios
 from localspec.extras.bench.asking import DaemonServer
-from localspec.extras.bench.report import Costs, Distribution, Machine, Report, Run, Workload
+from localspec.extras.bench.report import Costs, Machine, Report, Run, Workload
 from localspec.extras.bench.running import Bench, BenchAnswers, BenchPlan, BenchProgress
 from localspec.extras.bench.summary import summarize_verdicts
 from localspec.machine.host import MAX_NOISE_CORES, OtherProcesses
@@ -42,8 +42,7 @@ _POLL_INTERVAL_S = 0.05
 def reset_afterwards(model: str, *, keep: bool) -> Iterator[list[str]]:
     """Begin with a newly loaded pair, and afterwards reset what it has learned.
 
-    With `keep`, nothing is reset. It yields a list of notes, which is complete after the `with`
-    block.
+    With `keep`, nothing is reset. It yields a list of notes, which is complete after the `with` block.
     """
     notes: list[str] = []
     if keep:
@@ -59,24 +58,17 @@ def reset_afterwards(model: str, *, keep: bool) -> Iterator[list[str]]:
         yield notes
     finally:
         client.autostart = False  # a daemon that has stopped has no pair to unload
-        notes += [RESET_NOTE] * _restore_files(client, name, folder, contents)
-
-
-def _restore_files(
-    client: PairsClient, name: str, folder: Path, contents: dict[Path, bytes]
-) -> bool:
-    """Unload the pair, which saves its file, and restore the previous content of that file."""
-    stamps = _read_stamps(folder)
-    if not _unload(client, name):
-        return False
-    changed = [file for file, stamp in _read_stamps(folder).items() if stamps.get(file) != stamp]
-    for file in changed:
-        with contextlib.suppress(OSError):
-            if file in contents:
-                files.write_atomically(file, contents[file], sync=False)
-            else:
-                file.unlink()
-    return bool(changed)
+        stamps = _read_stamps(folder)
+        if _unload(client, name):
+            now = _read_stamps(folder)
+            changed = [file for file, stamp in now.items() if stamps.get(file) != stamp]
+            for file in changed:
+                with contextlib.suppress(OSError):
+                    if file in contents:
+                        files.write_atomically(file, contents[file], sync=False)
+                    else:
+                        file.unlink()
+            notes += [RESET_NOTE] * bool(changed)
 
 
 def _unload(client: PairsClient, name: str) -> bool:
@@ -108,9 +100,8 @@ ShowProgress = Callable[[BenchProgress, Callable[[], list[Workload]]], None]
 _BUSY_SAMPLE_S = 0.5  # time over which other programs' work is measured before the bench
 _MAX_TIES = 8  # divergences of texts whose log-probabilities are requested
 _MIN_ANSWER_S = 5.0  # time for answers, however long the load took
-_MAX_DISTURBED_RATIO = (
-    0.2  # fraction of answers disturbed by other programs above which a warning is given
-)
+# Fraction of answers disturbed by other programs above which a warning is given.
+_MAX_DISTURBED_RATIO = 0.2
 
 
 def measure(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) -> Report:
@@ -119,27 +110,18 @@ def measure(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) 
     Raises:
         LocalspecError: the pair does not load, or no prompt can be answered.
     """
-    _refuse_upstream(model)
-    with reset_afterwards(model, keep=plan.apply) as learning_notes:
-        report = _run_bench(plan, model, say, watch)
-    report.notes += learning_notes
-    return report
-
-
-def _refuse_upstream(model: str) -> None:
-    """Refuse a pair on another server, which drafts as it likes.
-
-    Raises:
-        UsageError: the pair is on another server.
-    """
     client = PairsClient()
     name = model or str(client.status()["pair"]["name"])
     if any(pair["name"] == name and pair["kind"] == "upstream" for pair in client.pairs()["pairs"]):
-        raise UsageError(
+        raise UsageError(  # it drafts as it likes
             f"'{name}' is served by another server, whose drafts cannot be switched off for one answer: "
             "there is nothing to compare. To have it beside a pair of this machine: localspec bench "
             "PAIR --against URL"
         )
+    with reset_afterwards(model, keep=plan.apply) as learning_notes:
+        report = _run_bench(plan, model, say, watch)
+    report.notes += learning_notes
+    return report
 
 
 def _run_bench(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) -> Report:
@@ -152,7 +134,11 @@ def _run_bench(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgres
     if warm_up.answers.partial:
         pair = {**_UNLOADED_PAIR, "name": model or status["pair"]["name"]}
         return _build_report(plan, warm_up.answers, pair, started_at)
-    notes, plan = _skip_greedy_sampling(server, plan)
+    notes = []
+    # The pair's own sampling is left out if that is temperature 0 as well.
+    if plan.own and not server.sampling().get("temperature", 0.8):
+        note = "By itself this pair samples at temperature 0, so that nothing else was measured."
+        notes, plan = [note], replace(plan, own=False)
     pids = [status["pid"], *(pair["pid"] for pair in status["pairs"] if pair["pid"])]
     notes += _warn_if_busy(status, pids)
     if plan.seconds is not None:  # the load has used some of them
@@ -167,7 +153,11 @@ def _run_bench(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgres
     report.notes[:0] = notes
     if not results.partial and plan.seconds is None:
         _add_gaps(bench, report.workloads)
-        report.distribution = _compare_distributions(bench)
+        if plan.own:
+            with contextlib.suppress(LocalspecError, KeyboardInterrupt), plan.stopping.waiting():
+                report.distribution = distribution.compare_distributions(
+                    server, bench.question_tokens, plan.drafts
+                )
         report.partial = plan.stopping.when is not None
     report.seconds = time.monotonic() - start
     return report
@@ -181,9 +171,22 @@ def _build_report(
     plan: BenchPlan, results: BenchAnswers, pair: dict[str, Any], started_at: str
 ) -> Report:
     """Return the report of the answers of a pair. `pair` is its status as the daemon reports it."""
-    costs = _parse_costs(pair)
+    costs = None
+    if reported := pair.get("costs"):
+        target, draft = (
+            {int(width): ms for width, ms in reported[name].items()}
+            for name in ("target_ms", "draft_ms")
+        )
+        costs = Costs(target, draft, reported["overhead_ms"])
     works = summary.summarize_workloads(plan.works, results, costs)
+    greedy = [run for run in results.runs if run.sampling == "greedy"]
+    groups = [[run for run in greedy if run.workload == work.name] for work in plan.works]
+    rates = [[rate for rate, _ in summary.pair_answers(group)] for group in groups]
+    host, drafted = machine.Host.current(), [r for r in results.runs if r.mode == "speculative"]
     quiet, notes = _check_quiet(results.runs)
+    reasons = [run.reason for run in drafted if run.reason]
+    if reasons and not any(run.drafted for run in drafted):
+        notes.insert(0, f"No tokens were drafted: {statistics.mode(reasons)}.")
     if results.their_end:
         notes.append(f"{results.their_end} It was not asked again.")
     return Report(
@@ -193,7 +196,12 @@ def _build_report(
         tokens=plan.tokens,
         partial=results.partial,
         quiet=quiet,
-        machine=_describe_machine(pair["backend"]),
+        machine=Machine(
+            f"{host.system} {host.arch}",
+            machine.detect_cpu(host).model,
+            os.cpu_count() or 1,
+            pair["backend"],
+        ),
         sentence=summarize_verdicts(works),
         workloads=works,
         runs=results.runs,
@@ -202,82 +210,22 @@ def _build_report(
         draft=pair["draft"],
         context=pair["n_ctx"],
         memory=pair["memory"],
-        overall=_overall_speed_up(plan, results.runs),
+        overall=ratios.estimate_overall(rates),
         costs=costs,
         against=plan.against.name if plan.against else None,
         theirs=summary.summarize_other_server(plan.works, results) if plan.against else [],
         their_runs=results.theirs,
-        notes=[*filter(None, [results.ended]), *_explain_no_drafts(results.runs), *notes],
+        notes=[*filter(None, [results.ended]), *notes],
     )
-
-
-def _explain_no_drafts(runs: Sequence[Run]) -> list[str]:
-    """Return why nothing was drafted, if nothing was."""
-    speculative = [run for run in runs if run.mode == "speculative"]
-    reasons = [run.reason for run in speculative if run.reason]
-    if not reasons or any(run.drafted for run in speculative):
-        return []
-    return [f"No tokens were drafted: {statistics.mode(reasons)}."]
 
 
 def _add_gaps(bench: Bench, summaries: Sequence[Workload]) -> None:
     """Add to each difference how close to a tie the target was."""
     works = {work.name: work for work in bench.plan.works}
-    differences = [
-        (works[work.name], difference) for work in summaries for difference in work.differences
-    ]
-    for work, difference in differences[:_MAX_TIES]:
+    differences = [(works[work.name], each) for work in summaries for each in work.differences]
+    for work, each in differences[:_MAX_TIES]:
         with contextlib.suppress(LocalspecError, KeyboardInterrupt):
-            difference.gap = bench.token_lead(
-                work, difference.prompt, difference.at, difference.speculative
-            )
-
-
-def _compare_distributions(bench: Bench) -> Distribution | None:
-    """Return whether sampling with drafts gives the same distribution, if the plan includes it."""
-    if not bench.plan.own:
-        return None
-    with contextlib.suppress(LocalspecError, KeyboardInterrupt), bench.plan.stopping.waiting():
-        return distribution.compare_distributions(
-            bench.server, bench.question_tokens, bench.plan.drafts
-        )
-    return None
-
-
-def _describe_machine(backend: str | None) -> Machine:
-    host = machine.Host.current()
-    return Machine(
-        f"{host.system} {host.arch}", machine.detect_cpu(host).model, os.cpu_count() or 1, backend
-    )
-
-
-def _overall_speed_up(plan: BenchPlan, runs: Sequence[Run]) -> Any:
-    greedy = [run for run in runs if run.sampling == "greedy"]
-    groups = [[run for run in greedy if run.workload == work.name] for work in plan.works]
-    return ratios.estimate_overall(
-        [[rates for rates, _ in summary.pair_answers(group)] for group in groups]
-    )
-
-
-def _skip_greedy_sampling(server: DaemonServer, plan: BenchPlan) -> tuple[list[str], BenchPlan]:
-    """Leave out the pair's own sampling if that is temperature 0 as well."""
-    if not plan.own or server.sampling().get("temperature", 0.8):
-        return [], plan
-    note = "By itself this pair samples at temperature 0, so that nothing else was measured."
-    return [note], replace(plan, own=False)
-
-
-def _parse_costs(pair: dict[str, Any]) -> Costs | None:
-    costs = pair.get("costs")
-    if not costs:
-        return None
-    return Costs(
-        _parse_table(costs["target_ms"]), _parse_table(costs["draft_ms"]), costs["overhead_ms"]
-    )
-
-
-def _parse_table(table: dict[str, float]) -> dict[int, float]:
-    return {int(width): ms for width, ms in table.items()}
+            each.gap = bench.token_lead(work, each.prompt, each.at, each.speculative)
 
 
 def _warn_if_busy(status: dict[str, Any], pids: Sequence[int]) -> list[str]:

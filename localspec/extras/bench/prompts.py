@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from localspec import installation
 from localspec.cli import inputs
@@ -22,17 +22,16 @@ _MIN_CHARACTERS_PER_TOKEN = 2
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat prompt, or a place in a file to be filled in."""
+    """A chat prompt, or a place in a file to be filled in.
 
-    # The question of a chat.
+    ask: the question of a chat. text: precedes the question. prefix, suffix: the text before and after the
+    place to be filled in. schema: JSON Schema of the answer.
+    """
+
     ask: str = ""
-    # A text that precedes the question.
     text: str = ""
-    # The text before the place to be filled in.
     prefix: str = ""
-    # The text after it.
     suffix: str = ""
-    # JSON Schema of the answer.
     schema: str = ""
 
     @property
@@ -45,41 +44,33 @@ class Prompt:
 
         The first paragraph is always included.
         """
-        first, *paragraphs = self.text.strip().split("\n\n")
-        while (
-            paragraphs
-            and len("\n\n".join([first, *paragraphs])) + len(self.ask)
-            > room * _MIN_CHARACTERS_PER_TOKEN
-        ):
-            paragraphs.pop()
-        return "\n\n".join(filter(None, [first, *paragraphs, self.ask.strip()]))
+        parts = self.text.strip().split("\n\n")
+        limit = room * _MIN_CHARACTERS_PER_TOKEN - len(self.ask)
+        while len(parts) > 1 and len("\n\n".join(parts)) > limit:
+            parts.pop()
+        return "\n\n".join(filter(None, [*parts, self.ask.strip()]))
 
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of work."""
+    """One kind of work. tokens: of an answer at most, if this kind has a limit of its own."""
 
     name: str
     about: Literal["code", "text"]
     prompts: Sequence[Prompt]
-    # Maximum tokens of an answer, if this kind has a limit of its own.
     tokens: int | None = None
     quick: bool = False
 
 
 def shipped_works(*, quick: bool = False) -> list[Work]:
     """Return the kinds of work of the package; with `quick`, one prompt of the few that differ most."""
-    workloads = tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["workload"]
-    works = [_parse_work(workload) for workload in workloads]
+    works = []
+    for workload in tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["workload"]:
+        prompts = [Prompt(**prompt) for prompt in workload.pop("prompt")]
+        works.append(Work(prompts=prompts, **workload))
     if not quick:
         return works
     return [replace(work, prompts=work.prompts[:1]) for work in works if work.quick]
-
-
-def _parse_work(workload: dict[str, Any]) -> Work:
-    prompts = [Prompt(**prompt) for prompt in workload["prompt"]]
-    name, about = workload["name"], workload["about"]
-    return Work(name, about, prompts, workload.get("tokens"), workload.get("quick", False))
 
 
 def works_from_file(name: str) -> list[Work]:
@@ -133,9 +124,8 @@ def works_from_history(count: int) -> list[Work]:
     prompts = []
     for conversation in client.conversations(count):
         messages = client.conversation(conversation["id"])["messages"]
-        question = next(
-            (message["content"] for message in messages if message["role"] == "user"), ""
-        )
+        asked = (message["content"] for message in messages if message["role"] == "user")
+        question = next(asked, "")
         if isinstance(question, str) and question.strip():
             prompts.append(Prompt(ask=question))
     if not prompts:
@@ -152,18 +142,17 @@ def _classify(prompts: Sequence[Prompt]) -> Literal["code", "text"]:
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A package with well-known prompts, of which we ship none. Its code is not run."""
+class _Source(NamedTuple):
+    """A package with well-known prompts, of which we ship none. Its code is not run.
 
-    # Its name for pip.
+    package: its name for pip. module: in whose folder the prompts are. file: their path there. works: turns
+    the records of the file into kinds of work.
+    """
+
     package: str
     licence: str
-    # The module in whose folder the prompts are.
     module: str
-    # Path of the prompts in that folder.
     file: str
-    # Turns the records of the file into kinds of work.
     works: Callable[[Sequence[Record]], list[Work]]
 
 

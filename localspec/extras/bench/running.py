@@ -23,8 +23,6 @@ from localspec.extras.bench.report import Mode, Run, Sampling
 from localspec.extras.bench.theory import MAX_REPLAY_DEPTH
 from localspec.machine.host import EnergyMeter, OtherProcesses
 
-_PLAIN: dict[str, Any] = {"enabled": False}
-_DRAFTED: dict[str, Any] = {"enabled": True}
 _MODES: tuple[Mode, Mode] = ("plain", "speculative")
 PROBES = (MAX_REPLAY_DEPTH, 1)  # fixed depths of the answers on which the replay is based
 _WARM_UP_TOKENS = 16  # of an answer that is discarded
@@ -83,46 +81,43 @@ class StopSignals:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The prompts of a bench and how often to send them."""
+    """The prompts of a bench and how often to send them.
+
+    seconds: time limit; nothing is begun that would end later. own: measure the pair's own sampling as well.
+    probe: also get answers that draft as deep as possible, and one token at a time, for the replay. drafts:
+    field `speculative` of the requests with drafts. against: another server that gets the same prompts, as it
+    is set up. apply: the pair keeps what it learns from these answers. stopping: what ends the bench early.
+    """
 
     works: Sequence[Work]
     tokens: int
     repetitions: int
-    # Time limit. Nothing is begun that would end later.
     seconds: float | None = None
-    # Measure the pair's own sampling as well.
     own: bool = False
-    # Also get answers that draft as deep as possible, and one token at a time, for the replay.
     probe: bool = True
-    # Field `speculative` of the requests with drafts.
-    drafts: dict[str, Any] = field(default_factory=lambda: dict(_DRAFTED))
-    # Another server that gets the same prompts, as it is set up.
+    drafts: dict[str, Any] = field(default_factory=lambda: {"enabled": True})
     against: OtherServer | None = None
-    # The pair keeps what it learns from these answers.
     apply: bool = False
-    # What ends the bench early.
     stopping: StopSignals = field(default_factory=StopSignals)
 
 
 @dataclass
 class BenchAnswers:
-    """The answers of a bench."""
+    """The answers of a bench.
+
+    probes: answers at a fixed depth, by that depth. texts: of the first answer at temperature 0, by work,
+    prompt and mode. failed: why a kind of work failed, by its name. ended: why no further prompt could be
+    sent. theirs, their_failed, their_end: the same of the other server.
+    """
 
     runs: list[Run] = field(default_factory=list)
-    # Answers at a fixed depth, by that depth.
     probes: dict[int, list[Run]] = field(default_factory=lambda: {each: [] for each in PROBES})
-    # Answers of the other server.
     theirs: list[Run] = field(default_factory=list)
-    # Text of the first answer at temperature 0, by work, prompt and mode.
     texts: dict[tuple[str, int, Mode], str] = field(default_factory=dict)
-    # Why a kind of work failed, by its name.
     failed: dict[str, str] = field(default_factory=dict)
-    # The same for the other server.
     their_failed: dict[str, str] = field(default_factory=dict)
     partial: bool = False
-    # Why no further prompt could be sent.
     ended: str = ""
-    # The same for the other server alone.
     their_end: str = ""
 
 
@@ -139,14 +134,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class BenchProgress:
-    """The progress of a bench."""
+    """The progress of a bench. who: the server or mode of the current answer. left_s: estimated."""
 
     done: int
     total: int
     turn: Trial
-    # The server or mode of the current answer.
     who: str
-    # Estimated seconds left.
     left_s: float | None
 
 
@@ -165,19 +158,15 @@ def plan_trials(plan: BenchPlan) -> Iterator[Trial]:
         for sampling in samplings:
             for prompt in range(max_prompts):
                 for work in plan.works:
-                    repeats = _count_repeats(work, plan) if prompt < len(work.prompts) else 0
-                    for index in range(repeats):
+                    # How often the prompt is sent in one repetition.
+                    repeats = max(plan.tokens // (2 * work.tokens), 1) if work.tokens else 1
+                    for index in range(repeats if prompt < len(work.prompts) else 0):
                         yield Trial(work, prompt, repetition * repeats + index, sampling)
     # These come last, because the pair also learns from them, and its own choice of depths would not have
     # taught it the same.
     for work in plan.works if plan.probe else ():
         for depth in PROBES:
             yield Trial(work, 0, 0, "greedy", probe=depth)
-
-
-def _count_repeats(work: Work, plan: BenchPlan) -> int:
-    """Return how often each prompt is sent in one repetition."""
-    return max(plan.tokens // (2 * work.tokens), 1) if work.tokens else 1
 
 
 class Bench:
@@ -190,11 +179,10 @@ class Bench:
         self, server: DaemonServer, plan: BenchPlan, context: int | None, pids: Sequence[int]
     ) -> None:
         self.server, self.plan, self.answers = server, plan, BenchAnswers()
-        self.question_tokens, self._pids = (
-            (context or _DEFAULT_CONTEXT_TOKENS) - _MAX_TEMPLATE_TOKENS,
-            pids,
-        )
-        self._meter, self._began = EnergyMeter(), time.monotonic()
+        self.question_tokens = (context or _DEFAULT_CONTEXT_TOKENS) - _MAX_TEMPLATE_TOKENS
+        self._pids, self._meter, self._began = pids, EnergyMeter(), time.monotonic()
+        # The time after which an answer of the other server is useless.
+        self._deadline = None if plan.seconds is None else self._began + plan.seconds
 
     def warm_up(self) -> None:
         """Load the pair and use every way of answering once. Ctrl-C ends it and sets `partial`.
@@ -202,18 +190,14 @@ class Bench:
         Raises:
             LocalspecError: the pair does not load or answer, or the other server does not.
         """
-        prompt = Prompt(ask="Say hello.")
+        prompt, tokens = Prompt(ask="Say hello."), _WARM_UP_TOKENS
         try:
             with self.plan.stopping.waiting():
                 if self.plan.against:  # first, because an unreachable server is reported at once
-                    self.plan.against.ask(
-                        prompt,
-                        RequestOptions(
-                            _WARM_UP_TOKENS, _MIN_QUESTION_TOKENS, until=self._deadline()
-                        ),
-                    )
+                    how = RequestOptions(tokens, _MIN_QUESTION_TOKENS, until=self._deadline)
+                    self.plan.against.ask(prompt, how)
                 for mode in _MODES:
-                    self.server.ask(prompt, self._options(_WARM_UP_TOKENS, mode, "greedy"))
+                    self.server.ask(prompt, self._options(tokens, mode, "greedy"))
         except KeyboardInterrupt:
             self.answers.partial = True
 
@@ -244,10 +228,10 @@ class Bench:
             for mode in modes:
                 elapsed = time.monotonic() - self._began
                 left_s = elapsed / done * (total - done) if done else None
-                watch(
-                    BenchProgress(done, total, turn, self._describe_asked(turn, mode), left_s),
-                    self.answers,
-                )
+                who = f"{turn.probe} drafts a pass" if turn.probe else mode or ""
+                if mode is None and self.plan.against:
+                    who = self.plan.against.name
+                watch(BenchProgress(done, total, turn, who, left_s), self.answers)
                 self._ask_and_record(turn, mode)
                 done += 1
             slowest = max(slowest, time.monotonic() - self._began - start)
@@ -275,23 +259,14 @@ class Bench:
             modes.insert(0 if (turn.prompt + turn.repetition // 2) % 2 else 2, None)
         yield from modes
 
-    def _deadline(self) -> float | None:
-        """Return the time after which an answer of the other server is useless."""
-        return None if self.plan.seconds is None else self._began + self.plan.seconds
-
-    def _describe_asked(self, turn: Trial, mode: Mode | None) -> str:
-        if mode is None:
-            return self.plan.against.name if self.plan.against else ""
-        return f"{turn.probe} drafts a pass" if turn.probe else mode
-
     def _options(
         self, tokens: int, mode: Mode, sampling: Sampling, *, probe: int = 0
     ) -> RequestOptions:
         room = max(self.question_tokens - tokens, _MIN_QUESTION_TOKENS)
-        drafts = {**self.plan.drafts, **({"depth": probe} if probe else {})}
-        return RequestOptions(
-            tokens, room, _PLAIN if mode == "plain" else drafts, sampling == "own"
-        )
+        drafts: dict[str, Any] = {"enabled": False}
+        if mode == "speculative":
+            drafts = self.plan.drafts | ({"depth": probe} if probe else {})
+        return RequestOptions(tokens, room, drafts, sampling == "own")
 
     def _ask_and_record(self, turn: Trial, mode: Mode | None) -> None:
         """Send a prompt and record its answer or its failure. A kind of work that failed is skipped.
@@ -318,11 +293,9 @@ class Bench:
                 raise
             failed[work.name] = error.message
             return
-        joules_after = self._meter.joules()
+        joules = self._meter.joules()
         run = _to_run(turn, mode, answer)
-        run.joules = (
-            None if joules_before is None or joules_after is None else joules_after - joules_before
-        )
+        run.joules = None if joules is None or joules_before is None else joules - joules_before
         run.others = other_programs.cores(self._pids)
         (self.answers.probes[turn.probe] if turn.probe else self.answers.runs).append(run)
         if turn.sampling == "greedy" and not turn.probe:
@@ -336,7 +309,7 @@ class Bench:
         how = self._options(self._max_tokens(work), "plain", "greedy")
         try:
             with self.plan.stopping.waiting():
-                answer = server.ask(work.prompts[turn.prompt], replace(how, until=self._deadline()))
+                answer = server.ask(work.prompts[turn.prompt], replace(how, until=self._deadline))
         except ServerGone as error:
             results.their_end = error.message
         except LocalspecError as error:
@@ -345,7 +318,6 @@ class Bench:
             results.theirs.append(_to_run(turn, "speculative", answer))
 
     def _max_tokens(self, work: Work) -> int:
-        """Return the maximum number of tokens of an answer."""
         return min(work.tokens or self.plan.tokens, self.plan.tokens)
 
 

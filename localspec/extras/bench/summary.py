@@ -28,11 +28,9 @@ from localspec.extras.bench.statistics import PairedAnswers
 MIN_GAIN_RATIO, MAX_LOSS_RATIO = 1.03, 0.97  # an interval outside of these is more than noise
 _IMPOSSIBLE_FACTOR = 1.25  # of the tokens per pass; a speed-up above that has another cause
 _SAME_MARGIN = 0.07  # an interval this close to 1 is no difference
-_MOSTLY_OFF_RATIO = (
-    0.15  # drafted tokens per generated token below which speculation was mostly off
-)
+# Drafted tokens per generated token below which speculation was mostly off.
+_MOSTLY_OFF_RATIO = 0.15
 _TOO_FEW = "few"  # key of the phrase for a verdict that is unclear because there is no interval
-_NAMES = {"code": "code", "text": "text"}
 
 
 def judge(estimate: Estimate | None, acceptance: Acceptance | None, tokens: int) -> Verdict:
@@ -42,8 +40,13 @@ def judge(estimate: Estimate | None, acceptance: Acceptance | None, tokens: int)
     """
     if estimate is None:
         return "not measured"
-    if _is_impossible(estimate, acceptance):
-        return "unclear"
+    # A pass with drafts takes at least as long as one without, so the speed-up is at most the tokens per
+    # pass. If it is higher, something else changed during the measurement.
+    limit = acceptance.tokens_per_pass if acceptance else None
+    if limit is not None:
+        limit = limit * _IMPOSSIBLE_FACTOR if limit > MIN_GAIN_RATIO else MIN_GAIN_RATIO
+        if estimate.value > limit:
+            return "unclear"
     has_interval = estimate.low is not None and estimate.high is not None
     low, high = estimate.low or estimate.value, estimate.high or estimate.value
     if has_interval and low > MIN_GAIN_RATIO:
@@ -55,21 +58,7 @@ def judge(estimate: Estimate | None, acceptance: Acceptance | None, tokens: int)
     # A pair that clearly gained or lost time is not called off, even with few drafts.
     if was_mostly_off and (is_near_one or low <= 1 <= high):
         return "off"
-    if has_interval and is_near_one:
-        return "same"
-    return "unclear"
-
-
-def _is_impossible(estimate: Estimate, acceptance: Acceptance | None) -> bool:
-    """Return whether a speed-up exceeds what its passes can give.
-
-    A pass with drafts takes at least as long as one without, so the speed-up is at most the tokens
-    per pass. If it is higher, something else changed during the measurement.
-    """
-    if acceptance is None or acceptance.tokens_per_pass is None or estimate.value <= MIN_GAIN_RATIO:
-        return False
-    limit = acceptance.tokens_per_pass
-    return limit <= MIN_GAIN_RATIO or estimate.value > limit * _IMPOSSIBLE_FACTOR
+    return "same" if has_interval and is_near_one else "unclear"
 
 
 def summarize_verdicts(workloads: Sequence[Workload]) -> str:
@@ -78,30 +67,13 @@ def summarize_verdicts(workloads: Sequence[Workload]) -> str:
     An example is "Worth it for code (2.31×), off by itself for text."
     """
     sentences = [_summarize([work for work in workloads if work.sampling == "greedy"])]
-    own_sampling = [work for work in workloads if work.sampling == "own"]
-    if own_sampling:
-        summary = _lower_first(_summarize(own_sampling))
-        sentences.append(f"With the pair's own sampling: {summary}")
+    if own_sampling := [work for work in workloads if work.sampling == "own"]:
+        summary = _summarize(own_sampling)
+        sentences.append(f"With the pair's own sampling: {summary[0].lower()}{summary[1:]}")
     return " ".join(sentences)
 
 
-def _summarize(workloads: Sequence[Workload]) -> str:
-    measured = [work for work in workloads if work.verdict != "not measured"]
-    if not measured:
-        return "Nothing was measured."
-    by_verdict: dict[str, list[str]] = {}
-    for name, key, figures in _group_works(measured):
-        by_verdict.setdefault(key, []).append(f"{name}{figures}")
-    phrases = [
-        (f"{_PHRASES[key]} {join_names(by_verdict[key])}") for key in _PHRASES if key in by_verdict
-    ]
-    text = ", ".join(phrases)
-    if not by_verdict.keys() & {"faster", "unclear", _TOO_FEW}:
-        text = f"not worth it here: {text}"
-    return f"{text[0].upper()}{text[1:]}."
-
-
-_PHRASES: dict[str, str] = {
+_PHRASES = {
     "faster": "worth it for",
     "off": "off by itself for",
     "same": "no gain and no loss for",
@@ -111,28 +83,34 @@ _PHRASES: dict[str, str] = {
 }
 
 
+def _summarize(workloads: Sequence[Workload]) -> str:
+    measured = [work for work in workloads if work.verdict != "not measured"]
+    if not measured:
+        return "Nothing was measured."
+    by_phrase: dict[str, list[str]] = {}
+    for about in ("code", "text"):
+        group = [work for work in measured if work.about == about]
+        entries = [(work.name, [work]) for work in group]
+        if len({_phrase_key(work) for work in group}) == 1 and len(group) > 1:
+            entries = [(about, group)]  # a group whose verdicts are all equal is one entry
+        for name, works in entries:
+            names = by_phrase.setdefault(_phrase_key(works[0]), [])
+            names.append(f"{name}{_format_range(works)}")
+    text = ", ".join(
+        f"{phrase} {join_names(by_phrase[key])}"
+        for key, phrase in _PHRASES.items()
+        if key in by_phrase
+    )
+    if not by_phrase.keys() & {"faster", "unclear", _TOO_FEW}:
+        text = f"not worth it here: {text}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _phrase_key(workload: Workload) -> str:
-    """Return the key of the phrase for a verdict."""
     estimate = workload.speed_up or workload.latency
     if workload.verdict == "unclear" and estimate and estimate.low is None:
         return _TOO_FEW
     return workload.verdict
-
-
-def _group_works(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
-    """Return name, phrase key and figures of each kind of work.
-
-    A group whose verdicts are all equal is one entry.
-    """
-    entries = []
-    for about, name in _NAMES.items():
-        group = [work for work in workloads if work.about == about]
-        keys = {_phrase_key(work) for work in group}
-        if len(keys) == 1 and len(group) > 1:
-            entries.append((name, _phrase_key(group[0]), _format_range(group)))
-        else:
-            entries += [(work.name, _phrase_key(work), _format_range([work])) for work in group]
-    return entries
 
 
 def _format_range(group: Sequence[Workload]) -> str:
@@ -140,19 +118,14 @@ def _format_range(group: Sequence[Workload]) -> str:
     values = sorted(estimate.value for work in group if (estimate := work.speed_up or work.latency))
     if group[0].verdict in ("off", "same") or not values:
         return ""
-    low, high = f"{values[0]:.1f}", f"{values[-1]:.1f}"
-    if group[0].verdict in ("slower", "unclear"):
-        low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
+    digits = 2 if group[0].verdict in ("slower", "unclear") else 1
+    low, high = (f"{value:.{digits}f}" for value in (values[0], values[-1]))
     return f" ({low}×)" if low == high else f" ({low} to {high}×)"
 
 
 def join_names(names: Sequence[str]) -> str:
     """Join names as in "a, b and c"."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _lower_first(text: str) -> str:
-    return text[0].lower() + text[1:]
 
 
 NO_TIME_NOTE = "There was no time for it."
@@ -179,24 +152,20 @@ def _summarize_work(
         [run for run in work_runs if run.mode == mode] for mode in ("plain", "speculative")
     )
     summary = Workload(work.name, work.about, sampling, "not measured")
-    if not plain or not speculative:
+    summary.plain = summarize_mode(plain) if plain else None
+    summary.speculative = summarize_mode(speculative) if speculative else None
+    if summary.plain is None or summary.speculative is None:
         summary.note = results.failed.get(work.name, NO_TIME_NOTE)
-        summary.plain = summarize_mode(plain) if plain else None
-        summary.speculative = summarize_mode(speculative) if speculative else None
         return summary
-    summary.plain, summary.speculative = summarize_mode(plain), summarize_mode(speculative)
     paired = pair_answers(work_runs)
     summary.speed_up = statistics.estimate_speed_up([rates for rates, _ in paired])
     summary.latency = statistics.estimate_speed_up([times for _, times in paired])
     summary.acceptance = measure_acceptance(speculative)
-    summary.verdict = judge(
-        summary.speed_up or summary.latency, summary.acceptance, summary.speculative.tokens
-    )
+    estimate, tokens = summary.speed_up or summary.latency, summary.speculative.tokens
+    summary.verdict = judge(estimate, summary.acceptance, tokens)
     if sampling == "greedy":
         summary.differences = find_differences(work.name, results.texts)
-        summary.identical = all(
-            first.digest == second.digest for first, second in _match_runs(work_runs)
-        )
+        summary.identical = all(a.digest == b.digest for a, b in _match_runs(plain, speculative))
         deep, shallow = (
             [run for run in results.probes[depth] if run.workload == work.name] for depth in PROBES
         )
@@ -221,36 +190,34 @@ def summarize_mode(runs: Sequence[Run]) -> Side:
     )
 
 
-def _match_runs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return plain and speculative answers to the same prompt in the same repetition."""
-    plain = {(run.prompt, run.repetition): run for run in runs if run.mode == "plain"}
-    return [
-        (plain[run.prompt, run.repetition], run)
-        for run in runs
-        if run.mode == "speculative" and (run.prompt, run.repetition) in plain
-    ]
+def _match_runs(first: Sequence[Run], second: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return answers to the same prompt in the same repetition."""
+    known = {(run.prompt, run.repetition): run for run in first}
+    matched = ((known.get((run.prompt, run.repetition)), run) for run in second)
+    return [(run, other) for run, other in matched if run]
 
 
 def pair_answers(runs: Sequence[Run]) -> list[tuple[PairedAnswers, PairedAnswers]]:
     """Return the rates and the latencies of each prompt that was answered both ways.
 
-    Rates have the tokens after the first in their time; latencies have all tokens in the whole
-    time.
+    Rates have the tokens after the first in their time; latencies have all tokens in the whole time.
     """
+    plain, speculative = (
+        [run for run in runs if run.mode == mode] for mode in ("plain", "speculative")
+    )
     return [
         (
-            PairedAnswers(
-                _timed_tokens(plain),
-                plain.write_ms / 1e3,
-                _timed_tokens(speculative),
-                speculative.write_ms / 1e3,
-            ),
-            PairedAnswers(
-                plain.tokens, plain.total_ms / 1e3, speculative.tokens, speculative.total_ms / 1e3
-            ),
+            _pair_rates(one, other),
+            PairedAnswers(one.tokens, one.total_ms / 1e3, other.tokens, other.total_ms / 1e3),
         )
-        for plain, speculative in _match_runs(runs)
+        for one, other in _match_runs(plain, speculative)
     ]
+
+
+def _pair_rates(one: Run, other: Run) -> PairedAnswers:
+    return PairedAnswers(
+        _timed_tokens(one), one.write_ms / 1e3, _timed_tokens(other), other.write_ms / 1e3
+    )
 
 
 def _timed_tokens(run: Run) -> int:
@@ -260,56 +227,36 @@ def _timed_tokens(run: Run) -> int:
 
 def summarize_other_server(works: Sequence[Work], results: BenchAnswers) -> list[Theirs]:
     """Return another server's figures for each kind of work, beside ours."""
-    return [_summarize_theirs(work, results) for work in works]
-
-
-def _summarize_theirs(work: Work, results: BenchAnswers) -> Theirs:
-    runs = [run for run in results.theirs if run.workload == work.name]
-    if not runs:
-        default_note = "It was not asked." if results.their_end else NO_TIME_NOTE
-        return Theirs(work.name, note=results.their_failed.get(work.name, default_note))
-    our_runs = [
-        run for run in results.runs if run.workload == work.name and run.sampling == "greedy"
-    ]
-    speculative, plain = (
-        {(run.prompt, run.repetition): run for run in our_runs if run.mode == mode}
-        for mode in ("speculative", "plain")
-    )
-    summary = Theirs(work.name, summarize_mode(runs), note=results.their_failed.get(work.name, ""))
-    matched = [
-        (run, speculative[at])
-        for run in runs
-        if (at := (run.prompt, run.repetition)) in speculative
-    ]
-    summary.ours = statistics.estimate_speed_up(
-        [
-            PairedAnswers(
-                _timed_tokens(theirs),
-                theirs.write_ms / 1e3,
-                _timed_tokens(ours),
-                ours.write_ms / 1e3,
-            )
-            for theirs, ours in matched
-        ]
-    )
-    if any(run.drafted for run in runs):
-        summary.drafted, summary.accepted = (
-            sum(run.drafted for run in runs),
-            sum(run.accepted for run in runs),
+    default_note = "It was not asked." if results.their_end else NO_TIME_NOTE
+    summaries = []
+    for work in works:
+        runs = [run for run in results.theirs if run.workload == work.name]
+        if not runs:
+            note = results.their_failed.get(work.name, default_note)
+            summaries.append(Theirs(work.name, note=note))
+            continue
+        speculative, plain = (
+            [
+                run
+                for run in results.runs
+                if (run.workload, run.sampling, run.mode) == (work.name, "greedy", mode)
+            ]
+            for mode in ("speculative", "plain")
         )
-    prompt_sizes = [
-        (theirs.prompt_tokens, ours.prompt_tokens)
-        for theirs, ours in matched
-        if theirs.prompt_tokens
-    ]
-    summary.same_prompts = (
-        all(theirs == ours for theirs, ours in prompt_sizes) if prompt_sizes else None
-    )
-    compared = [(run, plain[at]) for run in runs if (at := (run.prompt, run.repetition)) in plain]
-    summary.identical = (
-        all(theirs.digest == ours.digest for theirs, ours in compared) if compared else None
-    )
-    return summary
+        note = results.their_failed.get(work.name, "")
+        summary = Theirs(work.name, summarize_mode(runs), note=note)
+        matched = _match_runs(speculative, runs)
+        rates = [_pair_rates(theirs, ours) for ours, theirs in matched]
+        summary.ours = statistics.estimate_speed_up(rates)
+        if any(run.drafted for run in runs):
+            summary.drafted = sum(run.drafted for run in runs)
+            summary.accepted = sum(run.accepted for run in runs)
+        sizes = [(a.prompt_tokens, b.prompt_tokens) for a, b in matched if b.prompt_tokens]
+        summary.same_prompts = all(ours == theirs for ours, theirs in sizes) if sizes else None
+        digests = [(a.digest, b.digest) for a, b in _match_runs(plain, runs)]
+        summary.identical = all(ours == theirs for ours, theirs in digests) if digests else None
+        summaries.append(summary)
+    return summaries
 
 
 def measure_acceptance(runs: Sequence[Run]) -> Acceptance:
@@ -318,32 +265,28 @@ def measure_acceptance(runs: Sequence[Run]) -> Acceptance:
     tokens, passes = sum(run.tokens for run in runs), sum(run.passes for run in runs)
     prefill_tokens = sum(run.tokens > 0 for run in runs)  # tokens produced by prefill passes
     # If several passes are reported together, it is not known which of them had a rejection.
-    single = [
-        round_ for run in runs for round_ in run.rounds if round_.tokens - round_.accepted == 1
-    ]
-    with_drafts = [round_ for round_ in single if round_.drafted]
-    accepted_in_single = sum(round_.accepted for round_ in with_drafts)
-    rejections = sum(round_.accepted < round_.drafted for round_ in with_drafts)
+    rounds = [round_ for run in runs for round_ in run.rounds]
+    single = [each for each in rounds if each.tokens - each.accepted == 1 and each.drafted]
+    hits = sum(each.accepted for each in single)
+    tried = hits + sum(each.accepted < each.drafted for each in single)
     sources: dict[str, tuple[int, int]] = {}
     for run in runs:
-        for round_ in run.rounds:
-            if round_.drafted:
-                kind = round_.kind or run.source or "unknown"
-                counts = sources.get(kind, (0, 0))
-                sources[kind] = (counts[0] + round_.drafted, counts[1] + round_.accepted)
+        for each in run.rounds:
+            if each.drafted:
+                kind = each.kind or run.source or "unknown"
+                before = sources.get(kind, (0, 0))
+                sources[kind] = (before[0] + each.drafted, before[1] + each.accepted)
     return Acceptance(
         drafted,
         accepted,
         drafted - accepted,
-        accepted / drafted if drafted else None,
-        accepted / tokens if tokens else None,
-        accepted_in_single / (accepted_in_single + rejections)
-        if accepted_in_single + rejections
-        else None,
-        accepted_in_single / len(with_drafts) if with_drafts else None,
-        (tokens - prefill_tokens) / passes if passes else None,
-        acceptance_by_position(with_drafts),
-        sources,
+        of_drafted=accepted / drafted if drafted else None,
+        of_answer=accepted / tokens if tokens else None,
+        conditional=hits / tried if tried else None,
+        mean_length=hits / len(single) if single else None,
+        tokens_per_pass=(tokens - prefill_tokens) / passes if passes else None,
+        by_position=acceptance_by_position(single),
+        sources=sources,
     )
 
 
@@ -368,28 +311,17 @@ def find_differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> l
     differences = []
     for (name, prompt, mode), plain in texts.items():
         speculative = texts.get((work, prompt, "speculative"))
-        if name != work or mode != "plain" or speculative is None or speculative == plain:
-            continue
-        position = common_prefix_length(plain, speculative)
-        differences.append(
-            Difference(
-                prompt,
-                position,
-                plain[position : position + _EXCERPT_CHARACTERS],
-                speculative[position : position + _EXCERPT_CHARACTERS],
-            )
-        )
+        if name == work and mode == "plain" and speculative not in (None, plain):
+            at = common_prefix_length(plain, speculative)
+            one, other = (text[at : at + _EXCERPT_CHARACTERS] for text in (plain, speculative))
+            differences.append(Difference(prompt, at, one, other))
     return differences
 
 
 def common_prefix_length(first: str, second: str) -> int:
     """Return the length of the common beginning of two texts."""
-    length = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def predict(
