@@ -107,7 +107,14 @@ def command(names: tuple[str, ...], **options: Any) -> int:
         render.verbatim(report.SCHEMA.read_text(encoding="utf-8").rstrip())
         return 0
     if names[:1] == ("compare",):
-        return _compare(names[1:])
+        from localspec.extras.bench import report, text
+
+        if len(names) != 3:
+            raise UsageError("Compare two reports: localspec bench compare A.json B.json")
+        _, first, second = names
+        reports = report.read_report(first), report.read_report(second)
+        text.print_comparison(*reports, (first, second))
+        return 0
     extra_drafts = names[1:] if options["drafts"] else ()
     if len(names) > 1 and not extra_drafts:
         raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
@@ -130,8 +137,8 @@ def _check_page(file: Path) -> None:
     plots.require_matplotlib()
     target = file if file.exists() else file.parent
     if file.is_dir() or not os.access(target, os.W_OK):
-        reason = "it is a folder" if file.is_dir() else "there is no such folder"
-        reason = reason if file.is_dir() or not target.exists() else "no permission"
+        reason = "no permission" if target.exists() else "there is no such folder"
+        reason = "it is a folder" if file.is_dir() else reason
         raise UsageError(f"--html {file} cannot be written: {reason}.")
 
 
@@ -210,13 +217,3 @@ def _measure(name: str, drafts: tuple[str, ...], plan: BenchPlan) -> Report:
         return measure.measure(plan, pair, live.show_message, live.show)
     finally:
         live.clear()
-
-
-def _compare(names: tuple[str, ...]) -> int:
-    from localspec.extras.bench import report, text
-
-    if len(names) != 2:
-        raise UsageError("Compare two reports: localspec bench compare A.json B.json")
-    first, second = names
-    text.print_comparison(report.read_report(first), report.read_report(second), (first, second))
-    return 0

@@ -31,22 +31,23 @@ def render_page(report: Report) -> str:
         f"<h1>{escape_html(title)}</h1>",
         f'<p class="said">{escape_html(report.sentence)}</p>',
         *(f"<p>{escape_html(warning)}</p>" for warning in text.list_warnings(report)),
-        _facts_list(report),
     ]
+    facts = (map(escape_html, fact) for fact in text.list_facts(report))
+    body.append(f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in facts)}</dl>")
     body.append('<div class="plots">')
-    body += [_figure(name, svg) for name, svg in draw_plots(report)]
+    for name, svg in draw_plots(report):
+        label = escape_html(name)
+        caption = f"<figcaption><b>{label}</b></figcaption>"
+        body.append(f'<figure role="img" aria-label="{label}">{caption}{svg}</figure>')
     body.append("</div>")
     for sampling, heading in text.HEADINGS:
         if works := [work for work in report.workloads if work.sampling == sampling]:
             body += [f"<h2>{escape_html(heading)}</h2>", _known_columns(text.workload_table(works))]
-    if report.theirs:
-        body += [
-            f"<h2>{escape_html(text.theirs_heading(report))}</h2>",
-            _known_columns(text.theirs_rows(report)),
-        ]
-    if report.drafts:
+    if theirs := text.theirs_rows(report):
+        body += [f"<h2>{escape_html(text.theirs_heading(report))}</h2>", _known_columns(theirs)]
+    if ranking := text.ranking_rows(report):
         heading = "Drafts for this target, the best first; the rest of this page is of that one"
-        body += [f"<h2>{heading}</h2>", _known_columns(text.ranking_rows(report))]
+        body += [f"<h2>{heading}</h2>", _known_columns(ranking)]
     if theory := text.theory_rows(report.workloads):
         body += [
             "<h2>By the formula, and by replay with the costs of passes here</h2>",
@@ -60,22 +61,6 @@ def render_page(report: Report) -> str:
     return render_document(title, body, _STYLE)
 
 
-def _facts_list(report: Report) -> str:
-    rows = "".join(
-        f"<dt>{escape_html(name)}</dt><dd>{escape_html(value)}</dd>"
-        for name, value in text.list_facts(report)
-    )
-    return f"<dl>{rows}</dl>"
-
-
-def _figure(name: str, svg: str) -> str:
-    return (
-        f'<figure role="img" aria-label="{escape_html(name)}">'
-        f"<figcaption><b>{escape_html(name)}</b></figcaption>"
-        f"{svg}</figure>"
-    )
-
-
 def _known_columns(rows: list[list[str]]) -> str:
     """Return a table without the columns that are empty in all rows."""
     columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
@@ -87,26 +72,26 @@ def _acceptance_rows(workloads: list[Workload]) -> list[list[str]]:
     """Return the rows for the three definitions that are all called acceptance rate."""
     rows = [
         [
-            "WORK",
-            "DRAFTED",
-            "ACCEPTED",
-            "OF DRAFTED TOKENS",
-            "OF THE ANSWER",
-            "IF ALL BEFORE WERE",
-            "MEAN LENGTH",
-            "SOURCES",
+            *("WORK", "DRAFTED", "ACCEPTED", "OF DRAFTED TOKENS", "OF THE ANSWER"),
+            *("IF ALL BEFORE WERE", "MEAN LENGTH", "SOURCES"),
         ]
     ]
     for work in workloads:
         if work.sampling != "greedy" or (acceptance := work.acceptance) is None:
             continue
-        sources = ", ".join(
+        counts = (
             f"{name} {accepted} of {drafted}"
             for name, (drafted, accepted) in acceptance.sources.items()
         )
         rates = (acceptance.of_drafted, acceptance.of_answer, acceptance.conditional)
-        percentages = ["" if rate is None else f"{100 * rate:.0f}%" for rate in rates]
-        length = "" if acceptance.mean_length is None else f"{acceptance.mean_length:.2f}"
-        counts = f"{acceptance.drafted:,}", f"{acceptance.accepted:,}"
-        rows.append([work.name, *counts, *percentages, length, sources])
+        rows.append(
+            [
+                work.name,
+                f"{acceptance.drafted:,}",
+                f"{acceptance.accepted:,}",
+                *(text.format_known(rate, lambda share: f"{100 * share:.0f}%") for rate in rates),
+                text.format_known(acceptance.mean_length, "{:.2f}".format),
+                ", ".join(counts),
+            ]
+        )
     return rows

@@ -57,6 +57,7 @@ def require_matplotlib() -> None:
 
 
 def _draw_svg(name: str, draw: Draw, report: Report, height: float) -> str:
+    """Return the SVG element alone, with unique ids and the page's width, colours and font."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -67,7 +68,17 @@ def _draw_svg(name: str, draw: Draw, report: Report, height: float) -> str:
             return ""
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _adapt_svg(buffer.getvalue(), name)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' (?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
+    for attribute in ("height", "width"):
+        svg = re.sub(rf'(<svg[^>]*?) {attribute}="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"font(?:-family)?: [^;\"]*'[^;\"]*(?=[;\"])", _replace_font, svg)
+    for colour, variable in _CSS_VARIABLES.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    return svg
 
 
 _STYLE: dict[str, Any] = {
@@ -89,20 +100,6 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
-
-
-def _adapt_svg(svg: str, name: str) -> str:
-    """Return the SVG element alone, with unique ids and the page's width, colours and font."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' (?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"font(?:-family)?: [^;\"]*'[^;\"]*(?=[;\"])", _replace_font, svg)
-    for colour, variable in _CSS_VARIABLES.items():
-        svg = svg.replace(colour, f"var(--{variable})")
-    return svg
 
 
 def _replace_font(match: re.Match[str]) -> str:
@@ -147,15 +144,15 @@ def _draw_speed_ups(axes: Any, report: Report) -> bool:
     # The interval of a few answers may be so wide that all others would shrink to points.
     ends = [min(estimate.high or estimate.value, 2 * estimate.value) for _, estimate in rows]
     axes.set_xlim(0, 1.05 * max(*ends, 1.2))
-    names = [
-        replace_control_characters(work.name, lines=False).replace("$", r"\$")
-        for work, _ in reversed(rows)
-    ]
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), [_label(work.name) for work, _ in reversed(rows)])
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlabel("times the speed of plain decoding")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.55 / _height_per_work(report)), ncols=2)
     return True
+
+
+def _label(name: str) -> str:
+    return replace_control_characters(name, lines=False).replace("$", r"\$")
 
 
 def _draw_costs(axes: Any, report: Report) -> bool:
@@ -181,7 +178,7 @@ def _draw_survival(axes: Any, report: Report) -> bool:
     drawn = False
     for kind, colour in _WORK_COLOURS.items():
         runs = [run for run in _runs_with_drafts(report) if kinds[run.workload] == kind]
-        rates = acceptance_by_position(_all_rounds(runs), _MIN_DRAFTS)
+        rates = acceptance_by_position([each for run in runs for each in run.rounds], _MIN_DRAFTS)
         if rates:
             positions = range(1, len(rates) + 1)
             axes.plot(positions, rates, "o-", color=colour, label=kind, markersize=4, linewidth=1.5)
@@ -215,8 +212,7 @@ def _draw_depths(axes: Any, report: Report) -> bool:
         colour = _WORK_COLOURS[kinds[run.workload]]
         tops = [floor + value for value in values]
         axes.stairs(tops, edges, baseline=floor, fill=True, color=colour)
-        name = replace_control_characters(run.workload, lines=False).replace("$", r"\$")
-        names.append(f"{name}\nup to {max(values):.1f}")
+        names.append(f"{_label(run.workload)}\nup to {max(values):.1f}")
     axes.set_yticks(floors, names, verticalalignment="bottom")
     axes.set_ylim(0, floors[-1] + highest * 1.1)
     axes.set_xlim(left=0)
@@ -268,14 +264,6 @@ def _runs_with_drafts(report: Report) -> list[Run]:
     return [run for run in runs if run.drafted]
 
 
-def _all_rounds(runs: Sequence[Run]) -> list[Round]:
-    return [item for run in runs for item in run.rounds]
-
-
-def _usual_height(_: Report) -> float:
-    return _HEIGHT_IN
-
-
 def _height_per_work(report: Report) -> float:
     names = sum(work.sampling == "greedy" for work in report.workloads)
     return max(0.8 + _ROW_HEIGHT_IN * names, _HEIGHT_IN / 2)
@@ -283,8 +271,8 @@ def _height_per_work(report: Report) -> float:
 
 _PLOTS: tuple[tuple[str, Draw, Callable[[Report], float]], ...] = (
     ("Speed-up by kind of work", _draw_speed_ups, _height_per_work),
-    ("What a pass costs, by its width", _draw_costs, _usual_height),
-    ("Drafts accepted, by their place in a pass", _draw_survival, _usual_height),
-    ("Depth over time: drafts in a pass", _draw_depths, _usual_height),
-    ("Time per token", _draw_latencies, _usual_height),
+    ("What a pass costs, by its width", _draw_costs, lambda _: _HEIGHT_IN),
+    ("Drafts accepted, by their place in a pass", _draw_survival, lambda _: _HEIGHT_IN),
+    ("Depth over time: drafts in a pass", _draw_depths, lambda _: _HEIGHT_IN),
+    ("Time per token", _draw_latencies, lambda _: _HEIGHT_IN),
 )

@@ -35,9 +35,7 @@ def pooled_speed_up(pairs: Sequence[PairedAnswers]) -> float:
 
     Each rate is all work divided by all time.
     """
-    plain, plain_s = sum(pair.plain for pair in pairs), sum(pair.plain_s for pair in pairs)
-    drafted = sum(pair.speculative for pair in pairs)
-    drafted_s = sum(pair.speculative_s for pair in pairs)
+    plain, plain_s, drafted, drafted_s = (float(sum(column)) for column in zip(*pairs, strict=True))
     if not plain or not drafted_s:
         return math.nan
     return (drafted / drafted_s) * (plain_s / plain)
@@ -49,30 +47,28 @@ def estimate_speed_up(pairs: Sequence[PairedAnswers]) -> Estimate | None:
     if not valid:
         return None
     count, value = len(valid), pooled_speed_up(valid)
-    interval = _bootstrap_interval(
-        value, lambda rng: pooled_speed_up(rng.choices(valid, k=count)), count, count - 1
-    )
-    return Estimate(value, *interval, count)
+
+    def resample(rng: random.Random) -> float:
+        return pooled_speed_up(rng.choices(valid, k=count))
+
+    return Estimate(value, *_bootstrap_interval(value, resample, count, count - 1), count)
 
 
 def estimate_overall(groups: Sequence[Sequence[PairedAnswers]]) -> Estimate | None:
     """Return the geometric mean of the groups' speed-ups, so that each kind of work counts once."""
-    valid = [
-        complete for group in groups if (complete := [pair for pair in group if min(pair) > 0])
-    ]
+    usable = ([pair for pair in group if min(pair) > 0] for group in groups)
+    valid = [group for group in usable if group]
     if not valid:
         return None
 
     def resample(rng: random.Random) -> float:
-        return geometric_mean(
-            [pooled_speed_up(rng.choices(group, k=len(group))) for group in valid]
-        )
+        drawn = (rng.choices(group, k=len(group)) for group in valid)
+        return geometric_mean([pooled_speed_up(group) for group in drawn])
 
     largest, count = max(map(len, valid)), sum(map(len, valid))
-    value = geometric_mean(list(map(pooled_speed_up, valid)))
-    return Estimate(
-        value, *_bootstrap_interval(value, resample, largest, count - len(valid)), count
-    )
+    value = geometric_mean([pooled_speed_up(group) for group in valid])
+    interval = _bootstrap_interval(value, resample, largest, count - len(valid))
+    return Estimate(value, *interval, count)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -84,10 +80,9 @@ def _bootstrap_interval(
 ) -> tuple[float | None, float | None]:
     """Return the interval around a ratio that is estimated from `count` pairs.
 
-    Quantiles of resamples are too narrow for few pairs: with four, they contain the truth seven
-    times in eight. So resampling only gives the spread of the ratio, and Student's t for `freedom`
-    degrees of freedom gives how far away the truth may be, which is much farther with two pairs
-    than with twenty.
+    Quantiles of resamples are too narrow for few pairs: with four, they contain the truth seven times in
+    eight. So resampling only gives the spread of the ratio, and Student's t for `freedom` degrees of freedom
+    gives how far away the truth may be, which is much farther with two pairs than with twenty.
     """
     if freedom < _MIN_FREEDOM:
         return None, None

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from localspec.cli.terminal import layout, render
 from localspec.cli.terminal.figures import format_duration, format_share
@@ -16,15 +17,8 @@ from localspec.extras.bench.summary import NO_TIME_NOTE, join_names
 from localspec.files import format_size
 
 COLUMNS = (
-    "WORK",
-    "PLAIN",
-    "SPECULATIVE",
-    "SPEED-UP",
-    "95% INTERVAL",
-    "FIRST TEXT",
-    "ACCEPTED",
-    "PER PASS",
-    "TEXT",
+    *("WORK", "PLAIN", "SPECULATIVE", "SPEED-UP", "95% INTERVAL", "FIRST TEXT", "ACCEPTED"),
+    *("PER PASS", "TEXT"),
 )
 # If the columns do not fit into a line, the main table has those that say whether speculation pays, and a
 # second table below has the others.
@@ -49,13 +43,22 @@ def workload_row(work: Workload) -> list[str]:
         work.name,
         format_rate(plain),
         format_rate(speculative),
-        format_ratio(speed_up.value) if speed_up else _NOT_MEASURED,
+        format_estimate(speed_up) or _NOT_MEASURED,
         format_interval(speed_up),
         f"{plain.first_ms:.0f}, {speculative.first_ms:.0f} ms",
-        "no drafts" if acceptance.of_drafted is None else format_share(acceptance.of_drafted),
-        "" if acceptance.tokens_per_pass is None else f"{acceptance.tokens_per_pass:.2f}",
-        "" if work.identical is None else "identical" if work.identical else "differs",
+        format_known(acceptance.of_drafted, format_share) or "no drafts",
+        format_known(acceptance.tokens_per_pass, "{:.2f}".format),
+        _IDENTICAL[work.identical],
     ]
+
+
+_IDENTICAL = {None: "", True: "identical", False: "differs"}
+Value = TypeVar("Value")
+
+
+def format_known(value: Value | None, form: Callable[[Value], str]) -> str:
+    """Return a figure as text, "" for one that is not known."""
+    return "" if value is None else form(value)
 
 
 def format_rate(side: Side | None) -> str:
@@ -64,6 +67,10 @@ def format_rate(side: Side | None) -> str:
 
 def format_ratio(value: float) -> str:
     return f"{value:.2f}×"
+
+
+def format_estimate(estimate: Estimate | None) -> str:
+    return "" if estimate is None else format_ratio(estimate.value)
 
 
 def format_interval(estimate: Estimate | None) -> str:
@@ -88,10 +95,8 @@ def fit_tables(workloads: Sequence[Workload], columns: int | None) -> list[list[
         for names in (_MAIN_COLUMNS, _MORE_COLUMNS)
     )
     # A table with more lines than rows was too wide.
-    whole_wraps, main_wraps = (
-        len(layout.table(shown, columns)) > len(shown) for shown in (rows, main)
-    )
-    return [main, more] if whole_wraps and not main_wraps else [rows]
+    wraps, main_wraps = (len(layout.table(each, columns)) > len(each) for each in (rows, main))
+    return [main, more] if wraps and not main_wraps else [rows]
 
 
 def print_report(report: Report) -> None:
@@ -99,21 +104,23 @@ def print_report(report: Report) -> None:
     render.fields(list_facts(report))
     for sampling, heading in HEADINGS:
         works = [work for work in report.workloads if work.sampling == sampling]
-        if works:
-            for number, rows in enumerate(fit_tables(works, layout.width(sys.stdout))):
-                render.line("" if number else f"\n{heading}:")
-                render.table(rows)
-    if report.theirs:
-        render.line(f"\n{theirs_heading(report)}:")
-        render.table(theirs_rows(report))
-    if report.drafts:
-        render.line("\nDrafts for this target, the best first; the tables above are of that one:")
-        render.table(ranking_rows(report))
-    if theory := theory_rows(report.workloads):
-        render.line(
-            "\nBy the formula, and by replay of what was accepted, with the costs of passes here:"
-        )
-        render.table(theory)
+        for number, rows in enumerate(fit_tables(works, layout.width(sys.stdout)) if works else ()):
+            render.line("" if number else f"\n{heading}:")
+            render.table(rows)
+    for heading, rows in (
+        (theirs_heading(report), theirs_rows(report)),
+        (
+            "Drafts for this target, the best first; the tables above are of that one",
+            ranking_rows(report),
+        ),
+        (
+            "By the formula, and by replay of what was accepted, with the costs of passes here",
+            theory_rows(report.workloads),
+        ),
+    ):
+        if rows:
+            render.line(f"\n{heading}:")
+            render.table(rows)
     render.line("")
     for note in (*list_notes(report), *list_warnings(report)):
         render.line(note)
@@ -122,30 +129,23 @@ def print_report(report: Report) -> None:
 
 def list_facts(report: Report) -> list[tuple[str, str]]:
     """Return what was measured, as names and values."""
-    machine = report.machine
+    machine, overall, speed_up = report.machine, report.overall, ""
+    if overall:
+        interval = format_interval(overall)
+        speed_up = format_ratio(overall.value) + (f" ({interval})" if interval else "")
+    took = (
+        f"{len(report.runs)} in {format_duration(report.seconds)}, {report.tokens} tokens at most"
+    )
     entries = [
         ("pair", report.pair),
         ("target", report.target or ""),
         ("draft", report.draft or "none"),
         ("machine", f"{machine.processor}, {machine.cores} cores, {machine.system}"),
         ("memory", format_size(report.memory) if report.memory else ""),
-        (
-            "answers",
-            f"{len(report.runs)} in {format_duration(report.seconds)}, {report.tokens} tokens at most",
-        ),
+        ("answers", took),
+        ("speed-up", speed_up),
     ]
-    if report.overall:
-        entries.append(
-            (
-                "speed-up",
-                f"{format_ratio(report.overall.value)} {_in_brackets(report.overall)}".strip(),
-            )
-        )
     return [(name, value) for name, value in entries if value]
-
-
-def _in_brackets(estimate: Estimate) -> str:
-    return f"({text})" if (text := format_interval(estimate)) else ""
 
 
 def theirs_heading(report: Report) -> str:
@@ -156,112 +156,94 @@ def theirs_heading(report: Report) -> str:
 
 
 def theirs_rows(report: Report) -> list[list[str]]:
-    """Return the rows of the table with another server's rates beside ours."""
+    """Return the rows of the table with another server's rates beside ours; none if it was not asked."""
     our_sides = {
         work.name: work.speculative for work in report.workloads if work.sampling == "greedy"
     }
-    rows = [list(_THEIRS_COLUMNS)]
+    rows = []
     for result in report.theirs:
-        their_side, our_side = result.side, our_sides.get(result.workload)
-        first = ""
-        if their_side is not None and our_side is not None:
-            first = f"{their_side.first_ms:.0f}, {our_side.first_ms:.0f} ms"
-        ratio = "" if result.ours is None else format_ratio(result.ours.value)
-        rates = [format_rate(side) for side in (their_side, our_side)]
-        drafts = "" if not result.drafted else format_share((result.accepted or 0) / result.drafted)
-        texts = "" if result.identical is None else "identical" if result.identical else "differs"
-        note = result.note
-        if not note and result.same_prompts is False:
-            note = "its prompts differ in length"
-        intervals = format_interval(result.ours)
-        rows.append([result.workload, *rates, ratio, intervals, first, drafts, texts, note])
-    return rows
+        sides = (result.side, our_sides.get(result.workload))
+        times = [f"{side.first_ms:.0f}" for side in sides if side]
+        drafts = format_share((result.accepted or 0) / result.drafted) if result.drafted else ""
+        differs = "its prompts differ in length" if result.same_prompts is False else ""
+        rows.append(
+            [
+                result.workload,
+                *map(format_rate, sides),
+                format_estimate(result.ours),
+                format_interval(result.ours),
+                f"{', '.join(times)} ms" if len(times) == 2 else "",
+                drafts,
+                _IDENTICAL[result.identical],
+                result.note or differs,
+            ]
+        )
+    return [list(_THEIRS_COLUMNS), *rows] if rows else []
 
 
 _THEIRS_COLUMNS = (
-    "WORK",
-    "THEIRS",
-    "OURS",
-    "RATIO",
-    "95% INTERVAL",
-    "FIRST TEXT",
-    "ITS DRAFTS",
-    "TEXT",
+    *("WORK", "THEIRS", "OURS", "RATIO", "95% INTERVAL", "FIRST TEXT", "ITS DRAFTS", "TEXT"),
     "NOTE",
 )
 
 
 def ranking_rows(report: Report) -> list[list[str]]:
-    """Return the rows of the table that compares several drafts for one target."""
-    rows = [["DRAFT", "SPEED-UP", "CODE", "TEXT", "ACCEPTED", "SIZE", "RESULT"]]
-    for ranked in report.drafts:
-        overall = "" if ranked.overall is None else format_ratio(ranked.overall.value)
-        kinds = [
-            "" if value is None else format_ratio(value) for value in (ranked.code, ranked.text)
+    """Return the rows of the table that compares several drafts for one target; none if there is one."""
+    rows = [
+        [
+            ranked.draft,
+            format_estimate(ranked.overall),
+            format_known(ranked.code, format_ratio),
+            format_known(ranked.text, format_ratio),
+            format_known(ranked.of_drafted, format_share),
+            format_known(ranked.size_ratio, format_share),
+            ranked.note or ranked.sentence,
         ]
-        shares = [
-            "" if value is None else format_share(value)
-            for value in (ranked.of_drafted, ranked.size_ratio)
-        ]
-        rows.append([ranked.draft, overall, *kinds, *shares, ranked.note or ranked.sentence])
-    return rows
+        for ranked in report.drafts
+    ]
+    header = ["DRAFT", "SPEED-UP", "CODE", "TEXT", "ACCEPTED", "SIZE", "RESULT"]
+    return [header, *rows] if rows else []
 
 
 def theory_rows(workloads: Sequence[Workload]) -> list[list[str]]:
     """Return the rows of the table with predictions; none if there are none."""
-    rows = []
-    for work in workloads:
-        if (theory := work.theory) is None or work.acceptance is None:
-            continue
-        conditional = work.acceptance.conditional
-        rows.append(
-            [
-                work.name,
-                "" if conditional is None else format_share(conditional),
-                f"{theory.depth:.1f}",
-                f"{theory.tokens_per_pass:.2f}",
-                format_ratio(theory.speed_up),
-                ""
-                if theory.best_speed_up is None
-                else f"{theory.best_depth}: {format_ratio(theory.best_speed_up)}",
-                "" if theory.optimum is None else format_ratio(theory.optimum),
-                "" if theory.reached is None else format_share(theory.reached),
-                "" if theory.regret is None else format_share(theory.regret),
-            ]
-        )
+    rows = [
+        [
+            work.name,
+            format_known(work.acceptance.conditional, format_share),
+            f"{theory.depth:.1f}",
+            f"{theory.tokens_per_pass:.2f}",
+            format_ratio(theory.speed_up),
+            format_known(theory.best_speed_up, f"{theory.best_depth}: {{:.2f}}×".format),
+            format_known(theory.optimum, format_ratio),
+            format_known(theory.reached, format_share),
+            format_known(theory.regret, format_share),
+        ]
+        for work in workloads
+        if (theory := work.theory) and work.acceptance
+    ]
     return [list(_THEORY_COLUMNS), *rows] if rows else []
 
 
 _THEORY_COLUMNS = (
-    "WORK",
-    "ALPHA",
-    "DEPTH",
-    "TOKENS",
-    "SPEED-UP",
-    "BEST FIXED",
-    "OPTIMUM",
-    "REACHED",
+    *("WORK", "ALPHA", "DEPTH", "TOKENS", "SPEED-UP", "BEST FIXED", "OPTIMUM", "REACHED"),
     "REGRET",
 )
 
 
 def list_notes(report: Report) -> list[str]:
     """Return what a reader must know in addition to the figures, except `warnings`."""
-    unmeasured = [
-        work.name
-        for work in report.workloads
-        if work.note == NO_TIME_NOTE and work.sampling == "greedy"
-    ]
+    greedy = [work for work in report.workloads if work.sampling == "greedy"]
+    unmeasured = [work.name for work in greedy if work.note == NO_TIME_NOTE]
     notes = [f"There was no time for {join_names(unmeasured)}."] if unmeasured else []
     for work in report.workloads:
         if work.note not in ("", NO_TIME_NOTE) and work.sampling == "greedy":
             notes.append(f"{work.name}: {work.note}")
-        notes += [
-            _describe_difference(
-                work.name, difference.at, difference.plain, difference.speculative, difference.gap
-            )
-            for difference in work.differences
-        ]
+        for each in work.differences:
+            gap = format_known(each.gap, "{:.3f} in log-probability".format)
+            preference = f"; the target preferred its token by {gap}" if gap else ""
+            texts = f"{each.plain!r} and {each.speculative!r}{preference}"
+            notes.append(f"{work.name}: the texts part after {each.at} characters, {texts}.")
     if report.theirs and all(result.same_prompts for result in report.theirs if result.side):
         notes.append(f"All prompts had as many tokens at {report.against} as here.")
     if sampled := report.distribution:
@@ -281,13 +263,6 @@ def list_warnings(report: Report) -> list[str]:
     return warnings
 
 
-def _describe_difference(name: str, at: int, plain: str, other: str, gap: float | None) -> str:
-    preference = (
-        "" if gap is None else f"; the target preferred its token by {gap:.3f} in log-probability"
-    )
-    return f"{name}: the texts part after {at} characters, {plain!r} and {other!r}{preference}."
-
-
 class LiveTable:
     """The table so far and a line of progress, redrawn in place; nothing outside a terminal."""
 
@@ -300,14 +275,13 @@ class LiveTable:
         if not self._terminal or time.monotonic() - self._shown < _REDRAW_INTERVAL_S:
             return
         columns = (layout.width(sys.stderr) or 80) - 1
-        time_left = (
-            "" if progress.left_s is None else f"about {format_duration(progress.left_s)} left"
+        time_left = format_known(
+            progress.left_s, lambda left: f"about {format_duration(left)} left"
         )
         current = f"{progress.turn.work.name}, {progress.who}"
         parts = [f"{progress.done}/{progress.total}", current, time_left, "Ctrl-C: report now"]
         lines = [layout.join_fitting([part for part in parts if part], columns)]
-        works = [work for work in workloads() if work.verdict != "not measured"]
-        if works:
+        if works := [work for work in workloads() if work.verdict != "not measured"]:
             lines = [*layout.table(fit_tables(works, columns)[0], columns), *lines]
         max_lines = shutil.get_terminal_size().lines - 1
         lines = [render.harmless(line, lines=False)[:columns] for line in lines][-max_lines:]
@@ -330,49 +304,43 @@ class LiveTable:
 
 def print_comparison(first: Report, second: Report, names: tuple[str, str]) -> None:
     """Print two reports side by side, work by work."""
-    render.fields(
-        [
-            (name, _describe_report(report))
-            for name, report in zip(names, (first, second), strict=True)
-        ]
-    )
+    fields = []
+    for name, report in zip(names, (first, second), strict=True):
+        version, partial = f"localspec {report.localspec}", ", partial" * report.partial
+        where = f"{version}, {report.machine.processor}{partial}"
+        fields.append((name, f"{report.pair}, {report.when}, {where}"))
+    render.fields(fields)
     second_works = {(work.name, work.sampling): work for work in second.workloads}
     rows = [["WORK", "SAMPLING", "PLAIN", "SPECULATIVE", "SPEED-UP", "INTERVALS"]]
-    differing = unknown = 0
+    overlaps = []
     for work in first.workloads:
         counterpart = second_works.get((work.name, work.sampling))
         if counterpart is None or work.speed_up is None or counterpart.speed_up is None:
             continue
-        overlap = intervals_overlap(work.speed_up, counterpart.speed_up)
-        differing += overlap is False
-        unknown += overlap is None
+        speed_ups = (work.speed_up, counterpart.speed_up)
+        overlaps.append(intervals_overlap(*speed_ups))
         rows.append(
             [
                 work.name,
                 work.sampling,
                 _format_change(work.plain, counterpart.plain),
                 _format_change(work.speculative, counterpart.speculative),
-                f"{format_ratio(work.speed_up.value)} → {format_ratio(counterpart.speed_up.value)}",
-                "" if overlap is None else "overlap" if overlap else "apart",
+                " → ".join(format_ratio(estimate.value) for estimate in speed_ups),
+                {None: "", True: "overlap", False: "apart"}[overlaps[-1]],
             ]
         )
     if len(rows) == 1:
         render.line("No kind of work was measured in both.")
         return
     render.table(rows)
-    if unknown == len(rows) - 1:
+    differing = overlaps.count(False)
+    if overlaps.count(None) == len(overlaps):
         render.line("There are too few answers to say whether the speed-ups agree.")
-        return
-    render.line(
-        "The speed-ups agree within their intervals."
-        if not differing
-        else f"{differing} of {len(rows) - 1} speed-ups differ by more than their intervals."
-    )
-
-
-def _describe_report(report: Report) -> str:
-    partial = ", partial" if report.partial else ""
-    return f"{report.pair}, {report.when}, localspec {report.localspec}, {report.machine.processor}{partial}"
+    elif differing:
+        of_all = f"{differing} of {len(overlaps)}"
+        render.line(f"{of_all} speed-ups differ by more than their intervals.")
+    else:
+        render.line("The speed-ups agree within their intervals.")
 
 
 def _format_change(before: Side | None, after: Side | None) -> str:

@@ -1,21 +1,20 @@
 """Predict the gain of speculation by formula and by replay with measured costs. Pure arithmetic.
 
-A draft of γ tokens, each of which is accepted with probability α if all before it were, gives (1 −
-α^(γ+1)) / (1 − α) tokens per pass, including the target's own one (Leviathan et al. 2023). The cost
-of a pass is a staircase of its width that differs by machine, so speed-ups are computed from the
-measured one.
+A draft of γ tokens, each of which is accepted with probability α if all before it were, gives
+(1 − α^(γ+1)) / (1 − α) tokens per pass, including the target's own one (Leviathan et al. 2023). The cost of a
+pass is a staircase of its width that differs by machine, so speed-ups are computed from the measured one.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
 from localspec.extras.bench.report import Acceptance, Costs, Round, Theory
 
-TimedRounds = Sequence[
-    tuple[Sequence[Round], float]
-]  # answers: their rounds, and the milliseconds taken
+# Answers: their rounds, and the milliseconds taken.
+TimedRounds = Sequence[tuple[Sequence[Round], float]]
 # A wider pass is used if it costs less than this fraction of the narrower one, as in the engine.
 _WIDER_PASS_RATIO = 0.98
 MAX_REPLAY_DEPTH = 12  # most drafts of a pass that are replayed
@@ -23,10 +22,7 @@ MAX_REPLAY_DEPTH = 12  # most drafts of a pass that are replayed
 
 def expected_tokens(alpha: float, depth: float) -> float:
     """Return the expected tokens of a pass with this many drafts; depth 0: 1."""
-    if alpha >= 1:
-        return depth + 1
-    survives: float = alpha ** (depth + 1)
-    return (1 - survives) / (1 - alpha)
+    return depth + 1 if alpha >= 1 else float((1 - alpha ** (depth + 1)) / (1 - alpha))
 
 
 class RoundPrices(Protocol):
@@ -39,9 +35,9 @@ class RoundPrices(Protocol):
 class RoundCosts:
     """A model of the cost of rounds in milliseconds, by the number of drafted tokens.
 
-    The costs of llama.cpp's passes by their width are known from the load. The remaining cost of a
-    round and of a drafted token is the time that answers took beyond that: drafting, lookup,
-    sampling and verification. All of it includes Python code, which is most of a tiny pair's time.
+    The costs of llama.cpp's passes by their width are known from the load. The remaining cost of a round and
+    of a drafted token is the time that answers took beyond that: drafting, lookup, sampling and verification.
+    All of it includes Python code, which is most of a tiny pair's time.
     """
 
     def __init__(self, costs: Costs, plain_ms: float | None = None) -> None:
@@ -94,8 +90,18 @@ class RoundCosts:
 
         It is interpolated between measured widths, unless a wider pass is cheaper.
         """
-        exact = self._interpolate(rows)
-        wider = [ms for width, ms in zip(self._widths, self._pass_ms, strict=True) if width > rows]
+        widths, costs = self._widths, self._pass_ms
+        if rows <= widths[0]:
+            exact = costs[0]
+        elif rows > widths[-1]:
+            slope = max(costs[-1] - costs[0], 0.0) / max(widths[-1] - 1, 1)
+            exact = costs[-1] + (rows - widths[-1]) * slope
+        else:
+            above = bisect_left(widths, rows)
+            low, low_ms = widths[above - 1], costs[above - 1]
+            fraction = (rows - low) / (widths[above] - low)
+            exact = low_ms + fraction * (costs[above] - low_ms)
+        wider = [ms for width, ms in zip(widths, costs, strict=True) if width > rows]
         cheapest = min(wider, default=exact)
         return cheapest if cheapest < exact * _WIDER_PASS_RATIO else exact
 
@@ -111,19 +117,6 @@ class RoundCosts:
         """
         count = max(reported.tokens - reported.accepted, 1)
         return count * self.round_cost(reported.drafted / count)
-
-    def _interpolate(self, rows: float) -> float:
-        if rows <= self._widths[0]:
-            return self._pass_ms[0]
-        for index in range(1, len(self._widths)):
-            if rows <= self._widths[index]:
-                low, high = self._widths[index - 1], self._widths[index]
-                fraction = (rows - low) / (high - low)
-                return self._pass_ms[index - 1] + fraction * (
-                    self._pass_ms[index] - self._pass_ms[index - 1]
-                )
-        slope = max(self._pass_ms[-1] - self._pass_ms[0], 0.0) / max(self._widths[-1] - 1, 1)
-        return self._pass_ms[-1] + (rows - self._widths[-1]) * slope
 
 
 def predict_by_formula(acceptance: Acceptance, depth: float, prices: RoundCosts) -> Theory:
