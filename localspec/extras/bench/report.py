@@ -7,6 +7,7 @@ alone, "speculative" means with drafts as usual.
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -324,5 +325,8 @@ def read_report(name: str) -> Report:
 def schema_text() -> str:
     """Return the text of schema.json."""
     described = msgspec.json.schema(Report)
+    for definition in described["$defs"].values():  # some versions of msgspec leave the indentation
+        if "description" in definition:
+            definition["description"] = inspect.cleandoc(definition["description"])
     named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
     return json.dumps(named, indent=1) + "\n"
