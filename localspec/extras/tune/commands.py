@@ -102,12 +102,21 @@ _DELETIONS = {
 def command(ctx: click.Context, /, pair: str, files: tuple[str, ...], **options: Any) -> int:
     _check_together(ctx, pair)
     if options["auto"] is not None:
-        return _set_auto(on=options["auto"])
+        settings.change("tune_by_night", "true" if options["auto"] else "false")
+        render.line(
+            "The configured pair's draft is tuned by night from now on. To end that: localspec tune --no-auto"
+            if options["auto"]
+            else "Drafts are not tuned by night."
+        )
+        return 0
     for action, question in _DELETIONS.items():
         if options[action]:
             require_consent(yes=options["yes"], question=question)
     if options["forget"]:
-        return _forget()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(default_paths().tuned)
+        render.line("All tuned drafts are deleted.")
+        return 0
     pairs_client = PairsClient()
     if options["check"]:
         return _check(pairs_client, inputs.resolve_pair(pair) if pair else "")
@@ -115,7 +124,12 @@ def command(ctx: click.Context, /, pair: str, files: tuple[str, ...], **options:
     view = _find_pair(pairs_client, name)
     folder = _folder(view)
     if options["revert"]:
-        return _revert(view, folder)
+        if not folder.exists():
+            raise LocalspecError(f"The pair {view['name']} has no tuned draft.")
+        shutil.rmtree(folder)
+        running.unload(view["name"])
+        render.line(f"The tuned draft of {view['name']} is deleted; the pair drafts as before.")
+        return 0
     if options["status"]:
         return _show_status(view, as_json=options["as_json"])
     _check_kind(view, makes_draft=options["new"])
@@ -151,39 +165,19 @@ def _check_together(ctx: click.Context, pair: str) -> None:
         raise UsageError("--method is for training the pair's own draft further, not for --new.")
 
 
-def _set_auto(*, on: bool) -> int:
-    settings.change("tune_by_night", "true" if on else "false")
-    render.line(
-        "The configured pair's draft is tuned by night from now on. To end that: localspec tune --no-auto"
-        if on
-        else "Drafts are not tuned by night."
-    )
-    return 0
-
-
-def _forget() -> int:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(default_paths().tuned)
-    render.line("All tuned drafts are deleted.")
-    return 0
-
-
 def _find_places(files: Sequence[str]) -> list[collecting.Place]:
     """Return places in the files and folders of the command line. Raises UsageError if none is usable."""
-    places = collecting.find_places([_existing(name) for name in files])
+    paths = [expand_user(name) for name in files]
+    for name, path in zip(files, paths, strict=True):
+        if not path.exists():
+            raise UsageError(f"There is no file or folder {name}.")
+    places = collecting.find_places([path.absolute() for path in paths])
     if files and not places:
         raise UsageError(
             f"There is nothing to complete in {', '.join(files)}. Usable are files with "
             f"{collecting.USABLE_FILES}; in folders, those whose name has an ending, but not hidden ones."
         )
     return places
-
-
-def _existing(name: str) -> Path:
-    path = expand_user(name)
-    if not path.exists():
-        raise UsageError(f"There is no file or folder {name}.")
-    return path.absolute()
 
 
 def _find_pair(client: PairsClient, name: str) -> dict[str, Any]:
@@ -201,7 +195,6 @@ def _find_pair(client: PairsClient, name: str) -> dict[str, Any]:
 
 
 def _names(client: PairsClient) -> list[str]:
-    """Return the names of all pairs on this machine."""
     return [pair["name"] for pair in client.pairs()["pairs"]]
 
 
@@ -225,15 +218,6 @@ def _check_kind(view: dict[str, Any], *, makes_draft: bool) -> None:
         )
 
 
-def _revert(view: dict[str, Any], folder: Path) -> int:
-    if not folder.exists():
-        raise LocalspecError(f"The pair {view['name']} has no tuned draft.")
-    shutil.rmtree(folder)
-    running.unload(view["name"])
-    render.line(f"The tuned draft of {view['name']} is deleted; the pair drafts as before.")
-    return 0
-
-
 def _check(client: PairsClient, only: str) -> int:
     """Compare the tuned drafts of all pairs, or of one, with the pairs' own. Return the exit code."""
     views = [_find_pair(client, only)] if only else map(client.pair, _names(client))
@@ -242,26 +226,24 @@ def _check(client: PairsClient, only: str) -> int:
         render.line("No pair has a tuned draft." if not only else f"{only} has no tuned draft.")
     failed = False
     for view in tuned:
+        name, problem = view["name"], None
         try:
-            render.line(f"{view['name']}: {_check_pair(view)}")
+            with Progress(f"check {name}") as progress:
+                history = collecting.collect_history(collecting.TuneClient(), name)
+                plan = tuning.Plan(view, _folder(view), 0.0)
+                problem = tuning.check_present(plan, history, _make_report(progress))
+                progress.clear()
         except (LocalspecError, OSError) as error:  # the others are checked all the same
-            render.error(f"{view['name']}: {error}")
+            render.error(f"{name}: {error}")
             failed = True
+            continue
+        result = "the tuned draft is accepted as often or more, and is kept."
+        if problem is None:
+            result = f"fewer than {tuning.MIN_CHECKED_TEXTS} answers since, too few to compare."
+        elif problem:
+            result = f"the tuned draft {problem}, so it is deleted."
+        render.line(f"{name}: {result}")
     return int(failed)
-
-
-def _check_pair(view: dict[str, Any]) -> str:
-    """Compare the tuned draft of a pair with its own, and return what came of it."""
-    with Progress(f"check {view['name']}") as progress:
-        history = collecting.collect_history(collecting.TuneClient(), view["name"])
-        plan = tuning.Plan(view, _folder(view), 0.0)
-        problem = tuning.check_present(plan, history, _make_report(progress))
-        progress.clear()
-    if problem is None:
-        return f"fewer than {tuning.MIN_CHECKED_TEXTS} answers since, too few to compare."
-    if problem:
-        return f"the tuned draft {problem}, so it is deleted."
-    return "the tuned draft is accepted as often or more, and is kept."
 
 
 def _make_report(progress: Progress) -> running.Report:
@@ -269,16 +251,13 @@ def _make_report(progress: Progress) -> running.Report:
 
 
 def _show_status(view: dict[str, Any], *, as_json: bool) -> int:
-    client = collecting.TuneClient()
-    texts = collecting.collect_history(client, view["name"])
+    texts = collecting.collect_history(collecting.TuneClient(), view["name"])
     counts = Counter(text.kind for text in texts)
     if as_json:
         render.record({"pair": view["name"], "answers": counts, "tuned": view.get("tuned")})
         return 0
-    rows = [
-        ("pair", view["name"]),
-        ("draft", view["draft"]["file"] if view["draft"] else "none of its own"),
-    ]
+    draft = view["draft"]["file"] if view["draft"] else "none of its own"
+    rows = [("pair", view["name"]), ("draft", draft)]
     rows += format_tuned(view["tuned"]) if view.get("tuned") else [("tuned", "no")]
     learnable = ", ".join(f"{kind} {count}" for kind, count in counts.most_common()) or "none"
     rows.append(("answers", learnable))

@@ -15,13 +15,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localspec.children import engine_environment
 from localspec.client.pairs import PairsClient
-from localspec.errors import LocalspecError, NoDaemon, NotFound
+from localspec.errors import LocalspecError, NotFound
 from localspec.extras.tune.texts import TrainingText, TuneClient, check_kept, infill_request
 from localspec.files import write_atomically
 from localspec.machine import Host, available_bytes, is_on_battery, memory_bytes
@@ -125,12 +124,10 @@ class Training:
 
 def find_pause_reason(client: PairsClient, host: Host) -> str:
     """Return why nothing should be trained now; "" if nothing speaks against it."""
-    try:
+    with contextlib.suppress(LocalspecError):  # no daemon runs
         status = client.status()
         if status["running"] or status["waiting"]:
             return "paused while the daemon answers"
-    except LocalspecError:  # no daemon runs
-        pass
     if is_on_battery(host):
         return "paused on battery"
     if host.system == "Linux" and available_bytes(host) < MIN_AVAILABLE_MEMORY * memory_bytes():
@@ -160,8 +157,16 @@ def measure_speed(
         report("measuring", max(len(turns) / MAX_SPEED_TURNS, min(passed / SPEED_SECONDS, 1.0)))
         rates: list[dict[str, float]] = [{}, {}]
         for index in (0, 1) if len(turns) % 2 == 0 else (1, 0):
-            timings = [_answer_again(client, names[index], text) for text in texts]
-            rates[index] = _rate_by_kind(texts, timings)
+            tokens, milliseconds = Counter[str](), Counter[str]()
+            for text in texts:
+                timings = _answer_again(client, names[index], text)
+                tokens[text.kind] += timings["predicted_n"]
+                milliseconds[text.kind] += timings["predicted_ms"]
+            rates[index] = {
+                kind: 1000 * tokens[kind] / spent
+                for kind, spent in milliseconds.items()
+                if tokens[kind]
+            }
             PairsClient(client.socket_path).unload(names[index])
         turns.append(rates)
     return [
@@ -178,25 +183,11 @@ def largest_error(turns: Sequence[Sequence[dict[str, float]]]) -> float:
 
     turns: at least two, each with the speeds of both pairs by kind.
     """
-    errors = []
+    errors = [0.0]
     for kind in turns[0][0]:
         ratios = [math.log(after[kind] / before[kind]) for before, after in turns]
         errors.append(statistics.stdev(ratios) / math.sqrt(len(ratios)))
-    return max(errors, default=0.0)
-
-
-def _rate_by_kind(
-    texts: Sequence[TrainingText], timings: Sequence[dict[str, Any]]
-) -> dict[str, float]:
-    """Return the tokens per second of all answers of each kind of work together."""
-    tokens: Counter[str] = Counter()
-    milliseconds: Counter[str] = Counter()
-    for text, answer in zip(texts, timings, strict=True):
-        tokens[text.kind] += answer["predicted_n"]
-        milliseconds[text.kind] += answer["predicted_ms"]
-    return {
-        kind: 1000 * tokens[kind] / spent for kind, spent in milliseconds.items() if tokens[kind]
-    }
+    return max(errors)
 
 
 def _answer_again(client: TuneClient, pair: str, text: TrainingText) -> dict[str, Any]:
@@ -211,12 +202,10 @@ def _answer_again(client: TuneClient, pair: str, text: TrainingText) -> dict[str
 
 def choose_speed_texts(held_out: Sequence[TrainingText]) -> list[TrainingText]:
     """Return the newest held-out texts of each kind, by which the speed is measured."""
-    kinds = sorted({text.kind for text in held_out})
-    return [
-        text
-        for kind in kinds
-        for text in [text for text in held_out if text.kind == kind][-SPEED_ANSWERS:]
-    ]
+    newest = []
+    for kind in sorted({text.kind for text in held_out}):
+        newest += [text for text in held_out if text.kind == kind][-SPEED_ANSWERS:]
+    return newest
 
 
 def check_better(record: dict[str, Any]) -> None:
@@ -225,14 +214,11 @@ def check_better(record: dict[str, Any]) -> None:
     Raises:
         NotBetter: it is accepted or decoded no better than the pair's own draft, or worse for a kind of work.
     """
-    failed = [
-        name
-        for name, least, least_of_kind in (
-            ("tokens_per_pass", MIN_PER_PASS, MIN_PER_PASS_OF_KIND),
-            ("tokens_per_second", MIN_SPEED, MIN_SPEED_OF_KIND),
-        )
-        if not reaches(record[name], least, least_of_kind)
-    ]
+    least = {
+        "tokens_per_pass": (MIN_PER_PASS, MIN_PER_PASS_OF_KIND),
+        "tokens_per_second": (MIN_SPEED, MIN_SPEED_OF_KIND),
+    }
+    failed = [name for name, ratios in least.items() if not reaches(record[name], *ratios)]
     if failed:
         measures = " and ".join(name.replace("_", " ") for name in failed)
         raise NotBetter(
@@ -261,37 +247,33 @@ def adopt(
     Raises:
         NotFound: something that it learned from was removed meanwhile. Nothing is kept of it.
     """
-    check = partial(check_kept, client, learned)
+    draft = folder / record["file"]
     try:
-        check()
-        _put_in_place(folder, trained, record, check)
+        check_kept(client, learned)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            trained.replace(draft)
+            write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2).encode())
+            # From here on the daemon retires the draft with what it learned from. What was removed before,
+            # but after the first check, is noticed here. However this ends, no draft stays that was not
+            # checked.
+            check_kept(client, learned)
+            if not draft.exists():
+                raise NotFound(
+                    "The draft was deleted with a conversation before it had its record."
+                )
+            for earlier in folder.glob("*.gguf"):
+                if earlier != draft:
+                    earlier.unlink(missing_ok=True)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):  # the daemon has deleted it
+                shutil.rmtree(folder)
+            raise
     except NotFound:
         raise NotFound(
             "A conversation that the draft learned from was removed meanwhile, or a question of it was taken "
             "back, so the draft was deleted."
         ) from None
-
-
-def _put_in_place(
-    folder: Path, trained: Path, record: dict[str, Any], check: Callable[[], None]
-) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = folder / record["file"]
-    try:
-        trained.replace(draft)
-        write_atomically(folder / RECORD_FILE, json.dumps(record, indent=2).encode())
-        # From here on the daemon retires the draft with what it learned from. What was removed before, but
-        # after the first check, is noticed here. However this ends, no draft stays that was not checked.
-        check()
-        if not draft.exists():
-            raise NotFound("The draft was deleted with a conversation before it had its record.")
-        for earlier in folder.glob("*.gguf"):
-            if earlier != draft:
-                earlier.unlink(missing_ok=True)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # the daemon has deleted it
-            shutil.rmtree(folder)
-        raise
 
 
 def make_record(
@@ -324,7 +306,5 @@ def make_record(
 
 def unload(pair: str) -> None:
     """Unload a pair if it is idle, so that its next answer uses another draft."""
-    try:
+    with contextlib.suppress(LocalspecError):
         PairsClient(autostart=False).unload(pair)
-    except (NoDaemon, LocalspecError):
-        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -72,13 +73,8 @@ class TuneClient(ConversationsClient):
 
     def answer_prompt(self, pair: str, prompt: str, n_predict: int) -> dict[str, Any]:
         """Return a greedy answer to a rendered prompt, of which nothing is kept."""
-        body = {
-            "model": pair,
-            "prompt": self._tokenize_prompt(pair, prompt),
-            "n_predict": n_predict,
-            "temperature": 0,
-            "localspec": {"private": True},
-        }
+        greedy = {"n_predict": n_predict, "temperature": 0, "localspec": {"private": True}}
+        body = {"model": pair, "prompt": self._tokenize_prompt(pair, prompt), **greedy}
         return self._json("POST", "/completion", body)
 
     def _tokenize_prompt(self, pair: str, prompt: str) -> list[int]:
@@ -96,8 +92,18 @@ def collect_history(client: TuneClient, pair: str) -> list[TrainingText]:
         messages = client.conversation(entry["id"])["messages"]
         for index, message in enumerate(messages):
             if is_answer_of(message, pair):
-                texts.append(_chat_text(client, pair, entry["id"], messages[: index + 1]))
-    return sorted((text for text in texts if text), key=lambda text: text.created)
+                *plain, _ = _plain(messages[: index + 1])
+                with contextlib.suppress(TemplateFailed):  # what cannot be rendered is left out
+                    text = TrainingText(
+                        message.get("kind") or "ask",
+                        message["content"],
+                        message["created"],
+                        prompt=client.render_chat(pair, plain),
+                        conversation=entry["id"],
+                        messages=tuple(plain),
+                    )
+                    texts.append(text)
+    return sorted(texts, key=lambda text: text.created)
 
 
 def is_answer_of(message: dict[str, Any], pair: str) -> bool:
@@ -115,28 +121,7 @@ def is_answer_of(message: dict[str, Any], pair: str) -> bool:
     )
 
 
-def _chat_text(
-    client: TuneClient, pair: str, conversation: str, messages: Sequence[dict[str, Any]]
-) -> TrainingText | None:
-    """Return the last of some messages as an answer to the others; None if they cannot be rendered."""
-    *plain, _ = _plain(messages)
-    answer = messages[-1]
-    try:
-        prompt = client.render_chat(pair, plain)
-    except TemplateFailed:
-        return None
-    return TrainingText(
-        answer.get("kind") or "ask",
-        answer["content"],
-        answer["created"],
-        prompt=prompt,
-        conversation=conversation,
-        messages=tuple(plain),
-    )
-
-
 def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return messages with nothing but their roles and contents."""
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
@@ -251,13 +236,8 @@ def complete_places(
 
 def infill_request(pair: str, prefix: str, suffix: str) -> dict[str, Any]:
     """Return the request for a greedy completion of a place in a file."""
-    return {
-        "model": pair,
-        "input_prefix": prefix,
-        "input_suffix": suffix,
-        "n_predict": COMPLETION_TOKENS,
-        "temperature": 0,
-    }
+    place = {"model": pair, "input_prefix": prefix, "input_suffix": suffix}
+    return {**place, "n_predict": COMPLETION_TOKENS, "temperature": 0}
 
 
 ASK_MORE = "Ask more, in new conversations, or let the target complete files: localspec tune --files FOLDER"

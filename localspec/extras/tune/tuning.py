@@ -110,28 +110,21 @@ def tune(plan: Plan, history: Sequence[TrainingText], report: running.Report) ->
             max_state_bytes=room,
             scratch=str(work),
         )
-        with _noted_attempt(plan):
-            record = _train(plan, job, learned, held_out, report)
+        begun = time.time()
+        try:
+            result = running.Training(job, report).run()
+            running.unload(plan.name)
+            pairs = [_copy_present(plan, work), f"{plan.target},{trained}"]
+            judges = running.choose_speed_texts(held_out)
+            speeds = running.measure_speed(TuneClient(), pairs, judges, report)
+            record = running.make_record(plan.base, plan.target, result, learned, speeds)
+            running.check_better(record)
             running.adopt(plan.folder, trained, record, client, learned)
+        except LocalspecError:  # a run that is killed may be gone on with
+            _attempt_file(plan).touch()
+            os.utime(_attempt_file(plan), (begun, begun))
+            raise
     running.unload(plan.name)
-    return record
-
-
-def _train(
-    plan: Plan,
-    job: dict[str, Any],
-    learned: Sequence[TrainingText],
-    held_out: Sequence[TrainingText],
-    report: running.Report,
-) -> dict[str, Any]:
-    """Train a draft, compare it with the pair's own, and return its record. Raises as `tune`."""
-    result = running.Training(job, report).run()
-    running.unload(plan.name)
-    pairs = [_copy_present(plan, Path(job["scratch"])), f"{plan.target},{job['output']}"]
-    texts = running.choose_speed_texts(held_out)
-    speeds = running.measure_speed(TuneClient(), pairs, texts, report)
-    record = running.make_record(plan.base, plan.target, result, learned, speeds)
-    running.check_better(record)
     return record
 
 
@@ -147,18 +140,6 @@ def _check_new_answers(plan: Plan, history: Sequence[TrainingText]) -> None:
 def _attempt_file(plan: Plan) -> Path:
     """Return an empty file whose time is that of the last run of the pair that failed."""
     return plan.folder.with_name(f"attempt-{plan.folder.name}")
-
-
-@contextlib.contextmanager
-def _noted_attempt(plan: Plan) -> Iterator[None]:
-    """Write down when a run began that ends with an error. One that is killed may be gone on with."""
-    begun = time.time()
-    try:
-        yield
-    except LocalspecError:
-        _attempt_file(plan).touch()
-        os.utime(_attempt_file(plan), (begun, begun))
-        raise
 
 
 def _copy_present(plan: Plan, work: Path) -> str:
@@ -195,27 +176,20 @@ def check_present(
         texts = [text for text in history if text.created > tuned["created"]]
         if len(texts) < MIN_CHECKED_TEXTS:
             return None
-        if not _is_as_good(plan, plan.folder / tuned["file"], texts, report):
+        with _work_folder() as work:
+            job = plan.job(
+                output=str(plan.folder / tuned["file"]),
+                held_out=[text.as_job() for text in texts],
+                method="none",
+                scratch=str(work),
+            )
+            gains = running.Training(job, report).run()["tokens_per_pass"]
+        if not running.reaches(gains, 1.0, running.MIN_PER_PASS_OF_KIND):
             problem = "was accepted less often than the pair's own since"
     if problem:
         shutil.rmtree(plan.folder)
         running.unload(plan.name)
     return problem
-
-
-def _is_as_good(
-    plan: Plan, draft: Path, texts: Sequence[TrainingText], report: running.Report
-) -> bool:
-    """Return whether a tuned draft is accepted as often as the pair's own, on some texts."""
-    with _work_folder() as work:
-        job = plan.job(
-            output=str(draft),
-            held_out=[text.as_job() for text in texts],
-            method="none",
-            scratch=str(work),
-        )
-        gains = running.Training(job, report).run()["tokens_per_pass"]
-    return running.reaches(gains, 1.0, running.MIN_PER_PASS_OF_KIND)
 
 
 def _check_room(plan: Plan, work: Path) -> int:
