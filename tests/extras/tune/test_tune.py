@@ -403,8 +403,14 @@ def test_a_run_compares_and_keeps_the_better_draft(
     monkeypatch.setenv("LOCALSPEC_HOME", str(home.root))
     monkeypatch.setattr(running, "SPEED_SECONDS", 1e-9)
     monkeypatch.setattr(running, "SPEED_ANSWERS", 3)
-    for file in sorted((Path(running.__file__).parents[1] / "bench").glob("*.py")):
-        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(running, "MIN_SPEED_TURNS", 1)
+    # Threads that wait for each other spin, which takes minutes where other tests run beside this one.
+    monkeypatch.setattr(tuning, "usable_cores", lambda: 1)
+    monkeypatch.setattr(collecting, "COMPLETION_TOKENS", 16)
+    # As much text as is needed to learn from and to judge by. Both models read each file whole.
+    for number in range(9):
+        lines = [f"total = add(total, {number * line})\n" for line in range(collecting._MIN_LINES)]
+        (tmp_path / f"part{number}.py").write_text("".join(lines), encoding="utf-8")
     arguments = ["--files", str(tmp_path), "--minutes", "30", "--method", "rows", "--json"]
     try:
         assert command.main(arguments, standalone_mode=False) == 0
