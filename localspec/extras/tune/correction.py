@@ -9,7 +9,7 @@ softmax is a constant of each position, and is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,10 @@ def collect_positions(
     """
     none = np.zeros(0, np.float32)
     parts = [Positions(np.zeros((0, matrix.shape[1]), np.float32), none.astype(np.int64), none)]
-    solve = _solver(matrix)
+    # States are computed from their logits by least squares.
+    square = (matrix.T @ matrix).astype(np.float64)
+    square += RIDGE * np.trace(square) / len(square) * np.eye(len(square))
+    inverse = np.linalg.pinv(square, hermitian=True).astype(np.float32)
     count = 0
     for number, lesson in enumerate(lessons, 1):
         start = 0
@@ -86,7 +89,7 @@ def collect_positions(
             labels = lesson.labels[start : start + len(all_logits)]
             start += len(all_logits)
             logits = all_logits[:, tokens]
-            states = solve(logits)
+            states = np.asarray(logits @ matrix @ inverse, np.float32)
             errors = np.abs(logits - states @ matrix.T)
             if errors.mean() > MAX_LOGIT_ERROR * logits.std():
                 raise NotLinear("Its logits are not its states times its output matrix.")
@@ -96,14 +99,6 @@ def collect_positions(
             break
     names = ("states", "labels", "rest")
     return Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
-def _solver(matrix: Floats) -> Callable[[Floats], Floats]:
-    """Return a function that computes states (n, width) from their logits (n, m), by least squares."""
-    square = (matrix.T @ matrix).astype(np.float64)
-    square += RIDGE * np.trace(square) / len(square) * np.eye(len(square))
-    inverse = np.linalg.pinv(square, hermitian=True).astype(np.float32)
-    return lambda logits: np.asarray(logits @ matrix @ inverse, np.float32)
 
 
 def _positions(
@@ -172,11 +167,8 @@ def _loss(rows: Floats, positions: Positions) -> tuple[float, Floats]:
 
 def _mean_loss(rows: Floats, positions: Positions) -> float:
     """Return the mean cross entropy in nats, 0 without positions."""
-    losses = [len(part) * _loss(rows, part)[0] for part in _parts(positions)]
-    return sum(losses) / len(positions) if losses else 0.0
-
-
-def _parts(positions: Positions) -> Iterator[Positions]:
-    """Yield positions in parts, so that their logits need little memory."""
-    for start in range(0, len(positions), MAX_BATCH_POSITIONS):
-        yield positions[start : start + MAX_BATCH_POSITIONS]
+    total = 0.0
+    for start in range(0, len(positions), MAX_BATCH_POSITIONS):  # so that logits need little memory
+        part = positions[start : start + MAX_BATCH_POSITIONS]
+        total += len(part) * _loss(rows, part)[0]
+    return total / max(len(positions), 1)

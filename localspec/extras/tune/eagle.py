@@ -7,7 +7,6 @@ Inference Acceleration of Large Language Models via Training-Time Test".
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from localspec.extras.tune.model_file import EMBEDDINGS, VOCABULARY, ModelFile, 
 from localspec.extras.tune.network import rotate
 from localspec.extras.tune.reading import Floats, Integers
 from localspec.extras.tune.states import Floats16, Window
-from localspec.extras.tune.steps import place_weights, run_steps
+from localspec.extras.tune.steps import place_weights, run_steps, shuffle_batches
 from localspec.model_traits import emits_layers
 from localspec.registry.header.gguf import Value
 
@@ -87,9 +86,8 @@ class EagleShape:
             "target_layers": self.layers,
             "target_hidden_size": self.width,
         }
-        return {"general.architecture": "eagle3"} | {
-            f"eagle3.{key}": value for key, value in values.items()
-        }
+        own = {f"eagle3.{key}": value for key, value in values.items()}
+        return {"general.architecture": "eagle3", **own}
 
 
 class EagleLayer:
@@ -121,11 +119,6 @@ class EagleLayer:
         def random_matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
             return torch.randn(rows, columns, generator=generator) * (scale * columns**-0.5)
 
-        weights = {
-            "fc.weight": torch.eye(width).repeat(1, len(layers)) / len(layers),
-            "output_norm.weight": _output_norm(target, windows),
-            "output.weight": output,
-        }
         block = {
             "attn_norm": torch.ones(width),
             "attn_norm_2": torch.ones(width),
@@ -138,9 +131,13 @@ class EagleLayer:
             "ffn_up": random_matrix(shape.n_ff, width),
             "ffn_down": random_matrix(width, shape.n_ff, INITIAL_SCALE),
         }
-        return cls(
-            shape, vocabulary, weights | {f"blk.0.{name}.weight": block[name] for name in block}
-        )
+        weights = {
+            "fc.weight": torch.eye(width).repeat(1, len(layers)) / len(layers),
+            "output_norm.weight": _output_norm(target, windows),
+            "output.weight": output,
+            **{f"blk.0.{name}.weight": values for name, values in block.items()},
+        }
+        return cls(shape, vocabulary, weights)
 
     @classmethod
     def open(cls, path: Path) -> EagleLayer:
@@ -200,12 +197,8 @@ class EagleLayer:
     def _heads(self, inputs: Tensor, name: str) -> Tensor:
         """Return (rows, n_head, length, head_length), keys and values as often as queries share them."""
         rows, length, _ = inputs.shape
-        split = (
-            self._linear(inputs, f"blk.0.{name}")
-            .float()
-            .view(rows, length, -1, self.shape.head_length)
-        )
-        heads = split.transpose(1, 2)
+        split = self._linear(inputs, f"blk.0.{name}").float()
+        heads = split.view(rows, length, -1, self.shape.head_length).transpose(1, 2)
         return heads.repeat_interleave(self.shape.n_head // heads.shape[1], 1)
 
 
@@ -215,10 +208,10 @@ def _output_norm(target: ModelFile, windows: Sequence[Window]) -> Tensor:
     if not emits_layers(target.architecture):  # then its states are behind its norm already
         sample = np.concatenate([window.states for window in windows[:16]]).astype(np.float32)
         return torch.full((width,), float(np.sqrt(np.mean(sample**2))))
-    names = [
-        name for name in ("output_norm.weight", "token_embd_norm.weight") if name in target.names
-    ]
-    return torch.tensor(target.read_tensor(names[0])) if names else torch.ones(width)
+    for name in ("output_norm.weight", "token_embd_norm.weight"):
+        if name in target.names:
+            return torch.tensor(target.read_tensor(name))
+    return torch.ones(width)
 
 
 def _attend(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
@@ -265,18 +258,13 @@ def train_layer(
     layer.weights = place_weights(layer.weights)
     weights = list(layer.weights.values())
     optimizer = torch.optim.AdamW(weights, lr=STEP, betas=DECAYS, weight_decay=WEIGHT_DECAY)
-    generator = random.Random(0)
     torch.manual_seed(0)
-    order: list[Window] = []
+    batches = shuffle_batches(windows, BATCH_WINDOWS)
+    n_steps = max(MAX_EPOCHS * -(-len(windows) // BATCH_WINDOWS), MIN_STEPS)
 
     def compute_loss() -> Tensor:
-        if not order:
-            order.extend(generator.sample(windows, len(windows)))
-        chosen = [order.pop() for _ in range(min(BATCH_WINDOWS, len(order)))]
-        batch = _Batch.of(chosen, target, layer)
-        return _loss(layer, batch)
+        return _loss(layer, _Batch.of(next(batches), target, layer))
 
-    n_steps = max(MAX_EPOCHS * -(-len(windows) // BATCH_WINDOWS), MIN_STEPS)
     run_steps(optimizer, weights, n_steps, seconds, threads, compute_loss, report)
 
 
@@ -297,7 +285,7 @@ class _Batch:
     def of(cls, windows: Sequence[Window], target: ModelFile, layer: EagleLayer) -> _Batch:
         length = max(len(window.tokens) for window in windows)
 
-        def pad(part: str, fill: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        def pad(part: str, fill: Callable[[np.ndarray], np.ndarray] = np.asarray) -> np.ndarray:
             arrays = [fill(getattr(window, part)) for window in windows]
             shape = (len(arrays), length, *arrays[0].shape[1:])
             padded = np.zeros(shape, arrays[0].dtype)
@@ -306,22 +294,21 @@ class _Batch:
             return padded
 
         n_inputs, vocabulary = layer.weights["fc.weight"].shape[1], layer.vocabulary
-        top = pad("top", lambda values: values)
+
+        def widen(states: Floats16) -> Floats:  # a state that several inputs read is repeated
+            return np.tile(states.astype(np.float32), n_inputs // states.shape[1])
+
+        top = pad("top")
         numbers = np.searchsorted(vocabulary, top).clip(max=len(vocabulary) - 1)
         is_known = vocabulary[numbers] == top
         parts = (
             pad("tokens", partial(target.read_rows, EMBEDDINGS)),
-            pad("states", lambda values: _widen(values, n_inputs)),
+            pad("states", widen),
             numbers,
-            pad("shares", lambda values: values) * is_known,
+            pad("shares") * is_known,
         )
         device = layer.weights["fc.weight"].device
         return cls(*(torch.from_numpy(part).to(device) for part in parts))
-
-
-def _widen(states: Floats16, n_inputs: int) -> Floats:
-    """Return states (rows, n_inputs), in which one that several inputs read is repeated."""
-    return np.tile(states.astype(np.float32), n_inputs // states.shape[1])
 
 
 def _loss(layer: EagleLayer, batch: _Batch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,20 +70,12 @@ def teach(reader: Reader, lesson: Lesson) -> Lesson:
         best = np.argpartition(logits, -TOP_TOKENS, axis=1)[:, -TOP_TOKENS:]
         best_logits = np.take_along_axis(logits, best, 1)
         order = np.argsort(-best_logits, axis=1)
-        exponentials = np.exp(
-            np.take_along_axis(best_logits, order, 1) - best_logits.max(1)[:, None]
-        )
+        ordered = np.take_along_axis(best_logits, order, 1)
+        exponentials = np.exp(ordered - ordered[:, :1])
         top.append(np.take_along_axis(best, order, 1))
         shares.append(exponentials / exponentials.sum(1, keepdims=True))
-    return Lesson(
-        lesson.kind,
-        lesson.tokens,
-        lesson.answer,
-        0,
-        np.concatenate(top).astype(np.int64),
-        np.concatenate(shares).astype(np.float32),
-        lesson.is_own,
-    )
+    taught = np.concatenate(top).astype(np.int64), np.concatenate(shares).astype(np.float32)
+    return replace(lesson, first=0, top=taught[0], shares=taught[1])
 
 
 def count_hits(reader: Reader, lessons: Sequence[Lesson]) -> list[Booleans]:

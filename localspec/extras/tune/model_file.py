@@ -46,7 +46,6 @@ class ModelFile:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors."""
         return list(self._tensors)
 
     @property
@@ -195,7 +194,8 @@ def _write(path: Path, start: bytes | bytearray, rows: Sequence[_Row], alignment
     """Write a file whose header without the tensor table is `start`."""
     table, end = bytearray(), 0
     for row in rows:
-        table += _table_row(row.name, row.shape, row.kind, end)
+        numbers = (len(row.shape), *row.shape, row.kind, end)
+        table += _encode_string(row.name) + struct.pack(f"<I{len(row.shape)}QIQ", *numbers)
         end += len(row.data) + -len(row.data) % alignment
     with replace_atomically(path, sync=False) as file:
         file.write(start + table)
@@ -225,9 +225,3 @@ def _encode_value(value: Value | Sequence[int]) -> bytes:
     if isinstance(value, NumberArray):
         return struct.pack("<IIQ", 9, value.kind, value.count) + value.raw
     return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
-
-
-def _table_row(name: str, shape: Sequence[int], kind: int, offset: int) -> bytes:
-    """Return a row of the tensor table. offset: of its data from the beginning of all data."""
-    numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
-    return _encode_string(name) + numbers

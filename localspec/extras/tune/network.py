@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +12,7 @@ from localspec.errors import LoadFailed
 from localspec.extras.tune.lessons import Lesson
 from localspec.extras.tune.model_file import EMBEDDINGS, ModelFile
 from localspec.extras.tune.reading import Floats
-from localspec.extras.tune.steps import place_weights, run_steps
+from localspec.extras.tune.steps import place_weights, run_steps, shuffle_batches
 
 # Architectures that this decoder computes, and whether RoPE turns neighbouring dimensions or those that are
 # half a head apart.
@@ -154,15 +153,13 @@ def train_decoder(
     step_size = STEP * REFERENCE_WIDTH / decoder.weights[EMBEDDINGS].shape[1]
     optimizer = torch.optim.Adam(weights, lr=step_size, betas=DECAYS)
     batches = _make_batches(lessons)
-    generator = random.Random(0)
-    order: list[list[Lesson]] = []
+    drawn = shuffle_batches(batches)
+    n_steps = max(MAX_EPOCHS * len(batches), MIN_STEPS)
 
     def compute_loss() -> Tensor:
-        if not order:
-            order.extend(generator.sample(batches, len(batches)))
-        return _loss(decoder, order.pop(), device)
+        (batch,) = next(drawn)
+        return _loss(decoder, batch, device)
 
-    n_steps = max(MAX_EPOCHS * len(batches), MIN_STEPS)
     run_steps(optimizer, weights, n_steps, seconds, threads, compute_loss, report)
 
 

@@ -32,10 +32,8 @@ Booleans = npt.NDArray[np.bool_]
 
 # Tokens in a pass. A GPU needs more of them to be busy.
 BATCH_ROWS, GPU_BATCH_ROWS = 64, 256
-WINDOW_TOKENS, WINDOW_ROWS = (
-    24,
-    16,
-)  # that a sidecar reads at once, and for how many there are logits
+# Tokens that a sidecar reads at once, and for how many there are logits.
+WINDOW_TOKENS, WINDOW_ROWS = 24, 16
 MAX_CONTEXT = 4096  # tokens of one text
 
 

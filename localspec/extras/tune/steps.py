@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +14,17 @@ WARM_UP_STEPS = 30
 MAX_GRADIENT_NORM = 1.0
 BYTES_PER_WEIGHT = 16  # the weight, its gradient, and two moments of Adam
 STEP_BYTES = 4 << 30  # memory of a GPU for what a step computes
+
+
+Item = TypeVar("Item")
+
+
+def shuffle_batches(items: Sequence[Item], size: int = 1) -> Iterator[list[Item]]:
+    """Yield batches of so many items without end, all items once in each of the random orders."""
+    generator = random.Random(0)
+    while True:
+        order = generator.sample(items, len(items))[::-1]
+        yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
 def free_torch_bytes() -> int:

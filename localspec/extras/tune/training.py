@@ -42,11 +42,14 @@ def train(job: Job) -> dict[str, Any]:
         LocalspecError: a model cannot be loaded, or is of a kind that cannot be tuned.
     """
     from localspec.extras.tune.lessons import make_lesson, read_lessons, select_own
+    from localspec.extras.tune.model_file import ModelFile
 
     _check_possible(job)
     teacher = _open_teacher(job)
     try:
-        vocab, n_ctx = teacher.model.vocab, _count_tokens(job, teacher.n_ctx)
+        vocab, n_ctx = teacher.model.vocab, teacher.n_ctx
+        if job.draft:  # both models read the texts
+            n_ctx = min(n_ctx, ModelFile(Path(job.draft)).n_ctx_train or n_ctx)
         lessons = [make_lesson(text, vocab, n_ctx) for text in job.texts]
         held_out = [make_lesson(text, vocab, n_ctx) for text in job.held_out]
         lessons = [lesson for lesson in lessons if len(lesson.labels)]
@@ -62,7 +65,9 @@ def train(job: Job) -> dict[str, Any]:
         taught = read_lessons(teacher, lessons[::-1], go_on)
     finally:
         teacher.close()
-    _return_memory()
+    # Freed memory goes back to the system, which `running.Training` has told glibc to keep.
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
     method = ""
     if job.method == "new":
         method = _make_draft(job, teacher, taught)
@@ -70,11 +75,10 @@ def train(job: Job) -> dict[str, Any]:
         method = _train_draft(job, [*taught, *select_own(lessons[::-1][len(taught) :])])
     before = _measure_own(job, held_out)
     after = _measure(job, job.output, held_out, "comparing the new draft")
+    n_tokens = sum(len(lesson.tokens) - lesson.answer + 1 for lesson in select_own(lessons))
     return {
         "method": method,
-        "tokens": sum(
-            len(lesson.tokens) - lesson.answer + 1 for lesson in lessons if lesson.is_own
-        ),
+        "tokens": n_tokens,
         "tokens_per_pass": {
             kind: {"before": before[kind], "after": after[kind]} for kind in before
         },
@@ -134,13 +138,6 @@ def _check_memory(target: Any) -> None:
         )
 
 
-def _return_memory() -> None:
-    """Return freed memory to the system, which `running.Training` has told glibc to keep."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def _open_teacher(job: Job) -> Any:
     """Return a reader of the target, which writes its states if they are to be learned from."""
     from localspec.extras.tune.reading import TextReader, place_layers
@@ -150,14 +147,6 @@ def _open_teacher(job: Job) -> Any:
     if job.method == "new":
         return StateReader(job.target, job.threads, job.scratch, gpu_layers)
     return TextReader(job.target, job.threads, gpu_layers)
-
-
-def _count_tokens(job: Job, limit: int) -> int:
-    """Return how many tokens of a text both models can read, at most `limit`."""
-    from localspec.extras.tune.model_file import ModelFile
-
-    known = ModelFile(Path(job.draft)).n_ctx_train if job.draft else 0
-    return min(limit, known or limit)
 
 
 def _make_draft(job: Job, teacher: Any, lessons: Sequence[Any]) -> str:
