@@ -23,12 +23,12 @@ from localspec.extras.upstream import request as requests
 from localspec.extras.upstream.connection import (
     MAX_HEADER_BYTES,
     MAX_LINE_BYTES,
-    UpstreamConnection,
 )
 from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.pieces import Call
 from localspec.protocol.settings import Upstream
+from tests.extras.upstream.asking import CHAT, ask, encode_delta, send_bytes, state
 from tests.support.daemons import RunningDaemon, temporary_home
 from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
@@ -43,12 +43,7 @@ from tests.support.upstreams import (
     scripted_server,
 )
 
-CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 ROOT = Path(__file__).parents[3]
-
-
-def encode_delta(**delta: Any) -> bytes:
-    return encode_event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
 class EndlessAnswer:
@@ -74,10 +69,9 @@ def read_answer(
     remote: ScriptedServer, kind: str = "vllm", **fields: Any
 ) -> tuple[str, UpstreamError | None]:
     """Return the text of an answer up to the error that ended it, and that error."""
-    upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind=kind)  # type: ignore[arg-type]
 
     async def main() -> tuple[str, UpstreamError | None]:
-        server, text = UpstreamServer("big", upstream), ""
+        server, text = UpstreamServer("big", state(remote, kind)), ""
         try:
             async for event in server.events(frames.Generate(0, CHAT, **fields)):
                 if isinstance(event, frames.Delta):
@@ -198,15 +192,11 @@ def test_an_event_of_too_many_values_is_not_decoded(value: str) -> None:
     assert error
     assert "too many values" in error.message
     body = encode_response(None, plain=f'{{"tokens":[{many}]}}')
-    with scripted_server(answer=lambda request, connection: connection.sendall(body)) as remote:
-
-        async def main() -> None:
-            connection = UpstreamConnection("big", Upstream(upstream=remote.url))
-            with pytest.raises(UpstreamError, match="too many values"):
-                await connection.post("/tokenize", {}, 30.0)
-            await connection.close()
-
-        asyncio.run(main())
+    with (
+        scripted_server(answer=send_bytes(body)) as remote,
+        pytest.raises(UpstreamError, match="too many values"),
+    ):
+        ask(state(remote), frames.Tokenize(0, "x", pieces=False))
 
 
 def draw_informational(draw: random.Random) -> Iterator[bytes]:
@@ -232,10 +222,8 @@ def test_some_informational_responses_are_allowed() -> None:
     few = list(itertools.islice(draw_informational(random.Random(4)), 100))
     assert 10_000 < sum(map(len, few)) < MAX_HEADER_BYTES
 
-    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
-        connection.sendall(b"".join(few) + encode_stream(encode_chat("hello")))
-
-    with scripted_server(answer=answer) as remote:
+    response = b"".join(few) + encode_stream(encode_chat("hello"))
+    with scripted_server(answer=send_bytes(response)) as remote:
         assert read_answer(remote) == ("hello", None)
 
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from typing import Any
 
 import pytest
 
-from localspec.daemon.worker.process import Event
 from localspec.extras.upstream.dialects import KINDS
 from localspec.extras.upstream.request import build_request
-from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
-from localspec.protocol.settings import Upstream, UpstreamKind
-from tests.support.upstreams import (
-    ReceivedRequest,
-    encode_chat,
-    encode_event,
-    encode_response,
-    scripted_server,
-)
+from localspec.protocol.settings import UpstreamKind
+from tests.extras.upstream.asking import CHAT, ask, list_deltas, run_request, send_json, state
+from tests.support.upstreams import encode_chat, encode_event, scripted_server
 
-CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 TOKEN = {"id": 7, "token": "a", "bytes": [97], "logprob": -0.5}
 LOGPROBS = [{**TOKEN, "top_logprobs": [TOKEN, {**TOKEN, "token": "b", "logprob": -1.0}]}]
 KIND: UpstreamKind = "llama-server"
@@ -41,20 +31,11 @@ def read_answer(
     stream: bytes, request: frames.Generate, kind: UpstreamKind = KIND
 ) -> tuple[list[frames.Delta], frames.Done, dict[str, Any]]:
     """Return the deltas and the end of an answer, and the request that the server received."""
-
-    async def main() -> list[Event]:
-        stated = Upstream(upstream=remote.url, upstream_model="m", upstream_kind=kind)
-        server = UpstreamServer("big", stated)
-        events = [event async for event in server.events(request)]
-        await server.close()
-        return events
-
     with scripted_server(stream=stream) as remote:
-        events = asyncio.run(main())
-    (request_seen,) = remote.requests
+        events = run_request(state(remote, kind), request)
+    (seen,) = remote.requests
     assert isinstance(events[-1], frames.Done)
-    deltas = [event for event in events if isinstance(event, frames.Delta)]
-    return deltas, events[-1], {"path": request_seen.path, **request_seen.body}
+    return list_deltas(events), events[-1], {"path": seen.path, **seen.body}
 
 
 @EVERY_KIND
@@ -84,14 +65,11 @@ def test_logprobs_have_the_requested_number_of_alternatives(kind: UpstreamKind, 
     """Without alternatives, the server is still asked for one, because zero gives no logprobs."""
     content = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": LOGPROBS}}
     chat = encode_event({"choices": [content]}) + encode_chat()
+    native = encode_stream({"completion_probabilities": LOGPROBS})
     texts: list[tuple[frames.Prompt, bytes, str]] = [
         (CHAT, chat, "top_logprobs"),
-        (frames.TextPrompt("x"), encode_stream({"completion_probabilities": LOGPROBS}), "n_probs"),
-        (
-            frames.InfillPrompt("x", "y"),
-            encode_stream({"completion_probabilities": LOGPROBS}),
-            "n_probs",
-        ),
+        (frames.TextPrompt("x"), native, "n_probs"),
+        (frames.InfillPrompt("x", "y"), native, "n_probs"),
     ]
     for prompt, stream, name in texts:
         request = frames.Generate(0, prompt, top_logprobs=tops)
@@ -135,20 +113,10 @@ def test_a_completion_can_be_constrained_to_json(kind: UpstreamKind) -> None:
 def test_tools_are_part_of_the_template_and_the_count(kind: UpstreamKind) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     prompt = frames.ChatPrompt(CHAT.messages, tools=[tool])
-
-    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
-        body = {"prompt": "hi", "tokens": [1, 2]}
-        connection.sendall(encode_response(body, headers="connection: close\r\n"))
-
-    async def main() -> None:
-        stated = Upstream(upstream=remote.url, upstream_model="m", upstream_kind=kind)
-        server = UpstreamServer("big", stated)
-        assert (await server.ask(frames.ApplyTemplate(0, prompt)))["prompt"] == "hi"
-        assert (await server.ask(frames.CountTokens(0, prompt)))["tokens"] == 2
-        await server.close()
-
-    with scripted_server(answer=answer) as remote:
-        asyncio.run(main())
+    with scripted_server(answer=send_json(prompt="hi", tokens=[1, 2])) as remote:
+        small = frames.ApplyTemplate(0, prompt), frames.CountTokens(0, prompt)
+        template, count = ask(state(remote, kind), *small)
+    assert (template["prompt"], count["tokens"]) == ("hi", 2)
     rendered = [request.body for request in remote.requests if request.path == "/apply-template"]
     assert [body["tools"] for body in rendered] == [[tool], [tool]]
 

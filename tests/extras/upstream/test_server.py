@@ -9,7 +9,6 @@ import socket
 import string
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,18 @@ from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.pieces import Arguments, Call, Text
 from localspec.protocol.settings import Upstream
+from tests.extras.upstream.asking import (
+    CHAT,
+    ask,
+    encode_delta,
+    encode_text,
+    join_text,
+    list_deltas,
+    run_request,
+    send_bytes,
+    send_json,
+    state,
+)
 from tests.support.daemons import wait_for
 from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
@@ -49,8 +60,6 @@ from tests.support.upstreams import (
     scripted_server,
 )
 
-CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
-
 
 async def _collect_events(server: UpstreamServer, request: frames.Generate) -> list[Event]:
     return [event async for event in server.events(request)]
@@ -61,30 +70,9 @@ async def _append_events(server: UpstreamServer, received: list[Event]) -> None:
         received.append(item)
 
 
-def run_request(upstream: Upstream, request: frames.Generate | None = None) -> list[Event]:
-    """Return all events of one answer."""
-
-    async def main() -> list[Event]:
-        server = UpstreamServer("big", upstream)
-        try:
-            return await _collect_events(server, request or frames.Generate(0, CHAT))
-        finally:
-            await server.close()
-
-    return asyncio.run(main())
-
-
-def join_text(events: list[Event]) -> str:
-    return "".join(event.text for event in events if isinstance(event, frames.Delta))
-
-
 def get_done(events: list[Event]) -> frames.Done:
     assert isinstance(events[-1], frames.Done)
     return events[-1]
-
-
-def send_bytes(data: bytes) -> Callable[[ReceivedRequest, socket.socket], None]:
-    return lambda request, connection: connection.sendall(data)
 
 
 # ------------------------------------------------------------------------ recognition
@@ -105,10 +93,8 @@ def test_a_server_is_recognized_at_its_first_request(owner: str, kind: str) -> N
             assert server.known is None
             assert not remote.requests
             for _ in range(2):
-                assert (
-                    join_text(await _collect_events(server, frames.Generate(0, CHAT)))
-                    == "hello there"
-                )
+                events = await _collect_events(server, frames.Generate(0, CHAT))
+                assert join_text(events) == "hello there"
             assert server.known is not None
             assert (server.known.dialect.kind, server.known.model) == (kind, "tiny")
             await server.close()
@@ -120,8 +106,7 @@ def test_a_server_is_recognized_at_its_first_request(owner: str, kind: str) -> N
 
 def test_a_stated_model_is_not_looked_up_and_one_of_several_is_required() -> None:
     with scripted_server(models=["one", "two"]) as remote:
-        named = Upstream(upstream=remote.url, upstream_model="two", upstream_kind="vllm")
-        assert join_text(run_request(named)) == "hello there"
+        assert join_text(run_request(state(remote, model="two"))) == "hello there"
         assert [request.path for request in remote.requests] == ["/v1/chat/completions"]
         with pytest.raises(InvalidRequest, match=r"several models: one, two.*--upstream-model"):
             run_request(Upstream(upstream=remote.url))
@@ -133,21 +118,9 @@ def test_a_stated_model_is_not_looked_up_and_one_of_several_is_required() -> Non
 def test_token_requests_name_the_model() -> None:
     """Another localspec has several models, and its default model may have another vocabulary."""
 
-    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
-        body = {"prompt": "hi", "content": "hi", "tokens": [1]}
-        connection.sendall(encode_response(body, headers="connection: close\r\n"))
-
-    async def main(upstream: Upstream) -> None:
-        server = UpstreamServer("big", upstream)
-        await server.ask(frames.Tokenize(0, "hi"))
-        await server.ask(frames.Detokenize(0, [1]))
-        await server.ask(frames.CountTokens(0, CHAT))
-        await server.close()
-
-    with scripted_server(answer=answer) as remote:
-        asyncio.run(
-            main(Upstream(upstream=remote.url, upstream_model="two", upstream_kind="localspec"))
-        )
+    with scripted_server(answer=send_json(prompt="hi", content="hi", tokens=[1])) as remote:
+        small = frames.Tokenize(0, "hi"), frames.Detokenize(0, [1]), frames.CountTokens(0, CHAT)
+        ask(state(remote, "localspec", "two"), *small)
         requests = [(request.path, request.body["model"]) for request in remote.requests]
     tokens = ("/tokenize", "two")
     assert requests == [tokens, ("/detokenize", "two"), ("/apply-template", "two"), tokens]
@@ -228,10 +201,6 @@ def test_tools_schemas_and_infill_follow_each_servers_dialect() -> None:
 # ------------------------------------------------------------------------ answers
 
 
-def encode_delta(**delta: Any) -> bytes:
-    return encode_event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-
-
 def test_thoughts_and_calls_are_separate_fields() -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "look", "arguments": '{"a"'}}
     more = {"index": 0, "function": {"arguments": ":1}"}}
@@ -244,8 +213,7 @@ def test_thoughts_and_calls_are_separate_fields() -> None:
     )
     with scripted_server(stream=stream) as remote:
         events = run_request(Upstream(upstream=remote.url))
-    deltas = [event for event in events if isinstance(event, frames.Delta)]
-    assert [piece for delta in deltas for piece in delta.pieces] == [
+    assert [piece for delta in list_deltas(events) for piece in delta.pieces] == [
         Text("reasoning", "hm"),
         Text("reasoning", "m"),
         Call("c1", "look"),
@@ -257,14 +225,10 @@ def test_thoughts_and_calls_are_separate_fields() -> None:
 
 def test_top_logprobs_are_sorted_by_likelihood() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0, "a": -1.0}]}
-    choice = {"index": 0, "text": "a", "logprobs": logprobs, "finish_reason": "stop"}
-    with scripted_server(
-        stream=encode_event({"choices": [choice]}) + encode_event(b"[DONE]")
-    ) as remote:
+    with scripted_server(stream=encode_text("a", logprobs=logprobs)) as remote:
         request = frames.Generate(0, frames.TextPrompt("x"), max_tokens=9, top_logprobs=2)
         events = run_request(Upstream(upstream=remote.url), request)
-    delta = next(event for event in events if isinstance(event, frames.Delta))
-    assert [piece for _, piece, _ in delta.logprobs[0].top] == [b"a", b"b"]
+    assert [piece for _, piece, _ in list_deltas(events)[0].logprobs[0].top] == [b"a", b"b"]
 
 
 # Figures that a vLLM 0.32 and a llama-server reported.
@@ -361,8 +325,7 @@ def test_an_answer_cut_anywhere_is_one_error_after_its_text() -> None:
 
     async def main(remote: ScriptedServer) -> None:
         nonlocal cut_position
-        upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
-        server = UpstreamServer("big", upstream)
+        server = UpstreamServer("big", state(remote))
         for position in range(0, complete_length, 7):
             cut_position = position
             bystander = asyncio.create_task(_collect_events(server, bystander_request))
@@ -431,8 +394,7 @@ def test_garbage_fails_only_its_own_request() -> None:
         streams.append(bytes(data))
 
     async def main(remote: ScriptedServer) -> None:
-        upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
-        server = UpstreamServer("big", upstream)
+        server = UpstreamServer("big", state(remote))
         for index, stream in enumerate(streams):
             remote.stream = stream
             received: list[Event] = []
@@ -478,8 +440,7 @@ def test_a_problem_is_cleared_by_the_next_answer() -> None:
         )
 
     async def main() -> None:
-        upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
-        server = UpstreamServer("big", upstream)
+        server = UpstreamServer("big", state(remote))
         with pytest.raises(UpstreamUnreachable):
             await _collect_events(server, frames.Generate(0, CHAT))
         assert "not ready" in server.problem
@@ -502,11 +463,10 @@ def test_a_silent_server_times_out(begun: bool) -> None:
 
     with scripted_server(answer=answer) as remote:
         name = "silence_timeout" if begun else "first_token_timeout"
-        settings = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
         seconds = 0.1
         while not remote.requests:  # on a busy machine the request itself may take longer
             with pytest.raises(UpstreamTimeout, match="sent nothing for too long"):
-                run_request(msgspec.structs.replace(settings, **{name: seconds}))
+                run_request(msgspec.structs.replace(state(remote), **{name: seconds}))
             seconds *= 4
             assert seconds < PATIENCE
         wait_for(lambda: remote.requests[0].closed_at, "the connection's end")
@@ -571,32 +531,20 @@ def test_unreachable_servers_and_refusals_have_plain_messages() -> None:
         "This model's maximum context length is 2048 tokens. However, your prompt contains at least"
     )
     worded = {"message": longer, "type": "BadRequestError", "param": "input_tokens", "code": 400}
+    no_stream = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n"
     refusals: list[tuple[bytes, type[LocalspecError], str]] = [
-        (
-            encode_response({"error": worded}, "400 Bad Request"),
-            ContextExceeded,
-            "context length is 2048",
-        ),
+        (encode_response({"error": worded}, "400 Bad"), ContextExceeded, "context length is 2048"),
         (encode_response(long, "400 Bad Request"), ContextExceeded, "too long"),
         (encode_response({"detail": "no such field"}, "422 What"), InvalidRequest, "no such field"),
         (encode_response({}, "403 No"), UpstreamError, "wants a key .403."),
-        (
-            encode_response({"error": "loading"}, "503 Later"),
-            UpstreamUnreachable,
-            "not ready.*loading",
-        ),
+        (encode_response({"error": "loading"}, "503 No"), UpstreamUnreachable, "ready.*loading"),
         (encode_response({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
         (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|is not HTTP"),
         (encode_response({"choices": []}), UpstreamError, "was cut off"),
-        (
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n",
-            UpstreamError,
-            "'text/html' in place of an event stream",
-        ),
+        (no_stream, UpstreamError, "'text/html' in place of an event stream"),
         (
             encode_response({}, "307 There", "location: http://[\r\n"),
-            UpstreamError,
-            "to an invalid address",
+            *(UpstreamError, "to an invalid address"),
         ),
     ]
     for data, kind, words in refusals:
@@ -612,11 +560,10 @@ def test_a_refused_key_and_a_missing_key_have_different_messages(tmp_path: Path)
     file.write_text("sk-1")
     file.chmod(0o600)
     with scripted_server(answer=send_bytes(encode_response({}, "401 No"))) as remote:
-        upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
         with pytest.raises(UpstreamError, match=r"wants a key \(401\).*--key-file"):
-            run_request(upstream)
+            run_request(state(remote))
         with pytest.raises(UpstreamError, match=r"refuses the key \(401\)"):
-            run_request(msgspec.structs.replace(upstream, key_file=str(file)))
+            run_request(state(remote, key_file=str(file)))
 
 
 def test_a_key_is_sent_only_to_its_server_and_in_no_error(
@@ -647,8 +594,7 @@ def test_a_key_is_sent_only_to_its_server_and_in_no_error(
                 key.encode(),
             ]
             remote.answer = send_bytes(echoes[index % len(echoes)])
-            settings = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
-            upstream = msgspec.structs.replace(settings, **key_source)
+            upstream = state(remote, **key_source)
             with pytest.raises(LocalspecError) as caught:
                 run_request(upstream)
             error_text = f"{caught.value!r} {caught.value.message} {caught.value.param} {upstream}"
@@ -678,7 +624,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
             ({"key_file": str(tmp_path / "none")}, "cannot be read"),
         ):
             with pytest.raises(UpstreamError, match=words):
-                run_request(msgspec.structs.replace(Upstream(upstream=remote.url), **key_source))
+                run_request(state(remote, "auto", "", **key_source))
         assert not remote.requests
 
 
@@ -690,10 +636,8 @@ def test_a_certificate_is_verified_and_another_authority_can_be_named(tmp_path: 
     with scripted_server(tls=context) as remote:
         with pytest.raises(UpstreamError, match=r"is not trusted.*--ca FILE"):
             run_request(Upstream(upstream=remote.url))
-        assert (
-            join_text(run_request(Upstream(upstream=remote.url, ca=str(certificate))))
-            == "hello there"
-        )
+        trusting = Upstream(upstream=remote.url, ca=str(certificate))
+        assert join_text(run_request(trusting)) == "hello there"
 
 
 def test_text_is_passed_on_as_soon_as_it_arrives() -> None:

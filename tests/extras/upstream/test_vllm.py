@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import Any
 
@@ -11,19 +10,21 @@ import pytest
 from localspec.errors import InvalidRequest, UpstreamError
 from localspec.extras.upstream.dialects import KINDS
 from localspec.extras.upstream.request import build_request
-from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
-from tests.support.upstreams import (
-    ReceivedRequest,
-    encode_event,
-    encode_response,
-    encode_stream,
-    scripted_server,
+from tests.extras.upstream.asking import (
+    CHAT,
+    ask,
+    encode_text,
+    list_deltas,
+    run_request,
+    send_bytes,
+    send_json,
+    state,
 )
+from tests.support.upstreams import ReceivedRequest, encode_event, encode_stream, scripted_server
 
 TEXT = frames.TextPrompt("x")
-CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 
 
 @pytest.mark.parametrize("stated", [{}, {"upstream_model": "tiny", "upstream_kind": "vllm"}])
@@ -36,22 +37,12 @@ def test_a_text_without_a_limit_may_fill_the_context(
     """Without max_tokens vLLM writes 16 tokens, and it refuses more than the context has room for."""
 
     def answer(seen: ReceivedRequest, connection: socket.socket) -> None:
-        if seen.path == "/tokenize":
-            body = {"tokens": [1] * tokens}
-            connection.sendall(encode_response(body, headers="connection: close\r\n"))
-        else:
-            choice = {"index": 0, "text": "a", "finish_reason": "stop"}
-            connection.sendall(
-                encode_stream(encode_event({"choices": [choice]}) + encode_event(b"[DONE]"))
-            )
-
-    async def main() -> None:
-        server = UpstreamServer("big", Upstream(upstream=remote.url, **stated))
-        [event async for event in server.events(frames.Generate(0, prompt))]
-        await server.close()
+        tokenized = send_json(tokens=[1] * tokens)
+        written = send_bytes(encode_stream(encode_text("a")))
+        (tokenized if seen.path == "/tokenize" else written)(seen, connection)
 
     with scripted_server(answer=answer, context=4096) as remote:
-        asyncio.run(main())
+        run_request(Upstream(upstream=remote.url, **stated), frames.Generate(0, prompt))
     request_body = remote.requests[-1].body
     assert request_body.get("max_tokens") == (4096 - tokens if tokens < 4096 else None)
 
@@ -67,64 +58,34 @@ def test_other_servers_note_that_a_text_without_a_limit_may_be_cut() -> None:
 
 def test_a_refusal_inside_the_stream_is_an_invalid_request() -> None:
     """vLLM 0.32 reports an invalid grammar in this form."""
-    error = {"message": "Invalid grammar", "type": "BadRequestError", "param": None, "code": 400}
-
-    async def main() -> None:
-        server = UpstreamServer("big", Upstream(upstream=remote.url))
-        try:
-            [event async for event in server.events(frames.Generate(0, CHAT))]
-        finally:
-            await server.close()
-
-    with scripted_server(stream=encode_event({"error": error})) as remote:
-        with pytest.raises(InvalidRequest, match=r"'big'.*Invalid grammar"):
-            asyncio.run(main())
-        remote.stream = encode_event({"error": {**error, "code": 500}})
-        with pytest.raises(UpstreamError, match="failed: Invalid grammar"):
-            asyncio.run(main())
+    error = {"message": "Invalid grammar", "type": "BadRequestError", "param": None}
+    for code, kind, words in (
+        (400, InvalidRequest, r"'big'.*Invalid grammar"),
+        (500, UpstreamError, "failed: Invalid grammar"),
+    ):
+        with (
+            scripted_server(stream=encode_event({"error": {**error, "code": code}})) as remote,
+            pytest.raises(kind, match=words),
+        ):
+            run_request(Upstream(upstream=remote.url))
 
 
 @pytest.mark.parametrize("prompt", [TEXT, CHAT])
 def test_token_ids_are_returned(prompt: frames.Prompt) -> None:
-    chunk = {"index": 0, "text": "a", "delta": {"content": "a"}, "token_ids": [7, 8]}
-    stream = encode_event({"choices": [chunk]}) + encode_event(
-        {"choices": [{**chunk, "text": "", "delta": {}, "token_ids": [], "finish_reason": "stop"}]}
+    first = encode_event(
+        {"choices": [{"text": "a", "delta": {"content": "a"}, "token_ids": [7, 8]}]}
     )
-
-    async def main() -> list[int]:
-        server = UpstreamServer("big", Upstream(upstream=remote.url))
+    with scripted_server(stream=first + encode_text("", delta={}, token_ids=[])) as remote:
         request = frames.Generate(0, prompt, max_tokens=9, return_tokens=True)
-        events = [event async for event in server.events(request)]
-        await server.close()
-        return [
-            token_id
-            for delta in events
-            if isinstance(delta, frames.Delta)
-            for token_id in delta.ids
-        ]
-
-    with scripted_server(stream=stream + encode_event(b"[DONE]")) as remote:
-        assert asyncio.run(main()) == [7, 8]
-        assert remote.requests[-1].body["return_token_ids"] is True
+        events = run_request(Upstream(upstream=remote.url), request)
+    assert [token_id for delta in list_deltas(events) for token_id in delta.ids] == [7, 8]
+    assert remote.requests[-1].body["return_token_ids"] is True
 
 
 def send_requests(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     """Send small requests; return the answers and the bodies that the server received."""
-
-    def answer(seen: ReceivedRequest, connection: socket.socket) -> None:
-        body = {"tokens": [1, 2, 3], "prompt": "x", "count": 3}
-        connection.sendall(encode_response(body, headers="connection: close\r\n"))
-
-    async def main() -> list[dict[str, Any]]:
-        stated = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
-        server = UpstreamServer("big", stated)
-        try:
-            return [await server.ask(request) for request in requests]
-        finally:
-            await server.close()
-
-    with scripted_server(answer=answer) as remote:
-        answers = asyncio.run(main())
+    with scripted_server(answer=send_json(tokens=[1, 2, 3], prompt="x", count=3)) as remote:
+        answers = ask(state(remote), *requests)
     assert {request.path for request in remote.requests} <= {"/tokenize", "/detokenize"}
     return answers, [request.body for request in remote.requests]
 
@@ -155,21 +116,12 @@ def test_unsupported_token_requests_are_refused_by_name() -> None:
 
 def test_infill_uses_the_markers_of_the_model() -> None:
     """The model's root is looked up once, even if the model and the kind are stated."""
-
-    async def main(**stated: str) -> None:
-        server = UpstreamServer("big", Upstream(upstream=remote.url, **stated))  # type: ignore[arg-type]
-        for _ in range(2):
-            request = frames.Generate(0, frames.InfillPrompt("before", "after"), max_tokens=4)
-            [event async for event in server.events(request)]
-        await server.close()
-
-    choice = {"index": 0, "text": "a", "finish_reason": "length"}
-    stream = encode_event({"choices": [choice]}) + encode_event(b"[DONE]")
-    for stated in ({}, {"upstream_model": "coder", "upstream_kind": "vllm"}):
+    request = frames.Generate(0, frames.InfillPrompt("before", "after"), max_tokens=4)
+    for kind, model in (("auto", ""), ("vllm", "coder")):
         with scripted_server(
-            stream=stream, models=["coder"], root="/models/Qwen2.5-Coder-7B"
+            stream=encode_text("a", "length"), models=["coder"], root="/models/Qwen2.5-Coder-7B"
         ) as remote:
-            asyncio.run(main(**stated))
+            run_request(state(remote, kind, model), request, request)
         filled = [request.body["prompt"] for request in remote.requests if request.body]
         assert filled == ["<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>"] * 2
         assert [request.path for request in remote.requests].count("/v1/models") == 1
