@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.measuring.driven import Answer, Driven
 from benchmarks.texts.answers import Answered
-from benchmarks.traces.simulated import Said, SimulatedClock, SimulatedContext
-from localspec.engine.cache.prefixes import CopyCost, PrefixStore
-from localspec.engine.cache.sessions import SessionStore
-from localspec.engine.cache.slots import Slots
+from benchmarks.traces.simulated import (
+    Said,
+    SimulatedClock,
+    SimulatedContext,
+    count_together,
+    describe_pair,
+)
 from localspec.engine.llama import Batch
-from localspec.engine.pair.exact import ExactMode
-from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.pair import LoadedPair
-from localspec.engine.pair.profile import LearnedProfile, ProfileStore, StoredProfile
+from localspec.engine.pair.profile import LearnedProfile, StoredProfile
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.sequence import TokenizedRequest
@@ -34,9 +33,7 @@ from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.extras.bench.statistics import geometric_mean
 from localspec.protocol.frames import (
-    EngineSettings,
     Generate,
-    PairFiles,
     Sampling,
     SpeculationSettings,
     TokenPrompt,
@@ -47,10 +44,8 @@ from localspec.protocol.frames import (
 COSTS = {1: 20.3, 2: 38.2, 3: 45.3, 4: 50.3, 5: 69.6, 8: 83.1, 16: 123, 32: 218, 48: 295, 64: 400}
 OVERHEAD_MS = 0.3
 PASSES = 3  # through all answers, when something is to be learned of them
-WORTH = (
-    60.0  # drafts checked, by confidence, that what is known of any pair counts for with a new one
-)
-_N_BATCH = 512
+# Drafts checked, by confidence, that what is known of any pair counts for with a new one.
+WORTH = 60.0
 _ROOM = 1 << 15  # tokens that a text may have
 
 
@@ -77,34 +72,6 @@ class _Writing(SimulatedContext):
         sequence, place = self._rows_read[row]
         text = self.find_text(sequence)
         return text[place] if place < len(text) else 1
-
-
-def _pair(
-    context: _Writing, costs: CostProfile, table: CostTable, clock: SimulatedClock
-) -> LoadedPair:
-    settings, opened, n_seq = EngineSettings(), ExitStack(), context.n_seq
-    models = PairModels(
-        context.model, None, None, settings, context.n_ctx, n_seq, 1, _N_BATCH, opened
-    )
-    prefixes = PrefixStore(0, CopyCost(lambda: 0.0))
-    return LoadedPair(
-        files=PairFiles("texts", ""),
-        models=models,
-        shared=Lane(context, Batch(_N_BATCH), Slots(context, None, 0, n_seq), table, clock=clock),
-        exact=ExactMode(models, None, table, prefixes, None),
-        drafter=None,
-        no_rollback=None,
-        no_draft="",
-        chooses_on_device=True,
-        learned=LearnedProfile(
-            CostProfile(table, None, costs.overhead_ms),
-            StoredProfile(None, None, 1.0).load_calibrations(Drafter.kinds),
-        ),
-        profile=ProfileStore(None, ""),
-        prefixes=prefixes,
-        sessions=SessionStore(None, "", 0, print),
-        notes=[],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +111,12 @@ class Replay(Driven):
         self._time = SimulatedClock()
         table = CostTable(measured or costs.target.as_dict(), change=costs.target.change)
         self._context = _Writing(self._time, costs.target, sequences)
-        super().__init__(_pair(self._context, costs, table, self._time), self._time)
+        calibrations = StoredProfile(None, None, 1.0).load_calibrations(Drafter.kinds)
+        learned = LearnedProfile(CostProfile(table, None, costs.overhead_ms), calibrations)
+        parts = describe_pair(
+            "texts", self._context, None, learned, self._time, chooses_on_device=True
+        )
+        super().__init__(LoadedPair(drafter=None, **parts), self._time)
         self._overhead_ms = costs.overhead_ms
         self._count = 0
         self._texts: dict[int, Sequence[int]] = {}  # by request
@@ -182,15 +154,7 @@ class Replay(Driven):
             self._time.spend(self._overhead_ms)
         start = max(answer.stamps[0] for answer in asked)
         end = min(answer.stamps[-1] for answer in asked)
-        n_written = 0
-        for answer in asked:
-            seen = [
-                delta.tokens
-                for delta, at in zip(answer.deltas, answer.stamps, strict=True)
-                if start <= at <= end
-            ]
-            n_written += seen[-1] - seen[0]
-        return 1e3 * (end - start) / n_written
+        return 1e3 * (end - start) / count_together(asked, start, end)
 
     def _ask(self, answered: Answered, speculation: SpeculationSettings | None = None) -> Answer:
         """Submit the request for an answer, and return what it is sent."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.measuring.driven import Driven
 from benchmarks.measuring.runs import BenchError
-from benchmarks.traces.simulated import SimulatedClock, SimulatedPair
+from benchmarks.traces.simulated import SimulatedClock, SimulatedPair, count_together
 from benchmarks.traces.trace import Trace
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve_settings
@@ -134,13 +134,7 @@ class Replay(Driven):
         self.run()
         answers = self.answers.values()
         end = min(answer.stamps[-1] for answer in answers)
-        token_counts = [
-            max(
-                (d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0
-            )
-            for a in answers
-        ]
-        return 1e3 * end / sum(token_counts)
+        return 1e3 * end / count_together(answers, 0.0, end)
 
     def _receive(self, frame: Frame) -> None:
         super()._receive(frame)

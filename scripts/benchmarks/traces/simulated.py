@@ -9,12 +9,13 @@ pass moves the clock by its cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.measuring.driven import Answer
 from benchmarks.traces.trace import Trace
 from localspec.engine.cache.prefixes import CopyCost, PrefixStore
 from localspec.engine.cache.sessions import SessionStore
@@ -31,9 +32,8 @@ from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.draft_model import DraftModel, SharedTokens
 from localspec.protocol.frames import EngineSettings, PairFiles
 
-_OTHERS = (
-    16  # tokens that share what a guess leaves: so many that the guess is always the likeliest
-)
+# Tokens that share what a guess leaves: so many that the guess is always the likeliest.
+_OTHERS = 16
 _NEVER = -1e4  # nats
 _N_BATCH = 512
 
@@ -171,6 +171,49 @@ class SimulatedContext(Context):
         pass  # nothing of C's is held
 
 
+def describe_pair(
+    name: str,
+    target: SimulatedContext,
+    draft: SimulatedContext | None,
+    learned: LearnedProfile,
+    clock: SimulatedClock,
+    *,
+    chooses_on_device: bool,
+) -> dict[str, Any]:
+    """Return what a `LoadedPair` of simulated contexts is made of, but for what drafts."""
+    settings, opened, table = EngineSettings(), ExitStack(), learned.costs.target
+    draft_model = draft.model if draft else None
+    models = PairModels(
+        target.model, draft_model, None, settings, target.n_ctx, target.n_seq, 1, _N_BATCH, opened
+    )
+    prefixes, slots = PrefixStore(0, CopyCost(lambda: 0.0)), Slots(target, draft, 0, target.n_seq)
+    return {
+        "files": PairFiles(name, ""),
+        "models": models,
+        "shared": Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
+        "exact": ExactMode(models, draft, table, prefixes, None),
+        "no_rollback": None,
+        "no_draft": "",
+        "chooses_on_device": chooses_on_device,
+        "learned": learned,
+        "profile": ProfileStore(None, ""),
+        "prefixes": prefixes,
+        "sessions": SessionStore(None, "", 0, print),
+        "notes": [],
+    }
+
+
+def count_together(answers: Iterable[Answer], start: float, end: float) -> int:
+    """Return how many tokens of several answers were written from a time to another."""
+    count = 0
+    for answer in answers:
+        times = zip(answer.deltas, answer.stamps, strict=True)
+        seen = [delta.tokens for delta, at in times if start <= at <= end]
+        # Tokens of a delta are counted from the beginning of its answer.
+        count += (seen[-1] - (seen[0] if start else 0)) if seen else 0
+    return count
+
+
 class SimulatedPair(LoadedPair):
     """A loaded pair whose models play a trace, after a prompt of token 0.
 
@@ -205,32 +248,13 @@ class SimulatedPair(LoadedPair):
             CostTable(measured.as_dict(), change=measured.change)
             for measured in (believed.target, believed.draft)
         )
-        settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
-        models = PairModels(
-            target.model, draft.model, None, settings, n_ctx, sequences, 1, _N_BATCH, opened
+        learned = LearnedProfile(
+            CostProfile(table, steps, believed.overhead_ms), Calibrations({"draft": calibration})
         )
-        prefixes = PrefixStore(0, CopyCost(lambda: 0.0))
-        slots = Slots(target, draft, 0, sequences)
-        super().__init__(
-            files=PairFiles("simulated", ""),
-            models=models,
-            shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
-            exact=ExactMode(models, draft, table, prefixes, None),
-            drafter=DraftModel(
-                draft, Batch(_N_BATCH), steps, lambda: False, sequences, SharedTokens(), clock
-            ),
-            no_rollback=None,
-            no_draft="",
-            chooses_on_device=False,
-            learned=LearnedProfile(
-                CostProfile(table, steps, believed.overhead_ms),
-                Calibrations({"draft": calibration}),
-            ),
-            profile=ProfileStore(None, ""),
-            prefixes=prefixes,
-            sessions=SessionStore(None, "", 0, print),
-            notes=[],
-        )
+        shared = SharedTokens()
+        drafter = DraftModel(draft, Batch(_N_BATCH), steps, lambda: False, sequences, shared, clock)
+        parts = describe_pair("simulated", target, draft, learned, clock, chooses_on_device=False)
+        super().__init__(drafter=drafter, **parts)
 
     @property
     def looks(self) -> int:
