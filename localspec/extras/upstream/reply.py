@@ -113,6 +113,7 @@ class UpstreamReply:
         self.over = False
         self.finish = ""
         self._connection = connection
+        self._invalid = connection.invalid_response
         self._dialect = dialect
         self._sent = sent
         self._began = began
@@ -160,14 +161,23 @@ class UpstreamReply:
             limit = self._sent.max_tokens
             self.finish = "length" if 0 < (limit or 0) <= self._completion_tokens else "stop"
         if not self.finish:
-            raise self._connection.invalid_response("the answer was cut off")
+            raise self._invalid("the answer was cut off")
         part = _Part(calls=[*self._calls.end(cut=self.finish == "length")])
         yield from self._pass_on(part, final=True)
 
     def _pass_on(self, part: _Part, *, final: bool = False) -> Iterator[frames.Delta]:
         if self._sent.only_read:
             return
-        self._check_length(part)
+        self._tokens += max(len(part.ids), len(part.logprobs))
+        self._characters += len(part.text) + len(part.thought)
+        for call in part.calls:
+            self._characters += len(call.name if isinstance(call, Call) else call.text)
+        # The token count of a text is not known here, so the limit assumes the longest tokens.
+        limit = self._sent.max_tokens
+        has_too_many = limit is not None and self._tokens > 4 * limit + 64
+        if has_too_many or self._characters > self._sent.max_characters:
+            allowed = "any that is allowed" if limit is None else "its limit of tokens"
+            raise self._invalid(f"the answer is longer than {allowed}")
         thought_tokens = self._take_thought_tokens(part)
         pieces: list[Piece] = [Text("reasoning", part.thought)] if part.thought else []
         # The server's calls are numbered after those in its text.
@@ -195,24 +205,6 @@ class UpstreamReply:
         tokens, part.logprobs = part.logprobs[:count], part.logprobs[count:]
         return tokens
 
-    def _check_length(self, part: _Part) -> None:
-        """Raise UpstreamError if the answer is longer than its limit of tokens allows.
-
-        The token count of a text is not known here, so the limit assumes the longest tokens.
-        """
-        self._tokens += max(len(part.ids), len(part.logprobs))
-        self._characters += len(part.text) + len(part.thought)
-        for call in part.calls:
-            self._characters += len(call.name if isinstance(call, Call) else call.text)
-        limit = self._sent.max_tokens
-        too_many_tokens = limit is not None and self._tokens > 4 * limit + 64
-        if too_many_tokens or self._characters > self._sent.max_characters:
-            raise self._connection.invalid_response(
-                "the answer is longer than its limit of tokens"
-                if limit is not None
-                else "the answer is longer than any that is allowed"
-            )
-
     def _server_error(self, error: object) -> LocalspecError:
         text = error.get("message") if isinstance(error, dict) else error
         message = self._connection.clean(text).removeprefix(RETRYABLE) or "it gave no reason."
@@ -227,16 +219,16 @@ class UpstreamReply:
     def _parse_choice(self, chunk: Mapping[str, Any]) -> _Part | None:
         choices = chunk.get("choices") or []
         if not isinstance(choices, list):
-            raise self._connection.invalid_response("'choices' is not a list")
+            raise self._invalid("'choices' is not a list")
         if not choices:  # only counts, or nothing, to keep the connection alive
             return None
         choice = choices[0]
         if not isinstance(choice, dict):
-            raise self._connection.invalid_response("a choice is not an object")
+            raise self._invalid("a choice is not an object")
         number = choice.get("index") or 0
         self._choice = number if self._choice is None else self._choice
         if len(choices) > 1 or number != self._choice:
-            raise self._connection.invalid_response("it sends several answers at once")
+            raise self._invalid("it sends several answers at once")
         part = _Part()
         if self._sent.api == "text":
             part.text = self._get_text(choice, "text")
@@ -263,12 +255,12 @@ class UpstreamReply:
         name = "delta" if choice.get("delta") else "message"
         message = choice.get(name) or {}
         if not isinstance(message, dict):
-            raise self._connection.invalid_response(f"a {name} is not an object")
+            raise self._invalid(f"a {name} is not an object")
         if name == "message" and self._head:
             # The same name is used for all of the text so far, too.
             text = self._get_text(message, "content")
             if len(text) >= self._text_characters and text.startswith(self._head):
-                raise self._connection.invalid_response("a 'message' repeats the text before it")
+                raise self._invalid("a 'message' repeats the text before it")
         return message
 
     def _parse_native(self, chunk: Mapping[str, Any]) -> _Part:
@@ -286,34 +278,32 @@ class UpstreamReply:
 
     def _parse_ids(self, ids: object) -> list[int]:
         if not isinstance(ids, list) or any(parse_count(token) is None for token in ids):
-            raise self._connection.invalid_response("'tokens' are not token ids")
+            raise self._invalid("'tokens' are not token ids")
         return ids
 
     def _get_text(self, fields: Mapping[str, Any], key: str) -> str:
         value = fields.get(key)
         if value is not None and not isinstance(value, str):
-            raise self._connection.invalid_response(f"'{key}' is not a text")
+            raise self._invalid(f"'{key}' is not a text")
         return value or ""
 
     def _set_finish(self, reason: object) -> None:
         if reason is None or reason == "":
             self._has_blank_reason = self._has_blank_reason or reason == ""
             return
-        shown = self._connection.clean(reason)[:80]
+        shown, server = (
+            self._connection.clean(reason)[:80],
+            f"The server of '{self._connection.name}'",
+        )
         known = (ours for ours, theirs in _FINISH_REASONS.items() if shown.lower() in theirs)
         match next(known, None):
             case None:
-                raise self._connection.invalid_response(
-                    f"its 'finish_reason' '{shown}' is not known"
-                    if shown
-                    else "its 'finish_reason' is not a text"
-                )
+                problem = f"'{shown}' is not known" if shown else "is not a text"
+                raise self._invalid(f"its 'finish_reason' {problem}")
             case "withheld":
-                raise UpstreamError(f"The server of '{self._connection.name}' withheld the answer.")
+                raise UpstreamError(f"{server} withheld the answer.")
             case "aborted":
-                raise UpstreamError(
-                    f"The server of '{self._connection.name}' broke the answer off ('{shown}')."
-                )
+                raise UpstreamError(f"{server} broke the answer off ('{shown}').")
             case finish:
                 self.finish = finish
 
@@ -330,7 +320,7 @@ class UpstreamReply:
             else:
                 tokens = list(_parse_old_logprobs(logprobs))
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError):
-            raise self._connection.invalid_response("its log-probabilities are invalid") from None
+            raise self._invalid("its log-probabilities are invalid") from None
         for token in tokens:
             del token.top[self._sent.tops :]
         return tokens
@@ -357,14 +347,14 @@ class UpstreamReply:
             try:
                 self._timings = msgspec.convert(fields, frames.Timings, strict=False)
             except msgspec.ValidationError:
-                raise self._connection.invalid_response("its 'timings' are invalid") from None
+                raise self._invalid("its 'timings' are invalid") from None
         extension = chunk.get("localspec")
         speculation = extension.get("speculation") if isinstance(extension, dict) else None
         if speculation is not None and self._dialect.kind == "localspec":
             try:
                 self._reported = msgspec.convert(speculation, frames.Speculation)
             except msgspec.ValidationError:
-                raise self._connection.invalid_response("its 'speculation' is invalid") from None
+                raise self._invalid("its 'speculation' is invalid") from None
         self._draft_counts = self._dialect.parse_draft_counts(chunk) or self._draft_counts
 
     @property
@@ -388,12 +378,10 @@ class UpstreamReply:
             self._prompt_tokens = self._prompt_tokens or timings.prompt_n + timings.cache_n
         if self._sent.only_read:
             self._completion_tokens, timings.predicted_n, timings.predicted_ms = 0, 0, 0.0
-        draft_counts = self._draft_counts or counted
-        if draft_counts and not (
-            0 <= draft_counts.accepted <= min(draft_counts.drafted, self._completion_tokens)
-        ):
-            draft_counts = None  # these figures are impossible
-        speculation = self._reported or self._to_speculation(draft_counts)
+        counts = self._draft_counts or counted
+        if counts and not 0 <= counts.accepted <= min(counts.drafted, self._completion_tokens):
+            counts = None  # these figures are impossible
+        speculation = self._reported or self._to_speculation(counts)
         timings.draft_n, timings.draft_n_accepted = speculation.drafted, speculation.accepted
         return frames.Done(
             0,
@@ -403,7 +391,7 @@ class UpstreamReply:
             timings,
             speculation,
             self._stop,
-            accepts=draft_counts.accepts if draft_counts else [],
+            accepts=counts.accepts if counts else [],
         )
 
     def _measure_timings(self) -> frames.Timings:
@@ -425,21 +413,20 @@ class UpstreamReply:
             ),
         )
 
-    def _to_speculation(self, draft_counts: DraftCounts | None) -> frames.Speculation:
-        if draft_counts is None or not draft_counts.drafted:
-            name = self._dialect.name
-            reason = f"not measured: the {name} says nothing of drafts"
-            if draft_counts is not None:
-                reason = f"the {name} drafted nothing"
+    def _to_speculation(self, counts: DraftCounts | None) -> frames.Speculation:
+        name, tokens = self._dialect.name, self._completion_tokens
+        if counts is None or not counts.drafted:
+            nothing = f"not measured: the {name} says nothing of drafts"
+            reason = f"the {name} drafted nothing" if counts else nothing
             return frames.Speculation(reason=reason, speed_up_reason=_NOT_COMPARED)
-        passes = self._completion_tokens - draft_counts.accepted
+        passes = tokens - counts.accepted
         return frames.Speculation(
             active=True,
             kind="upstream",
-            drafted=draft_counts.drafted,
-            accepted=draft_counts.accepted,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
             rounds=passes,
-            mean_tokens_per_pass=self._completion_tokens / passes if passes else 0.0,
+            mean_tokens_per_pass=tokens / passes if passes else 0.0,
             speed_up_reason=_NOT_COMPARED,
         )
 
