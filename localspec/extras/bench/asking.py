@@ -1,7 +1,6 @@
 """Send one prompt to a server and time what comes back.
 
-The server is our daemon on its socket, or any other that streams in the form of OpenAI or
-llama-server.
+The server is our daemon on its socket, or any other that streams in the form of OpenAI or llama-server.
 """
 
 from __future__ import annotations
@@ -114,9 +113,8 @@ class DaemonServer(Client):
     def token_lead(self, prompt: Prompt, how: RequestOptions, at: int, other: str) -> float | None:
         """Return the lead in log-probability of the token behind `at` characters of the answer.
 
-        It is measured against the token with which `other` begins. None: the answer is shorter, or
-        that token is not among the likeliest. (A grammar may forbid tokens that are likelier than
-        both.)
+        It is measured against the token with which `other` begins. None: the answer is shorter, or that token
+        is not among the likeliest. (A grammar may forbid tokens that are likelier than both.)
         """
         path, body = self._private_request(prompt, how)
         body |= {"n_probs": 20} if prompt.is_place else {"logprobs": True, "top_logprobs": 20}

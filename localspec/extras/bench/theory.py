@@ -180,8 +180,7 @@ def predict_by_replay(
 ) -> Theory:
     """Add the results of a replay to `theory` and return it.
 
-    probes: answers that drafted as deep as possible. own_ms: milliseconds per token at the chosen
-    depths.
+    probes: answers that drafted as deep as possible. own_ms: milliseconds per token at the chosen depths.
     """
     traces = [trace for rounds in probes if (trace := draft_hits(rounds))]
     tokens = sum(map(len, traces))
