@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -329,11 +330,9 @@ def sglang(pair: ExportedPair, place: Deployment) -> EngineCommand:
         }
     )
     if is_shared:
-        served.rest = [
-            (f"on machine {number + 1}", [*served.command, "--node-rank", str(number)])
-            for number in range(1, place.nodes)
-        ]
-        served.add({"--node-rank": "0"})
+        ranked = [[*served.command, "--node-rank", str(number)] for number in range(place.nodes)]
+        served.command, *others = ranked
+        served.rest = [(f"on machine {number}", words) for number, words in enumerate(others, 2)]
     return served
 
 
@@ -548,22 +547,7 @@ def render_compose(pair: ExportedPair, place: Deployment, engine: str) -> str:
             "A compose file is for one machine; for several: --to vllm or --to sglang."
         )
     mounts: list[dict[str, Any]] = []
-
-    def mount(model: ExportedModel, role: str) -> ExportedModel:
-        """Return the model with its path in the container, and add a mount for it if necessary."""
-        if engine == "llama-server":
-            if model.repo:
-                return model
-            source = PurePath(model.path).parent
-            model = replace(model, path=f"/models/{role}/{PurePath(model.path).name}")
-        elif model.original.startswith("/"):
-            source, model = PurePath(model.original), replace(model, original=f"/models/{role}")
-        else:
-            return model
-        inside = {"target": f"/models/{role}", "read_only": True}
-        mounts.append({"type": "bind", "source": str(source), **inside})
-        return model
-
+    mount = partial(_mount, engine, mounts)
     target, draft = mount(pair.target, "target"), pair.draft and mount(pair.draft, "draft")
     projector = pair.projector if engine == "llama-server" else ""
     if projector:
@@ -593,6 +577,22 @@ def render_compose(pair: ExportedPair, place: Deployment, engine: str) -> str:
         *_comment(*_connect_lines(pair, place, served)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mount(
+    engine: str, mounts: list[dict[str, Any]], model: ExportedModel, role: str
+) -> ExportedModel:
+    """Return the model with its path in the container, and add a mount for it if necessary."""
+    if engine == "llama-server" and not model.repo:
+        source = PurePath(model.path).parent
+        model = replace(model, path=f"/models/{role}/{PurePath(model.path).name}")
+    elif engine != "llama-server" and model.original.startswith("/"):
+        source, model = PurePath(model.original), replace(model, original=f"/models/{role}")
+    else:
+        return model
+    inside = {"target": f"/models/{role}", "read_only": True}
+    mounts.append({"type": "bind", "source": str(source), **inside})
+    return model
 
 
 def _yaml(value: dict[str, Any], indent: str = "") -> Iterator[str]:
