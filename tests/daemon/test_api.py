@@ -9,26 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
 import localspec
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
+from tests.support.official_clients import openai_client
 
 Start = Callable[..., RunningDaemon]
 
 
 @pytest.fixture
 def client(api: Home) -> Iterator[openai.OpenAI]:
-    """Return the official client over the Unix socket."""
-    transport = httpx2.HTTPTransport(uds=str(api.socket))
-    with (
-        httpx2.Client(transport=transport) as http,
-        openai.OpenAI(
-            api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
-        ) as client,
-    ):
+    with openai_client(api) as client:
         yield client
 
 
@@ -45,20 +38,12 @@ def test_a_chat_completion_has_openais_shape_and_our_statistics(api: Home) -> No
     assert body["id"].startswith("chatcmpl-")
     assert body["model"] == str(api.model)
     assert body["system_fingerprint"] == f"localspec-{localspec.__version__}"
+    message = {"role": "assistant", "content": "hello world", "refusal": None}
     assert body["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "hello world", "refusal": None},
-            "finish_reason": "stop",
-            "logprobs": None,
-        }
+        {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
     ]
-    assert body["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "total_tokens": 5,
-        "prompt_tokens_details": {"cached_tokens": 1},
-    }
+    counts = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert body["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 1}}
     assert body["timings"]["draft_n_accepted"] == 3
     assert body["localspec"]["speculation"]["speed_up"] == 1.8
 

@@ -37,29 +37,20 @@ def translate_completion(**fields: Any) -> list[Any]:
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
-    sampling = {
-        "temperature": 0.5,
-        "top_k": 5,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "typical_p": 0.8,
-        "repeat_penalty": 1.1,
-        "repeat_last_n": 32,
-        "frequency_penalty": 0.2,
-        "presence_penalty": -0.2,
-        "dry_multiplier": 0.8,
-        "dry_base": 1.75,
-        "dry_allowed_length": 2,
-        "dry_penalty_last_n": -1,
-        "dry_sequence_breakers": ["\n"],
-        "seed": 42,
-        "ignore_eos": True,
-    }
+    sampling: dict[str, Any] = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1}
+    sampling |= {"typical_p": 0.8, "repeat_penalty": 1.1, "repeat_last_n": 32, "seed": 42}
+    sampling |= {"frequency_penalty": 0.2, "presence_penalty": -0.2, "dry_multiplier": 0.8}
+    sampling |= {"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1}
+    sampling |= {"dry_sequence_breakers": ["\n"], "ignore_eos": True}
     [frame] = translate_chat(**sampling, logit_bias={"7": -100})
     assert frame["sampling"] == {**sampling, "logit_bias": {7: -100.0}}
 
 
 NULL = {"kind": "json_schema", "source": '{"type":"null"}', "param": "response_format"}
+NULL_SCHEMA = {"schema": {"type": "null"}}
+NULL_FORMAT = {"type": "json_schema", "json_schema": NULL_SCHEMA}
+OBJECT = {"kind": "json_object", "param": "response_format"}
+DEPTH = {"depth": 3, "kind": "ngram"}
 
 
 @pytest.mark.parametrize(
@@ -78,10 +69,7 @@ NULL = {"kind": "json_schema", "source": '{"type":"null"}', "param": "response_f
         ({"stop": ["x", "", "y"]}, {"stop": ["x", "y"]}),
         ({"exact": True, "cache_prompt": False}, {"exact": True, "cache_prompt": False}),
         ({"speculative": {"enabled": False}}, {"speculative": {"enabled": False}}),
-        (
-            {"speculative": {"depth": 3, "kind": "ngram"}},
-            {"speculative": {"depth": 3, "kind": "ngram"}},
-        ),
+        ({"speculative": DEPTH}, {"speculative": DEPTH}),
         ({"speculative": {"depth": "auto"}}, {}),
         ({"prediction": {"content": "so"}}, {"speculative": {"prediction": "so"}}),
         ({"seed": -1}, {}),
@@ -89,27 +77,10 @@ NULL = {"kind": "json_schema", "source": '{"type":"null"}', "param": "response_f
         ({"logprobs": True, "top_logprobs": 3}, {"top_logprobs": 3}),
         ({"logprobs": False}, {}),
         ({"response_format": {"type": "text"}}, {}),
-        (
-            {"response_format": {"type": "json_object"}},
-            {"constraint": {"kind": "json_object", "param": "response_format"}},
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": {"type": "null"}},
-                }
-            },
-            {"constraint": NULL},
-        ),
-        (
-            {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
-            {"constraint": NULL},
-        ),
-        (
-            {"grammar": "root ::= [a]"},
-            {"constraint": {"kind": "grammar", "source": "root ::= [a]", "param": "grammar"}},
-        ),
+        ({"response_format": {"type": "json_object"}}, {"constraint": OBJECT}),
+        ({"response_format": NULL_FORMAT}, {"constraint": NULL}),
+        ({"response_format": {"type": "json_object", **NULL_SCHEMA}}, {"constraint": NULL}),
+        ({"grammar": "a"}, {"constraint": {"kind": "grammar", "source": "a", "param": "grammar"}}),
         ({"regex": "a+"}, {"constraint": {"kind": "regex", "source": "a+", "param": "regex"}}),
     ],
 )
@@ -143,6 +114,7 @@ def test_messages_reach_the_template_unchanged() -> None:
     ]
 
 
+CONTINUED = {"continue_final_message": True}
 HALF = {"role": "assistant", "content": "The colour is "}
 PARTS = {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("Wh", "ill")]}
 THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Well, "}
@@ -156,11 +128,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ({"role": "user", "content": "so?"}, {"add_generation_prompt": False}, {}),
         (HALF, {}, {"continued": "content", "answer_prefix": "The colour is "}),
         (HALF, {"add_generation_prompt": True}, {"continued": "content"}),
-        (
-            HALF,
-            {"add_generation_prompt": False, "continue_final_message": True},
-            {"continued": "content"},
-        ),
+        (HALF, {**CONTINUED, "add_generation_prompt": False}, {"continued": "content"}),
         (HALF, {"continue_final_message": "content"}, {"continued": "content"}),
         (HALF, {"continue_final_message": False}, {}),
         (PARTS, {}, {"continued": "content", "answer_prefix": "Wh\n\nill"}),
@@ -173,9 +141,8 @@ def test_a_last_message_of_the_assistant_is_continued(
 ) -> None:
     [frame] = translate_chat(messages=[*USER, last], **fields)
     prompt = frame["prompt"]
-    continuation = {
-        key: prompt.get(key) for key in ("continued", "answer_prefix") if prompt.get(key)
-    }
+    names = ("continued", "answer_prefix")
+    continuation = {name: prompt[name] for name in names if prompt.get(name)}
     assert {**continuation, **expected} == continuation
     assert bool(continuation) == bool(expected)
     add_generation_prompt = fields.get("add_generation_prompt", True)
@@ -186,12 +153,8 @@ def test_a_last_message_of_the_assistant_is_continued(
     ("messages", "fields", "words"),
     [
         ([*USER, HALF, HALF], {}, "'assistant' at the end"),
-        (
-            [*USER, HALF],
-            {"add_generation_prompt": True, "continue_final_message": True},
-            "cannot be used together",
-        ),
-        (USER, {"continue_final_message": True}, "its role is 'user'"),
+        ([*USER, HALF], {**CONTINUED, "add_generation_prompt": True}, "cannot be used together"),
+        (USER, CONTINUED, "its role is 'user'"),
         ([*USER, {**HALF, "tool_calls": [CALL]}], {}, "'tool_calls'"),
         ([*USER, HALF], {"continue_final_message": "reasoning_content"}, "no 'reasoning_content'"),
     ],
@@ -204,12 +167,12 @@ def test_messages_that_cannot_be_continued_are_refused(
 
 
 def test_each_choice_has_a_seed_of_its_own() -> None:
-    assert [frame["sampling"]["seed"] for frame in translate_chat(n=3, seed=2**32 - 2)] == [
-        2**32 - 2,
-        0,
-        1,
-    ]
+    seeds = [frame["sampling"]["seed"] for frame in translate_chat(n=3, seed=2**32 - 2)]
+    assert seeds == [2**32 - 2, 0, 1]
     assert [frame["sampling"] for frame in translate_chat(n=2)] == [{}, {}]
+
+
+AUDIO = {"type": "input_audio"}
 
 
 @pytest.mark.parametrize(
@@ -237,10 +200,7 @@ def test_a_suffix_makes_it_a_fill_in_the_middle() -> None:
         ({"grammar": "a", "regex": "b"}, "regex"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-            "messages[0].content[0].type",
-        ),
+        ({"messages": [{"role": "user", "content": [AUDIO]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": []}, "messages"),
     ],
@@ -269,9 +229,8 @@ def test_unsupported_fields_that_change_the_answer_are_refused(fields: Any, para
     with pytest.raises(InvalidRequest) as caught:
         translate_completion(prompt="x", **fields)
     assert caught.value.param == param
-    assert translate_completion(prompt="x", echo=False, best_of=1) == translate_completion(
-        prompt="x"
-    )
+    plain = translate_completion(prompt="x")
+    assert translate_completion(prompt="x", echo=False, best_of=1) == plain
 
 
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -308,22 +267,14 @@ def test_a_refusal_is_text_of_its_message() -> None:
 
 
 def test_tools_and_calls_reach_the_template_unchanged() -> None:
+    parameters = {"z": 1, "type": "object", "a": None}
+    function = {"parameters": parameters, "name": "b", "strict": 1}
     offered = [
-        {
-            "function": {
-                "parameters": {"z": 1, "type": "object", "a": None},
-                "name": "b",
-                "strict": 1,
-            },
-            "x": {"y": [1, None]},
-            "type": "function",
-        },
+        {"function": function, "x": {"y": [1, None]}, "type": "function"},
         {"function": {"name": "a", "description": None}, "type": None},
     ]
-    call = {
-        "type": "function",
-        "function": {"arguments": '{"z":1,"a":{"y":2,"b":null}}', "name": "b"},
-    }
+    called_function = {"arguments": '{"z":1,"a":{"y":2,"b":null}}', "name": "b"}
+    call = {"type": "function", "function": called_function}
     messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "1"}]}]
     messages.append({"role": "tool", "tool_call_id": "1", "content": "so"})
     [frame] = translate_chat(tools=offered, messages=messages)

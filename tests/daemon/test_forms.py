@@ -36,10 +36,8 @@ BIASES: list[tuple[Any, dict[str, Any]]] = [
     ({" the ": -100, "9999999999": 2}, {"text_bias": {" the ": -100.0, "9999999999": 2.0}}),
     ([[" the ", 5], ["", 1]], {"text_bias": {" the ": 5.0, "": 1.0}}),
     ({"7": False, "the": False}, {"logit_bias": {"7": None}, "text_bias": {"the": None}}),
-    (
-        [[7, False]],
-        {"logit_bias": {"7": None}},
-    ),  # stands for minus infinity, which JSON cannot express
+    # None stands for minus infinity, which JSON cannot express.
+    ([[7, False]], {"logit_bias": {"7": None}}),
     ([], {}),
     (None, {}),
 ]
@@ -91,9 +89,8 @@ def test_prompts_mix_texts_and_token_ids(
     if "choices" in response:
         assert [choice["text"] for choice in response["choices"]] == answers
     else:
-        assert [
-            answer["content"] for answer in (response if isinstance(response, list) else [response])
-        ] == answers
+        listed = response if isinstance(response, list) else [response]
+        assert [answer["content"] for answer in listed] == answers
 
 
 @pytest.mark.parametrize(
@@ -223,28 +220,20 @@ def test_post_sampling_probabilities(api: Home) -> None:
     body = {"prompt": "say a", "n_probs": 2, "post_sampling_probs": True}
     [entry] = api.request("POST", "/completion", body).json["completion_probabilities"]
     assert entry["prob"] == pytest.approx(math.exp(-0.5))
-    assert [top["prob"] for top in entry["top_probs"]] == pytest.approx(
-        [math.exp(-0.5), math.exp(-1.5)]
-    )
+    expected = [math.exp(-0.5), math.exp(-1.5)]
+    assert [top["prob"] for top in entry["top_probs"]] == pytest.approx(expected)
     assert "logprob" not in entry
     assert read_frame(api, post_sampling_probs=True, logprobs=True)["post_sampling"] is True
 
 
-SAMPLERS: dict[str, Any] = {
-    "top_n_sigma": 1.5,
-    "xtc_probability": 0.5,
-    "xtc_threshold": 0.2,
-    "dynatemp_range": 0.3,
-    "dynatemp_exponent": 2.0,
-    "min_keep": 3,
-}
+SAMPLERS: dict[str, Any] = {"top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2}
+SAMPLERS |= {"dynatemp_range": 0.3, "dynatemp_exponent": 2.0, "min_keep": 3}
 
 
 def test_samplers_that_are_not_listed_are_off(api: Home) -> None:
     assert SAMPLERS.items() <= read_frame(api, **SAMPLERS)["sampling"].items()
-    sampling = read_frame(api, "/completion", prompt="echo", samplers=["top_k"], **SAMPLERS)[
-        "sampling"
-    ]
+    frame = read_frame(api, "/completion", prompt="echo", samplers=["top_k"], **SAMPLERS)
+    sampling = frame["sampling"]
     assert sampling["top_n_sigma"] == -1.0
     assert sampling["xtc_probability"] == sampling["dynatemp_range"] == 0.0
     sampling = read_frame(api, "/completion", prompt="echo", samplers="sxt", **SAMPLERS)["sampling"]

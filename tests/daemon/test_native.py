@@ -71,12 +71,8 @@ def test_infill_fields_reach_the_engine(api: Home) -> None:
         id_slot=3,
     )
     assert frame["prompt"] == {
-        "type": "infill",
-        "prefix": "above",
-        "suffix": "below",
-        "extra": [["a.py", "x"], ["tmp", "y"]],
-        "prompt": "!echo",
-        "n_predict": 7,
+        **{"type": "infill", "prefix": "above", "suffix": "below", "prompt": "!echo"},
+        **{"extra": [["a.py", "x"], ["tmp", "y"]], "n_predict": 7},
     }
     assert frame["max_tokens"] == 7
     assert frame["single_line_indent"] == 4

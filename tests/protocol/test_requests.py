@@ -179,25 +179,16 @@ NULLABLE = [
 def test_null_in_an_optional_field_means_absent(subtests: pytest.Subtests) -> None:
     for kind, path in NULLABLE:
         with subtests.test(kind=str(kind), path=str(path)):
-            null, absent = (
-                json.loads(json.dumps(MINIMAL_BODIES[kind])),
-                json.loads(json.dumps(MINIMAL_BODIES[kind])),
-            )
             *above, name = path
-
-            def to_null(d: Any, name: Any = name) -> None:
-                d[name] = None
-
-            def leave_out(d: Any, name: Any = name) -> None:
-                d.pop(name, None)
-
-            for body, change in ((null, to_null), (absent, leave_out)):
+            requests_read = []
+            for change in ({name: None}, {}):
+                whole = body = json.loads(json.dumps(MINIMAL_BODIES[kind]))
                 for step in above:
                     body = body[step]
-                change(body)
-            assert decode(json.dumps(null).encode(), kind) == decode(
-                json.dumps(absent).encode(), kind
-            )
+                body.pop(name, None)
+                body.update(change)
+                requests_read.append(decode(json.dumps(whole).encode(), kind))
+            assert requests_read[0] == requests_read[1]
 
 
 def test_every_optional_field_is_tested_with_null() -> None:
@@ -276,12 +267,8 @@ def test_many_integers_may_be_written_as_floats_in_one_request() -> None:
     body = {"prompt": [1.0, 2, 3e0], "max_tokens": 5.0, "seed": 7.0, "top_k": 1e2, "n": 1.0}
     body |= {"n_probs": 3.0, "repeat_last_n": -1.0, "logit_bias": [[5.0, 1.0], [6, -1.0]]}
     request = decode(json.dumps(body).encode(), NativeCompletionRequest)
-    assert (request.prompt, request.max_tokens, request.seed, request.top_k) == (
-        [1, 2, 3],
-        5,
-        7,
-        100,
-    )
+    assert (request.prompt, request.max_tokens) == ([1, 2, 3], 5)
+    assert (request.seed, request.top_k) == (7, 100)
     assert (request.n_probs, request.repeat_last_n) == (3, -1)
     assert request.logit_bias == [(5, 1.0), (6, -1.0)]
     for wrong in ("1", 1.5, 2.0**60, True, None):
@@ -295,9 +282,8 @@ def test_the_schema_of_a_tool_stays_unchanged() -> None:
     body = {"messages": MESSAGES, "tools": tools, "max_tokens": 3.0}
     request = decode(json.dumps(body).encode(), ChatRequest)
     assert request.tools is not None
-    assert json.dumps(request.tools[0].template_object()["function"]["parameters"]) == json.dumps(
-        parameters
-    )
+    shown = request.tools[0].template_object()["function"]["parameters"]
+    assert json.dumps(shown) == json.dumps(parameters)
 
 
 def number_limits(kind: type) -> dict[str, list[tuple[Any, Any]]]:
@@ -341,10 +327,8 @@ def test_every_number_has_limits_and_is_refused_beyond_them(kind: type) -> None:
             with pytest.raises(BadBody) as caught:
                 decode(json.dumps({**base, name: field_value}).encode(), kind)
             assert (caught.value.param or "").startswith(name)
-            assert (
-                str(word).removesuffix(".0") in caught.value.message
-                or "finite" in caught.value.message
-            )
+            message = caught.value.message
+            assert str(word).removesuffix(".0") in message or "finite" in message
 
 
 @pytest.mark.parametrize(
@@ -401,11 +385,7 @@ def test_a_nested_nan_is_refused_by_path() -> None:
         (rb'{"messages": [{"role": "user", "content": "a\u0000b"}]}', "messages[0].content", "NUL"),
         (rb'{"messages": [{"role": "user", "content": ""}], "x\ud800": 1}', "x?", "surrogate"),
         (b'{"model": "\xff"}', None, "not valid UTF-8"),
-        (
-            b'{"chat_template_kwargs": ' + b'{"a":' * 10_000 + b"}" * 10_001,
-            None,
-            "nested too deeply",
-        ),
+        (b'{"x": ' + b'{"a":' * 10_000 + b"}" * 10_001, None, "nested too deeply"),
         (b'{"unknown": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", None, "nested too deeply"),
         (b"", None, "not valid JSON"),
         (b"{", None, "not valid JSON"),

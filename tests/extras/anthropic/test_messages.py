@@ -35,6 +35,10 @@ THINK: Any = {"type": "enabled", "budget_tokens": 1024}
 PIXEL: Any = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 
 
+def text_block(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **fields}
+
+
 def build_body(text: Any, **fields: Any) -> dict[str, Any]:
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
     return {"model": "", "max_tokens": 2000, "messages": messages, **fields}
@@ -72,16 +76,13 @@ def test_blocks_become_the_messages_that_templates_know() -> None:
     result = {"type": "tool_result", "tool_use_id": "toolu_abc", "is_error": True}
     request, ignored = translate(
         [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            },
+            {"role": "user", "content": [text_block("a"), text_block("b")]},
             {
                 "role": "assistant",
                 "content": [
                     {"type": "redacted_thinking", "data": "…"},
                     {"type": "thinking", "thinking": "hm", "signature": "x"},
-                    {"type": "text", "text": "Let me look."},
+                    text_block("Let me look."),
                     {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}},
                     use,
                 ],
@@ -89,43 +90,33 @@ def test_blocks_become_the_messages_that_templates_know() -> None:
             {
                 "role": "user",
                 "content": [
-                    {"type": "text", "text": "Here:", "cache_control": cached},
-                    {**result, "content": [{"type": "text", "text": "no such city"}]},
+                    text_block("Here:", cache_control=cached),
+                    {**result, "content": [text_block("no such city")]},
                 ],
             },
             {"role": "assistant", "content": "It"},
-            {"role": "assistant", "content": [{"type": "text", "text": "rains"}]},
+            {"role": "assistant", "content": [text_block("rains")]},
             {"role": "user", "content": [{"type": "new_block", "text": "?"}]},
             {"role": "user", "content": "Sure?"},
         ],
-        system=[
-            {"type": "text", "text": "Be", "cache_control": cached},
-            {"type": "text", "text": "brief."},
-        ],
+        system=[text_block("Be", cache_control=cached), text_block("brief.")],
     )
-    call = {
-        "id": "abc",
-        "type": "function",
-        "function": {"name": "weather", "arguments": {"city": "Paris"}},
-    }
+    function = {"name": "weather", "arguments": {"city": "Paris"}}
+    call = {"id": "abc", "type": "function", "function": function}
     assert to_plain_messages(request) == [
         {"role": "system", "content": "Be\nbrief."},
         {"role": "user", "content": "a\nb"},
         {
-            "role": "assistant",
-            "content": "Let me look.",
-            "reasoning_content": "hm",
-            "tool_calls": [call],
+            **{"role": "assistant", "content": "Let me look."},
+            **{"reasoning_content": "hm", "tool_calls": [call]},
         },
         {"role": "tool", "content": "Error: no such city", "tool_call_id": "abc"},
         {"role": "user", "content": "Here:"},
         {"role": "assistant", "content": "It\nrains"},
         {"role": "user", "content": "Sure?"},
     ]
-    assert ignored == [
-        "messages[1].content[3] (server_tool_use)",
-        "messages[5].content[0] (new_block)",
-    ]
+    unknown = ["messages[1].content[3] (server_tool_use)", "messages[5].content[0] (new_block)"]
+    assert ignored == unknown
 
 
 def test_the_template_decides_which_earlier_thoughts_are_kept() -> None:
@@ -164,11 +155,8 @@ def test_tools_of_unknown_types_are_ignored_and_named() -> None:
         {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
         {"name": "now", "parameters": {"type": "object"}},
     ]
-    assert ignored == [
-        "mcp_servers",
-        "tools[0] (web_search_20250305)",
-        "tools[2] (code_execution_20250825)",
-    ]
+    hosted = ["tools[0] (web_search_20250305)", "tools[2] (code_execution_20250825)"]
+    assert ignored == ["mcp_servers", *hosted]
 
 
 @pytest.mark.parametrize(
@@ -249,11 +237,8 @@ def test_text_is_the_same_with_and_without_streaming(client: anthropic.Anthropic
     complete = client.messages.create(**build_body("say one two three"))
     assert complete.id.startswith("msg_")
     assert str(complete._request_id).startswith("req_")
-    assert (complete.role, complete.stop_reason, complete.stop_sequence) == (
-        "assistant",
-        "end_turn",
-        None,
-    )
+    assert (complete.role, complete.stop_reason) == ("assistant", "end_turn")
+    assert complete.stop_sequence is None
     assert first_block(complete).text == "one two three"
     usage = complete.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (3, 1, 3)
@@ -297,20 +282,11 @@ def test_events_come_in_the_published_order(api: Home) -> None:
     ]  # fmt: skip
     call = ["content_block_start tool_use", "content_block_delta input_json_delta",
             "content_block_stop"]  # fmt: skip
+    begun, delta, ended = (f"content_block_{part}" for part in ("start", "delta", "stop"))
+    thinking = [f"{begun} thinking", "ping", f"{delta} thinking_delta", f"{delta} signature_delta"]
+    words = [f"{begun} text", f"{delta} text_delta", ended]
     assert [name for name, _ in groupby(descriptions)] == [
-        "message_start",
-        "content_block_start thinking",
-        "ping",
-        "content_block_delta thinking_delta",
-        "content_block_delta signature_delta",
-        "content_block_stop",
-        "content_block_start text",
-        "content_block_delta text_delta",
-        "content_block_stop",
-        *call,
-        *call,
-        "message_delta",
-        "message_stop",
+        *("message_start", *thinking, ended, *words, *call, *call, "message_delta", "message_stop")
     ]
     starts = [event["index"] for event in events if event["type"] == "content_block_start"]
     assert starts == [event["index"] for event in events if event["type"] == "content_block_stop"]

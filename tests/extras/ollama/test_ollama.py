@@ -63,11 +63,8 @@ def test_a_chat_is_answered_with_and_without_streaming(client: ollama.Client) ->
     *parts, final_part = client.chat("default", user_message("say one two"), stream=True)
     assert "".join(part.message.content or "" for part in parts) == "one two"
     assert not any(part.done for part in parts)
-    assert (final_part.message.content, final_part.done, final_part.done_reason) == (
-        "",
-        True,
-        "stop",
-    )
+    assert (final_part.message.content, final_part.done_reason) == ("", "stop")
+    assert final_part.done
     for response in (complete, final_part):
         assert (response.prompt_eval_count, response.eval_count) == (3, 2)
         assert response.total_duration is not None
@@ -116,25 +113,17 @@ def test_think_is_passed_to_the_template(client: ollama.Client) -> None:
         for think in (None, False, True, "high")
     }
     assert "enable_thinking" not in template_kwargs[None]
-    assert [template_kwargs[think]["enable_thinking"] for think in (False, True, "high")] == [
-        False,
-        True,
-        True,
-    ]
+    switches = [template_kwargs[think]["enable_thinking"] for think in (False, True, "high")]
+    assert switches == [False, True, True]
     assert template_kwargs["high"]["reasoning_effort"] == "high"
 
 
 def test_arguments_of_a_tool_call_are_an_object(client: ollama.Client) -> None:
     messages = user_message(f"raw Let me see.{CALL}{CALL}")
     complete = client.chat("default", messages, tools=[WEATHER])
-    for calls in (
-        complete.message.tool_calls or [],
-        [
-            call
-            for chunk in client.chat("default", messages, tools=[WEATHER], stream=True)
-            for call in chunk.message.tool_calls or []
-        ],
-    ):
+    chunks = client.chat("default", messages, tools=[WEATHER], stream=True)
+    streamed = [call for chunk in chunks for call in chunk.message.tool_calls or []]
+    for calls in (complete.message.tool_calls or [], streamed):
         functions = [(call.function.name, call.function.arguments) for call in calls]
         assert functions == [("weather", {"city": "Paris"})] * 2
     assert (complete.message.content, complete.done_reason) == ("Let me see.", "stop")
@@ -160,11 +149,8 @@ def test_tool_results_are_matched_to_calls_without_ids(client: ollama.Client) ->
     messages = read_frame(client, messages=history)["prompt"]["messages"]
     ids = [call["id"] for call in messages[1]["extra"]["tool_calls"]]
     assert len(set(ids)) == 3
-    assert [message["extra"]["tool_call_id"] for message in messages[2:]] == [
-        ids[1],
-        ids[0],
-        ids[2],
-    ]
+    answered = [message["extra"]["tool_call_id"] for message in messages[2:]]
+    assert answered == [ids[1], ids[0], ids[2]]
     assert messages[1]["extra"]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
 
 
@@ -185,12 +171,8 @@ def test_neighbouring_messages_of_one_role_are_joined(client: ollama.Client) -> 
     ]
     messages = read_frame(client, messages=history)["prompt"]["messages"]
     assert [(message["role"], message["content"]) for message in messages] == [
-        ("system", "one\n\ntwo"),
-        ("user", "three\n\nfour"),
-        ("assistant", "six"),
-        ("tool", "eight"),
-        ("tool", "nine"),
-        ("user", "echo"),
+        *(("system", "one\n\ntwo"), ("user", "three\n\nfour"), ("assistant", "six")),
+        *(("tool", "eight"), ("tool", "nine"), ("user", "echo")),
     ]
     assert messages[2]["extra"]["reasoning_content"] == "five\n\nseven"
     ids = [call["id"] for call in messages[2]["extra"]["tool_calls"]]
@@ -211,9 +193,8 @@ def test_options_are_passed_to_the_engine(client: ollama.Client) -> None:
     assert frame["sampling"] == {**options, "seed": 3}
     assert (frame["max_tokens"], frame["stop"]) == (9, ["x"])
     assert "max_tokens" not in read_frame(client, options={"num_predict": -1})
-    frame_of_floats = read_frame(
-        client, options={"num_predict": 9.0, "top_k": 7.0, "seed": 3.0, "temperature": 1}
-    )
+    floats = {"num_predict": 9.0, "top_k": 7.0, "seed": 3.0, "temperature": 1}
+    frame_of_floats = read_frame(client, options=floats)
     assert (frame_of_floats["max_tokens"], frame_of_floats["sampling"]["top_k"]) == (9, 7)
 
 
@@ -277,30 +258,20 @@ def test_the_root_and_the_version_are_answered(served: Home) -> None:
 
 # ------------------------------------------------------------------ refusals
 
+PICTURE = {"role": "user", "images": [b"x"]}
+
 
 @pytest.mark.parametrize(
     ("send", "status", "message"),
     [
         (lambda c: c.chat("llama3", user_message("hi")), 404, "no pair 'llama3'"),
         (lambda c: c.show("qwen2.5:7b"), 404, "Ollama has no model"),
-        (
-            lambda c: c.chat("default", [{"role": "user", "images": [b"x"]}]),
-            400,
-            "messages[0].images",
-        ),
+        (lambda c: c.chat("default", [PICTURE]), 400, "messages[0].images"),
         (lambda c: c.generate("default", "hi", images=[b"x"]), 400, "images"),
         (lambda c: c.generate("default", "hi", template="{{ .Prompt }}"), 400, "'template'"),
         (lambda c: c.generate("default", "hi", context=[1]), 400, "/api/chat"),
-        (
-            lambda c: c.chat("default", user_message("hi"), options={"top_p": 2}),
-            400,
-            "'options.top_p'",
-        ),
-        (
-            lambda c: c.chat("default", user_message("hi"), options={"seed": 7.5}),
-            400,
-            "'options.seed'",
-        ),
+        (lambda c: c.generate("default", "hi", options={"top_p": 2}), 400, "'options.top_p'"),
+        (lambda c: c.generate("default", "hi", options={"seed": 7.5}), 400, "'options.seed'"),
         (lambda c: c.embed("default", "hi"), 404, "localspec pull nomic-embed"),
         (lambda c: c.embeddings("builtin", "hi"), 400, "'builtin' writes text"),
         (lambda c: c.delete("builtin"), 400, "part of the installation"),
@@ -309,11 +280,7 @@ def test_the_root_and_the_version_are_answered(served: Home) -> None:
         (lambda c: c.push("builtin"), 501, "stay on this machine"),
         (lambda c: c.create("mine", from_="builtin"), 501, "localspec add"),
         (lambda c: c.chat("default", user_message("refuse context_length_exceeded")), 400, ""),
-        (
-            lambda c: list(c.chat("default", user_message("die SIGKILL"), stream=True)),
-            -1,
-            "SIGKILL",
-        ),
+        (lambda c: [*c.generate("default", "die SIGKILL", stream=True)], -1, "SIGKILL"),
     ],
 )
 def test_a_refusal_is_one_sentence(

@@ -71,6 +71,10 @@ def collapse_types(events: list[dict[str, Any]]) -> list[str]:
     return [kind for index, kind in enumerate(types) if types[index - 1 : index] != [kind]]
 
 
+def result_of(call_id: Any, output: Any) -> Any:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
 def read_prompt(response: Any) -> Any:
     """Return the prompt that the echoing engine received."""
     return json.loads(response.output_text)["prompt"]
@@ -96,27 +100,14 @@ def test_events_come_in_the_published_order(home: Home) -> None:
         home, text + call("apply_patch", {"input": "a\nb"}), tools=[WEATHER, PATCH]
     )
     text_of_message = ["output_text.delta", "output_text.done", "content_part.done"]
+    begun, ended = "output_item.added", "output_item.done"
     assert collapse_types(events) == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        *text_of_message,
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "output_item.added",
-        "custom_tool_call_input.delta",
-        "custom_tool_call_input.done",
-        "output_item.done",
+        *("created", "in_progress"),
+        *(begun, "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", ended),
+        *(begun, "content_part.added", *text_of_message, ended),
+        *(begun, "function_call_arguments.delta", "function_call_arguments.done", ended),
+        *(begun, "custom_tool_call_input.delta", "custom_tool_call_input.done", ended),
         "completed",
     ]
     items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -126,11 +117,8 @@ def test_events_come_in_the_published_order(home: Home) -> None:
     assert thoughts["content"] == [{"type": "reasoning_text", "text": "so so"}]
     assert message["content"][0]["text"] == "well:"
     assert (weather["name"], json.loads(weather["arguments"])) == ("weather", {"city": "Oslo"})
-    assert (patch["type"], patch["name"], patch["input"]) == (
-        "custom_tool_call",
-        "apply_patch",
-        "a\nb",
-    )
+    called = [patch[name] for name in ("type", "name", "input")]
+    assert called == ["custom_tool_call", "apply_patch", "a\nb"]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     for item in items:
         added = next(event for event in events if event.get("item", {}).get("id") == item["id"])
@@ -247,9 +235,7 @@ def test_five_turns_with_tools_without_stored_responses(client: openai.OpenAI) -
         assert json.loads(tool_call.arguments) == {"city": str(turn - 1)}
         items += [item.to_dict() for item in response.output]
         result = "raw " + call("weather", {"city": str(turn)}) if turn < 4 else "echo"
-        items.append(
-            {"type": "function_call_output", "call_id": tool_call.call_id, "output": result}
-        )
+        items.append(result_of(tool_call.call_id, result))
     final = client.responses.create(
         input=items, model="", tools=[WEATHER], store=False, instructions="Be brief."
     )
@@ -275,9 +261,7 @@ def test_five_turns_with_tools_by_previous_response_id(client: openai.OpenAI) ->
         previous = response.id
         [tool_call] = [item for item in response.output if item.type == "function_call"]
         result = "raw " + call("weather", {"city": str(turn)}) if turn < 4 else "echo"
-        turn_input = [
-            {"type": "function_call_output", "call_id": tool_call.call_id, "output": result}
-        ]
+        turn_input = [result_of(tool_call.call_id, result)]
     final = client.responses.create(
         input=turn_input, model="", tools=[WEATHER], previous_response_id=previous
     )
@@ -286,35 +270,24 @@ def test_five_turns_with_tools_by_previous_response_id(client: openai.OpenAI) ->
 
 
 def test_calls_and_thoughts_become_one_assistant_message(client: openai.OpenAI) -> None:
-    response = client.responses.create(
-        model="",
-        store=False,
-        tools=[WEATHER, PATCH],
-        input=[
-            {"role": "developer", "content": "Rules."},
-            {"role": "user", "content": [{"type": "input_text", "text": "Both, please."}]},
-            {
-                "type": "reasoning",
-                "id": "rs_1",
-                "summary": [{"type": "summary_text", "text": "hm"}],
-            },
-            {
-                "type": "message",
-                "role": "assistant",
-                "id": "msg_1",
-                "status": "completed",
-                "content": [{"type": "output_text", "text": "Both.", "annotations": []}],
-            },
-            {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
-            {"type": "custom_tool_call", "call_id": "2", "name": "apply_patch", "input": "x"},
-            {"type": "function_call_output", "call_id": "1", "output": "rain"},
-            {
-                "type": "custom_tool_call_output",
-                "call_id": "2",
-                "output": [{"type": "input_text", "text": "echo"}],
-            },
-        ],
-    )
+    items: Any = [
+        {"role": "developer", "content": "Rules."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Both, please."}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {
+            **{"type": "message", "role": "assistant", "id": "msg_1", "status": "completed"},
+            "content": [{"type": "output_text", "text": "Both.", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "apply_patch", "input": "x"},
+        result_of("1", "rain"),
+        {
+            **{"type": "custom_tool_call_output", "call_id": "2"},
+            "output": [{"type": "input_text", "text": "echo"}],
+        },
+    ]
+    tools: Any = [WEATHER, PATCH]
+    response = client.responses.create(model="", store=False, tools=tools, input=items)
     system, user, turn, weather_output, patch_output = read_prompt(response)["messages"]
     assert (system["role"], user["content"]) == ("system", "Both, please.")
     assert (turn["content"], turn["extra"]["reasoning_content"]) == ("Both.", "hm")
@@ -330,10 +303,13 @@ def test_encrypted_thoughts_are_restored_from_the_client(client: openai.OpenAI) 
     )
     thoughts, tool_call = (item.to_dict() for item in first.output)
     thoughts["content"] = None
-    output = {"type": "function_call_output", "call_id": tool_call["call_id"], "output": "echo"}
+    output = result_of(tool_call["call_id"], "echo")
     items: Any = [{"role": "user", "content": text}, thoughts, tool_call, output]
     second = client.responses.create(input=items, model="", tools=[WEATHER], store=False)
     assert read_prompt(second)["messages"][1]["extra"]["reasoning_content"] == "so so"
+
+
+NOW_ONLY = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}
 
 
 @pytest.mark.parametrize(
@@ -343,15 +319,7 @@ def test_encrypted_thoughts_are_restored_from_the_client(client: openai.OpenAI) 
         ("none", [], False),
         ("required", ["weather", "now"], True),
         ({"type": "function", "name": "now"}, ["weather", "now"], True),
-        (
-            {
-                "type": "allowed_tools",
-                "mode": "auto",
-                "tools": [{"type": "function", "name": "now"}],
-            },
-            ["now"],
-            False,
-        ),
+        (NOW_ONLY, ["now"], False),
         ({"type": "web_search_preview"}, ["weather", "now"], False),
     ],
 )
@@ -373,22 +341,23 @@ def test_a_request_of_a_coding_agent_is_accepted(home: Home) -> None:
     """The body is that of a command-line agent that supports only this protocol."""
     shell = {"type": "object", "properties": {"command": {"type": "array"}}}
     shell_call = {"type": "local_shell_call", "call_id": "9", "status": "completed", "action": {}}
+
+    def message(role: str, text: str) -> dict[str, Any]:
+        content = [{"type": "input_text", "text": text}]
+        return {"type": "message", "role": role, "content": content}
+
     events = stream_events(
         home,
         "",
         model="",
         instructions="You are a coding agent. " * 2000,
         input=[
-            {
-                "type": "message",
-                "role": "developer",
-                "content": [{"type": "input_text", "text": "<permissions>"}],
-            },
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            message("developer", "<permissions>"),
+            message("user", "a"),
             {**shell_call, "id": None},
             {"type": "compaction", "encrypted_content": "gAAAA"},
             {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "content": None},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ok"}]},
+            message("user", "ok"),
         ],
         tools=[
             {"type": "function", "name": "shell", "strict": False, "parameters": shell},
@@ -501,8 +470,7 @@ def test_a_response_is_stored_retrieved_listed_and_deleted(
     first = client.responses.create(
         input=text, model="", tools=tools, instructions="Once.", metadata={"a": "b"}
     )
-    result: Any = {"type": "function_call_output", "output": "say rain"}
-    result["call_id"] = first.output[-1].to_dict()["call_id"]
+    result = result_of(first.output[-1].to_dict()["call_id"], "say rain")
     second = client.responses.create(input=[result], model="", previous_response_id=first.id)
     retrieved = client.responses.retrieve(first.id)
     assert retrieved.to_dict().keys() >= {"instructions", "usage"}
@@ -539,15 +507,23 @@ def test_a_response_is_deleted_with_its_conversation_or_question(
     assert not any(first.id.encode() in path.read_bytes() for path in paths if path.is_file())
 
 
-def test_a_resent_history_continues_its_conversation(home: Home, client: openai.OpenAI) -> None:
-    before = home.request("GET", "/localspec/conversations").json["conversations"]
+def items_of_two_turns(client: openai.OpenAI) -> list[Any]:
+    """Return all items of a call, its result and a third question, which is not sent yet."""
     items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "x"})}]
     first = client.responses.create(input=items, model="", tools=[WEATHER])
-    result: Any = {"type": "function_call_output", "output": "say so"}
-    result["call_id"] = first.output[0].to_dict()["call_id"]
+    result = result_of(first.output[0].to_dict()["call_id"], "say so")
     items += [*(item.to_dict() for item in first.output), result]
     second = client.responses.create(input=items, model="", tools=[WEATHER])
-    items += [*(item.to_dict() for item in second.output), {"role": "user", "content": "say z"}]
+    return [
+        *items,
+        *(item.to_dict() for item in second.output),
+        {"role": "user", "content": "say z"},
+    ]
+
+
+def test_a_resent_history_continues_its_conversation(home: Home, client: openai.OpenAI) -> None:
+    before = home.request("GET", "/localspec/conversations").json["conversations"]
+    items = items_of_two_turns(client)
     client.responses.create(input=items, model="", tools=[WEATHER])
     newest, *others = home.request("GET", "/localspec/conversations").json["conversations"]
     assert (others, newest["messages"]) == (before, 6)
@@ -557,34 +533,21 @@ def test_a_resent_history_continues_its_conversation(home: Home, client: openai.
     assert len(after) == len(before) + 2
 
 
-def _change_question(items: list[Any]) -> None:
-    items[0]["content"] += " or another"
-
-
-def _change_result(items: list[Any]) -> None:
-    items[2]["output"] += " and more"
-
-
-def _change_answer(items: list[Any]) -> None:
-    items[3]["content"][0]["text"] += "!"
-
-
-def _change_call(items: list[Any]) -> None:
-    items[1]["call_id"] = items[2]["call_id"] = "call_other"
-
-
-@pytest.mark.parametrize("change", [_change_question, _change_result, _change_answer, _change_call])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda items: items[0].update(content=items[0]["content"] + " or another"),
+        lambda items: items[2].update(output=items[2]["output"] + " and more"),
+        lambda items: items[3]["content"][0].update(text="so!"),
+        lambda items: [item.update(call_id="call_other") for item in items[1:3]],
+    ],
+    ids=["question", "result", "answer", "call"],
+)
 def test_a_changed_history_starts_a_new_conversation(
     home: Home, client: openai.OpenAI, change: Callable[[list[Any]], None]
 ) -> None:
     """The item ids are those of a stored response, but the texts differ from the stored ones."""
-    items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "x"})}]
-    first = client.responses.create(input=items, model="", tools=[WEATHER])
-    result: Any = {"type": "function_call_output", "output": "say so"}
-    result["call_id"] = first.output[0].to_dict()["call_id"]
-    items += [*(item.to_dict() for item in first.output), result]
-    second = client.responses.create(input=items, model="", tools=[WEATHER])
-    items += [*(item.to_dict() for item in second.output), {"role": "user", "content": "say z"}]
+    items = items_of_two_turns(client)
     change(items)
     client.responses.create(input=items, model="", tools=[WEATHER])
     newest, older = home.request("GET", "/localspec/conversations").json["conversations"][:2]
@@ -601,11 +564,8 @@ def test_branches_of_a_response_do_not_mix(client: openai.OpenAI) -> None:
     first = client.responses.create(input="say one", model="", instructions="Once.")
     client.responses.create(input="say two", model="", previous_response_id=first.id)
     branch = client.responses.create(input="echo", model="", previous_response_id=first.id)
-    assert [message["content"] for message in read_prompt(branch)["messages"]] == [
-        "say one",
-        "one",
-        "echo",
-    ]
+    contents = [message["content"] for message in read_prompt(branch)["messages"]]
+    assert contents == ["say one", "one", "echo"]
     final = client.responses.create(input="echo", model="", previous_response_id=branch.id)
     assert len(read_prompt(final)["messages"]) == 5
 
@@ -632,8 +592,7 @@ def test_item_references_are_resolved(client: openai.OpenAI) -> None:
     text = "raw <think>so so</think>well: " + call("weather", {"city": "Oslo"})
     first = client.responses.create(input=text, model="", tools=[WEATHER])
     items: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
-    output: Any = {"type": "function_call_output", "output": "echo"}
-    output["call_id"] = first.output[-1].to_dict()["call_id"]
+    output = result_of(first.output[-1].to_dict()["call_id"], "echo")
     second = client.responses.create(input=[*items, output], model="", tools=[WEATHER])
     turn, _ = read_prompt(second)["messages"]
     assert (turn["content"], turn["extra"]["reasoning_content"]) == ("well:", "so so")
@@ -678,17 +637,12 @@ def test_a_disconnect_ends_only_that_request(home: Home, client: openai.OpenAI) 
         stream.close()
         wait_for(lambda: home.status()["running"] == 1, "the engine to be free of it")
         assert b'"content":"99 "' in bystander.read()
-    stored = wait_for(
-        lambda: next(
-            (
-                response
-                for response in [home.request("GET", f"/v1/responses/{name}").json]
-                if response.get("status") == "cancelled"
-            ),
-            None,
-        ),
-        "what it got to be kept",
-    )
+
+    def cancelled() -> Any:
+        response = home.request("GET", f"/v1/responses/{name}").json
+        return response if response.get("status") == "cancelled" else None
+
+    stored = wait_for(cancelled, "what it got to be kept")
     assert stored["output"][0]["content"][0]["text"].startswith("0 ")
 
 
@@ -712,6 +666,8 @@ def test_a_response_is_cancelled_by_its_id(client: openai.OpenAI) -> None:
 
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+FILE = {"type": "input_file"}
+UNNAMED = {"type": "function", "name": {"x": 1}}
 
 
 @pytest.mark.parametrize(
@@ -721,14 +677,9 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0].image_url"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
-            "input[0].content[0].file_data",
-        ),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "1", "output": [IMAGE]}]},
-            "input[0].output[0].image_url",
-        ),
+        ({"input": [{"role": "user", "content": [FILE]}]}, "input[0].content[0].file_data"),
+        ({"input": [result_of("1", [IMAGE])]}, "input[0].output[0].image_url"),
+        ({"input": [{"type": "additional_tools", "tools": [UNNAMED]}]}, "input[0].tools[0].name"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"input": []}, "input"),
