@@ -22,7 +22,7 @@ NOTE = f"The daemon is localspec 0.1.0, and this is {localspec.__version__}: loc
 # A daemon that is older than the header sends none.
 SILENT_DAEMON = f"""
 from localspec.daemon.http import requests
-requests._with_version = lambda send: send
+requests.VERSION_HEADER = "x-something-else"
 {OLD_DAEMON}
 """
 # Commands that ask no daemon, and `doctor`, which has a line about versions of its own.
