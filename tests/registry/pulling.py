@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +58,10 @@ def create_pulls(puller: Puller, unfinished: UnfinishedPulls | None = None) -> P
 
     unfinished = unfinished or UnfinishedPulls(puller.store.root / "pulls.json")
     return Pulls(make_job, unfinished)
+
+
+def flip_byte(path: Path) -> None:
+    """Damage a file without changing its size."""
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)

@@ -103,9 +103,7 @@ def rank(
     return rank_drafts(target, models, measure).drafts or []
 
 
-def test_matching_drafts_come_first_in_order_of_size(
-    models: tuple[Path, list[FoundModel]],
-) -> None:
+def test_matching_drafts_come_first_in_order_of_size(models: tuple[Path, list[FoundModel]]) -> None:
     ranked = rank(*models)
     assert [draft.name for draft in ranked if draft.matched] == ["small.gguf", "middle.gguf"]
     assert ranked[0].ratio > ranked[1].ratio > 1
@@ -122,9 +120,7 @@ def make_trial(rate: float, step_ms: float = 1.0, count: int = 100) -> Trial:
     return Trial(texts, {1: 20.0, 2: 22.0, 4: 24.0, 8: 30.0}, {1: step_ms}, 0.3)
 
 
-def test_measured_drafts_are_ranked_by_their_gain(
-    models: tuple[Path, list[FoundModel]],
-) -> None:
+def test_measured_drafts_are_ranked_by_their_gain(models: tuple[Path, list[FoundModel]]) -> None:
     rates = {"small": 0.5, "middle": 0.8}
     ranked = rank(*models, measure=lambda view: make_trial(rates[Path(view.name).stem]))
     assert [view.name for view in ranked[:2]] == ["middle.gguf", "small.gguf"]

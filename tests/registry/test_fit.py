@@ -15,8 +15,8 @@ from benchmarks.synthetic_heads import write_heads
 from localspec.errors import DoesNotFit
 from localspec.protocol.settings import KvType
 from localspec.registry.header import fit
+from localspec.registry.header.architectures import KvLengths, KvSize
 from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
-from localspec.registry.header.kv_size import KvLengths, KvSize
 from localspec.registry.header.model import ModelInfo, read_local_model
 from tests.support.gguf_files import model
 
@@ -88,9 +88,7 @@ def test_a_pair_that_does_not_fit_is_refused_with_numbers(
         fit.fit_pair(target, draft, FreeMemory(gib * GIB), LoadOptions())
 
 
-def test_a_small_model_has_its_whole_context_on_a_small_machine(
-    draft: ModelInfo,
-) -> None:
+def test_a_small_model_has_its_whole_context_on_a_small_machine(draft: ModelInfo) -> None:
     chosen = fit.fit_pair(draft, None, FreeMemory(3 * GIB), LoadOptions(prefixes=GIB))
     assert (chosen.context, chosen.notes) == (32768, ())
     assert chosen.prefixes > GIB // 4

@@ -10,7 +10,7 @@ import pytest
 from localspec.errors import BadGguf, NotMatched, Unreachable
 from localspec.protocol.pairs import PullRequest
 from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
-from localspec.registry.disk.projectors import find_projector, list_projectors
+from localspec.registry.disk.drafts import find_projector, list_projectors
 from localspec.registry.file_names import is_projector, rank_projectors
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
@@ -27,6 +27,7 @@ from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.targets import PullTarget, resolve_target
 from localspec.registry.store import integrity, local
 from localspec.registry.store.store import Record, Store
+from tests.registry.pulling import flip_byte
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model
 from tests.support.hub import TestHub
 
@@ -177,9 +178,7 @@ def test_a_damaged_projector_is_found(repository: TestHub, puller: Puller, store
     assert record.projector is not None
     path = store.model_path(record.projector)
     path.chmod(0o600)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip_byte(path)
     problems = {report.role: report.problem for report in integrity.verify(store, record.name)}
     assert not problems["target"]
     assert "is damaged" in problems["projector"]

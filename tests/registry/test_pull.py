@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -31,10 +31,12 @@ from localspec.registry.store import files as files_module
 from localspec.registry.store import integrity
 from localspec.registry.store.local import add_own_pair
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import DRAFT, SIZE, TARGET, Rig, create_pulls
+from tests.registry.pulling import DRAFT, SIZE, TARGET, Rig, create_pulls, flip_byte
+from tests.support.daemons import wait_for
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
 from tests.support.hub import TestHub
 from tests.support.patience import PATIENCE
+from tests.support.programs import in_hub
 
 
 def test_a_pair_is_pulled(rig: Rig) -> None:
@@ -205,9 +207,7 @@ def test_progress_and_cancel(rig: Rig) -> None:
     rig.hub.rate = 1.5e6
     pulls = create_pulls(rig.puller)
     pull = pulls.start(PullTarget(name="p", pair=rig.pair))
-    deadline = time.monotonic() + PATIENCE
-    while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: pull.state.rate and pull.state.done > 400_000, "a rate and some bytes")
     state = pull.state
     assert state.state == "downloading"
     assert state.size == SIZE
@@ -227,6 +227,21 @@ def test_progress_and_cancel(rig: Rig) -> None:
     rig.assert_installed()
 
 
+def test_a_pull_whose_process_is_killed_fails_and_keeps_its_bytes(rig: Rig) -> None:
+    rig.hub.rate = 1.5e6
+    pulls = create_pulls(rig.puller)
+    pull = pulls.start(PullTarget(name="p", pair=rig.pair))
+    wait_for(lambda: pull.state.done > 400_000, "some bytes")
+    os.kill(pull._child.pid, signal.SIGKILL)
+    assert pull.wait(PATIENCE)
+    assert (pull.state.state, pull.state.code) == ("failed", "internal_error")
+    assert "its process ended unexpectedly" in pull.state.message
+    rig.hub.rate, sent_before = 0.0, rig.hub.sent
+    assert pulls.start(PullTarget(name="p", pair=rig.pair)).wait(PATIENCE)
+    assert rig.hub.sent - sent_before < SIZE - 300_000
+    rig.assert_installed()
+
+
 def test_a_failed_pull_has_a_code_and_a_message(
     puller: Puller, hub: TestHub, pair: CataloguePair
 ) -> None:
@@ -236,35 +251,27 @@ def test_a_failed_pull_has_a_code_and_a_message(
     assert pull.state.message.startswith("The hub has no")
 
 
-def write_cached_file(root: Path, repo: str, file: str, data: bytes, commit: str) -> Path:
-    """Write a file to the cache as huggingface_hub does."""
-    folder = root / f"models--{repo.replace('/', '--')}"
-    blob = folder / "blobs" / sha256(data)
-    link = folder / "snapshots" / commit / file
-    for path in (blob, link):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    blob.write_bytes(data)
-    link.symlink_to(Path("../../blobs") / blob.name)
-    return link
+def cache_target(rig: Rig) -> Path:
+    """Put the target into the Hugging Face cache, and return its link there."""
+    commit = rig.hub.files["own/target", "target.gguf"].commit
+    cache = Path(os.environ["HF_HUB_CACHE"])
+    return in_hub(cache, "own/target", "target.gguf", TARGET, commit)
 
 
 def test_the_hugging_face_cache_is_used_in_place(rig: Rig) -> None:
-    commit = rig.hub.files["own/target", "target.gguf"].commit
-    cache = Path(os.environ["HF_HUB_CACHE"])
-    write_cached_file(cache, "own/target", "target.gguf", TARGET, commit)
+    link = cache_target(rig)
     record = rig.pull()
     assert rig.hub.sent < 1.2 * len(DRAFT)
-    assert record.target.parts[0].path.startswith(str(cache))
+    assert record.target.parts[0].path == str(link)
     rig.assert_installed()
     integrity.remove_pair(rig.store, "p")
-    assert list(cache.rglob("target.gguf")), "not ours to delete"
+    assert link.exists(), "not ours to delete"
 
 
 def test_progress_of_hashing_a_cached_file_is_reported(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = rig.hub.files["own/target", "target.gguf"].commit
-    write_cached_file(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
+    cache_target(rig)
     monkeypatch.setattr(files_module, "CHUNK_BYTES", len(TARGET) // 4)
     updates: list[tuple[FileState, ...]] = []
     rig.puller.pull("p", rig.pair, updates.append)
@@ -277,13 +284,7 @@ def test_progress_of_hashing_a_cached_file_is_reported(
 
 
 def test_a_damaged_cached_file_is_not_used(rig: Rig) -> None:
-    commit = rig.hub.files["own/target", "target.gguf"].commit
-    link = write_cached_file(
-        Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit
-    )
-    damaged = bytearray(TARGET)
-    damaged[-50] ^= 1
-    link.resolve().write_bytes(damaged)
+    flip_byte(cache_target(rig).resolve())
     record = rig.pull()
     assert not record.target.parts[0].path
     rig.assert_installed()

@@ -13,9 +13,8 @@ from localspec.errors import HubError, Unreachable
 from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.offline import resolve_in_cache
-from localspec.registry.pulls.plan import FROM_CACHE
-from localspec.registry.pulls.pull import Puller
-from tests.registry.pulling import DRAFT, TARGET
+from localspec.registry.pulls.pull import FROM_CACHE, Puller
+from tests.registry.pulling import DRAFT, TARGET, flip_byte
 from tests.support.gguf_files import sha256
 from tests.support.programs import COMMIT, in_hub
 from tests.support.pulling import PullingHome, pulling_home
@@ -63,9 +62,7 @@ def test_offline_incomplete_or_damaged_files_are_not_used(home: PullingHome) -> 
     run = home.run("pull", "tiny")
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
     (draft,) = fill_cache(home, "draft")
-    data = bytearray(draft.read_bytes())
-    data[-1] ^= 1
-    draft.resolve().write_bytes(data)
+    flip_byte(draft.resolve())
     run = home.run("pull", "tiny")
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
     names = [pair["name"] for pair in json.loads(home.run("list", "--json").stdout)["pairs"]]

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.synthetic_heads import (
-    TINY_HEADS,
-    Architecture,
-    write_heads,
-    write_heads_apart,
-)
+from benchmarks.synthetic_heads import TINY_HEADS, Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec.engine.llama import initialise
 from localspec.engine.pair.models import open_model
@@ -98,9 +93,7 @@ def test_an_embedding_model_neither_drafts_nor_is_drafted_for(tmp_path: Path) ->
         check_pair(read_local_model(embedding), writer)
 
 
-def test_heads_in_their_own_file_draft_for_their_target_only(
-    tmp_path: Path,
-) -> None:
+def test_heads_in_their_own_file_draft_for_their_target_only(tmp_path: Path) -> None:
     files = write_with_sidecar(tmp_path)
     target, draft = read_local_model(files[0]), read_local_model(files[1], as_draft=True)
     assert draft.sidecar == "mtp"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from localspec.errors import DoesNotFit
 from localspec.model_traits import SidecarKind
 from localspec.registry.header import fit
+from localspec.registry.header.architectures import KvLengths, KvSize
 from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
 from localspec.registry.header.gguf import Tensor
-from localspec.registry.header.kv_size import KvLengths, KvSize
 from localspec.registry.header.model import ModelInfo, read_local_model
 from localspec.registry.header.rate import MemorySpeeds, PassSpeed, RateEstimate
 from tests.support.gguf_files import model
@@ -163,13 +163,7 @@ def test_a_plan_is_nearly_the_fastest_on_every_gpu(small: ModelInfo, name: str, 
     speeds=SPEEDS,
 )
 def test_no_other_placement_is_much_faster_on_any_machine(
-    small: ModelInfo,
-    name: str,
-    kind: Kind,
-    vram: int,
-    ram: int,
-    context: int,
-    speeds: MemorySpeeds,
+    small: ModelInfo, name: str, kind: Kind, vram: int, ram: int, context: int, speeds: MemorySpeeds
 ) -> None:
     target, draft = pair_of(small, name, kind)
     load = LoadOptions(context, speeds=speeds)

@@ -6,9 +6,11 @@ content is a small model of the right kind.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 
@@ -47,350 +49,162 @@ class Listing:
     asked: str = ""
 
 
-def quants(name: str, **sizes: float) -> dict[str, float]:
-    """Return the files of a model in several quantizations."""
-    return {name.replace("*", quant): size for quant, size in sizes.items()}
+# Each repository with the kind of its model, what is pulled of it and what drafts for that. Then come its
+# files with their sizes in GB, where * stands for each quantization.
+_TABLE = """
+ggml-org/Qwen3.6-27B-GGUF (qwen35): Qwen3.6-27B-Q4_K_M.gguf + mtp-Qwen3.6-27B-Q4_0.gguf
+  Qwen3.6-27B-*.gguf BF16 53.8, Q8_0 28.6, Q4_K_M 16.5
+  mtp-Qwen3.6-27B-*.gguf BF16 5.9, Q8_0 3.1, Q4_0 1.7
+  dflash-Qwen3.6-27B-*.gguf BF16 3.5, Q8_0 1.9
+  mmproj-Qwen3.6-27B-Q8_0.gguf 0.6
+ggml-org/Qwen3.6-27B-GGUF:Q8_0 (qwen35): Qwen3.6-27B-Q8_0.gguf + mtp-Qwen3.6-27B-Q8_0.gguf
+  Qwen3.6-27B-*.gguf BF16 53.8, Q8_0 28.6, Q4_K_M 16.5
+  mtp-Qwen3.6-27B-*.gguf BF16 3.9, Q8_0 2.1, Q4_0 1.1
+ggml-org/Qwen3.6-35B-A3B-GGUF (qwen35): Qwen3.6-35B-A3B-Q4_K_M.gguf + mtp-Qwen3.6-35B-A3B-Q8_0.gguf
+  Qwen3.6-35B-A3B-*.gguf BF16 69.4, Q8_0 36.9, Q4_K_M 21.2
+  mtp-Qwen3.6-35B-A3B-*.gguf BF16 3.3, Q8_0 1.8, Q4_0 1.0
+ggml-org/Qwen3.8-27B-GGUF (qwen35): Qwen3.8-27B-Q4_K_M.gguf + mtp-Qwen3.8-27B-Q8_0.gguf
+  Qwen3.8-27B-*.gguf BF16 54.0, Q8_0 28.7, Q4_K_M 16.6
+  dflash-Qwen3.8-27B-*.gguf BF16 3.6, Q8_0 1.9, Q4_0 1.0
+  mtp-Qwen3.8-27B-*.gguf BF16 3.0, Q8_0 1.6, Q4_0 0.9
+ggml-org/Qwen3-8B-GGUF (llama): Qwen3-8B-Q8_0.gguf + dflash-Qwen3-8B-Q8_0.gguf
+  Qwen3-8B-*.gguf BF16 16.4, Q8_0 8.7, Q4_K_M 5.0
+  dflash-Qwen3-8B-*.gguf BF16 2.1, Q8_0 1.1
+  dspark-Qwen3-8B-*.gguf BF16 2.4, Q8_0 1.3
+ggml-org/gpt-oss-20b-GGUF (llama): gpt-oss-20b-mxfp4.gguf + eagle3-gpt-oss-20b-Q8_0.gguf
+  gpt-oss-20b-mxfp4.gguf 12.1
+  eagle3-gpt-oss-20b-*.gguf BF16 1.8, Q8_0 0.9
+ggml-org/gpt-oss-120b-GGUF (llama): gpt-oss-120b-mxfp4-00001-of-00003.gguf + eagle3-gpt-oss-120b-Q8_0.gguf
+  gpt-oss-120b-mxfp4-00001-of-00003.gguf 21.1
+  gpt-oss-120b-mxfp4-00002-of-00003.gguf 21.1
+  gpt-oss-120b-mxfp4-00003-of-00003.gguf 21.1
+  eagle3-gpt-oss-120b-*.gguf BF16 2.3, Q8_0 1.2
+ggml-org/gemma-4-31B-it-GGUF (gemma4): gemma-4-31B-it-Q4_K_M.gguf + mtp-gemma-4-31B-it-Q8_0.gguf
+  gemma-4-31B-it-*.gguf BF16 61.4, Q8_0 32.6, Q4_K_M 18.3
+  dflash-gemma-4-31B-it-*.gguf BF16 3.1, Q8_0 1.7
+  mtp-gemma-4-31B-it-*.gguf BF16 0.96, Q8_0 0.51, Q4_0 0.28
+ggml-org/gemma-4-26B-A4B-it-GGUF (gemma4): gemma-4-26B-A4B-it-Q4_K_M.gguf + mtp-gemma-4-26B-A4B-it-Q8_0.gguf
+  gemma-4-26B-A4B-it-*.gguf BF16 50.5, Q8_0 26.9, Q4_K_M 16.8
+  eagle3-gemma-4-26B-A4B-it-*.gguf BF16 1.1, Q8_0 0.6
+  mtp-gemma-4-26B-A4B-it-*.gguf BF16 0.83, Q8_0 0.44, Q4_0 0.24
+unsloth/gemma-4-E4B-it-GGUF (gemma4): gemma-4-E4B-it-Q8_0.gguf + mtp-gemma-4-E4B-it.gguf
+  gemma-4-E4B-it-*.gguf BF16 15.1, Q8_0 8.2, UD_Q8_K_XL 8.7, IQ4_XS 4.7
+  gemma-4-E4B-it-UD-Q4_K_XL.gguf 5.1
+  mmproj-F16.gguf 0.99
+  mmproj-BF16.gguf 0.99
+  mtp-gemma-4-E4B-it.gguf 0.09
+google/gemma-4-E2B-it-GGUF (gemma4): gemma-4-E2B-it-Q8_0.gguf + gemma-4-E2B-it-assistant-Q8_0.gguf
+  gemma-4-E2B-it-Q8_0.gguf 5.0
+  gemma-4-E2B-it-assistant-BF16.gguf 0.16
+  gemma-4-E2B-it-assistant-Q8_0.gguf 0.09
+unsloth/Qwen3.8-27B-GGUF (with heads): Qwen3.8-27B-UD-Q4_K_XL.gguf + in the file
+  Qwen3.8-27B-UD-*.gguf Q8_K_XL 31.0, Q4_K_XL 17.9, Q2_K_XL 11.8
+  mtp-Qwen3.8-27B-Q4_0.gguf 0.9
+  imatrix_unsloth.gguf 0.01
+# its smallest quantizations have no heads
+unsloth/Qwen3.8-27B-GGUF:UD-IQ1_M (qwen35): Qwen3.8-27B-UD-IQ1_M.gguf + mtp-Qwen3.8-27B-Q4_0.gguf
+  Qwen3.8-27B-UD-*.gguf Q4_K_XL 17.9, IQ1_M 7.9
+  mtp-Qwen3.8-27B-Q4_0.gguf 0.9
+unsloth/Qwen3.6-27B-MTP-GGUF (with heads): Qwen3.6-27B-Q4_K_M.gguf + in the file
+  Qwen3.6-27B-*.gguf Q8_0 29.1, Q4_K_M 17.1, Q3_K_M 13.9
+froggeric/Qwen3.6-27B-MTP-GGUF (with heads): Qwen3.6-27B-Q5_K_M-mtp.gguf + in the file
+  Qwen3.6-27B-*-mtp.gguf Q8_0 29.1, Q5_K_M 19.9, Q4_K_M 17.1
+  mmproj-Qwen3.6-27B-f16.gguf 0.9
+LibertAIDAI/Qwen3.6-27B-NVFP4-MTP-GGUF (qwen35): Qwen3.6-27B-NVFP4-Q8_0-mtp.gguf + mtp-Qwen3.6-27B-NVFP4.gguf
+  Qwen3.6-27B-NVFP4-Q4_K_M-mtp.gguf 15.0
+  Qwen3.6-27B-NVFP4-Q8_0-mtp.gguf 19.0
+  Qwen3.6-27B-NVFP4-BF16-mtp.gguf 28.0
+  mtp-Qwen3.6-27B-NVFP4.gguf 5.6
+  mmproj-Qwen3.6-27B-F16.gguf 0.9
+unsloth/Qwen3.6-27B-GGUF (llama): Qwen3.6-27B-Q4_K_M.gguf
+  Qwen3.6-27B-*.gguf Q8_0 28.6, Q4_K_M 16.8, IQ4_XS 15.0
+ggml-org/DeepSeek-V4-Flash-GGUF (other): DeepSeek-V4-Flash-Q4_0-00001-of-00002.gguf
+  DeepSeek-V4-Flash-Q4_0-00001-of-00002.gguf 40.0
+  DeepSeek-V4-Flash-Q4_0-00002-of-00002.gguf 40.0
+  mtp-DeepSeek-V4-Flash-*.gguf BF16 14.0, Q8_0 7.5
+ggml-org/DeepSeek-V4-Flash-0731-GGUF (other): DeepSeek-V4-Flash-0731-Q4_0.gguf
+  DeepSeek-V4-Flash-0731-Q4_0.gguf 80.0
+  dspark-DeepSeek-V4-Flash-0731-*.gguf BF16 9.0, Q8_0 4.8
+unsloth/Muse-Glimmer-30B-GGUF (llama): Muse-Glimmer-30B-UD-Q4_K_XL.gguf + dflash-kquant.gguf
+  Muse-Glimmer-30B-UD-*.gguf Q8_K_XL 31.5, Q6_K_XL 25.0, Q4_K_XL 15.88
+  mmproj-Muse-Glimmer-30B-*.gguf BF16 3.85, Q8_0 2.05
+  mmproj-kquant.gguf 1.4
+  dflash-kquant.gguf 1.63
+meta-models/Muse-Glimmer-30B-GGUF (llama): muse-glimmer-30B-kquant-dynamic.gguf + dflash-kquant.gguf
+  muse-glimmer-30B-kquant-17gb.gguf 16.76
+  muse-glimmer-30B-kquant-dynamic.gguf 19.65
+  mmproj-kquant.gguf 1.4
+  dflash-kquant.gguf 1.63
+# as its files were named later
+meta-models/Muse-Glimmer-30B-GGUF (llama): Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf
+  + dflash-Muse-Glimmer-30B-Q4_K_M.gguf
+  Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf 16.76
+  Muse-Glimmer-30B-KQuant-Dynamic-Q4_K_XL.gguf 19.65
+  mmproj-kquant.gguf 1.4
+  dflash-Muse-Glimmer-30B-Q4_K_M.gguf 1.63
+unsloth/gemma-4-26B-A4B-it-qat-GGUF (gemma4): gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf
+  + MTP/mtp-gemma-4-26B-A4B-it-Q8_0.gguf
+  gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf 14.25
+  mmproj-*.gguf BF16 1.19, F16 1.19, F32 2.29
+  MTP/mtp-gemma-4-26B-A4B-it-*.gguf BF16 0.86, F16 0.86, Q8_0 0.46, Q4_0 0.25
+  mtp-gemma-4-26B-A4B-it.gguf 0.25
+unsloth/gemma-4-E2B-it-GGUF (gemma4): gemma-4-E2B-it-Q8_0.gguf + MTP/gemma-4-E2B-it-Q8_0-MTP.gguf
+  gemma-4-E2B-it-*.gguf BF16 9.3, Q8_0 5.0, Q4_K_M 3.1
+  MTP/gemma-4-E2B-it-*-MTP.gguf BF16 0.16, F16 0.16, Q8_0 0.09
+# neither the repository nor a folder helps
+maker/other-name-GGUF:Q8_0 (gemma4): gemma-4-E2B-it-Q8_0.gguf + gemma-4-E2B-it-Q8_0-MTP.gguf
+  gemma-4-E2B-it-Q8_0.gguf 5.0
+  gemma-4-E2B-it-Q8_0-MTP.gguf 0.09
+  gemma-4-E2B-it-BF16-MTP.gguf 0.16
+maker/Qwen3.8-27B-GGUF (qwen35): Qwen3.8-27B-Q4_K_M.gguf + Qwen3.8-27B-mtp-Q8_0.gguf
+  Qwen3.8-27B-Q4_K_M.gguf 16.6
+  Qwen3.8-27B-mtp-Q8_0.gguf 1.6
+cook/gemma-3-4b-cooking-assistant-GGUF (llama): gemma-3-4b-cooking-assistant-Q8_0.gguf
+  gemma-3-4b-cooking-assistant-*.gguf Q8_0 4.1
+cook/muse-assistant-tuned-GGUF (llama): muse-assistant-tuned-Q8_0.gguf
+  muse-assistant-tuned-*.gguf Q8_0 4.1
+cook/Llama-3-8B-eagle3-tuned-GGUF (llama): Llama-3-8B-eagle3-tuned-Q8_0.gguf
+  Llama-3-8B-eagle3-tuned-*.gguf Q8_0 4.1
+cook/Llama-3-8B-DFlash-merged-GGUF (llama): Llama-3-8B-DFlash-merged-Q8_0.gguf
+  Llama-3-8B-DFlash-merged-*.gguf Q8_0 4.1
+cook/Llama-3-8B-lora-merged-GGUF (llama): Llama-3-8B-lora-merged-Q8_0.gguf
+  Llama-3-8B-lora-merged-*.gguf Q8_0 4.1
+cook/mtp-7b-GGUF (llama): mtp-7b-Q8_0.gguf
+  mtp-7b-*.gguf Q8_0 4.1
+cook/recipes-GGUF (llama): Llama-3-8B-cook-Q8_0.gguf
+  Llama-3-8B-cook-Q8_0.gguf 8.0
+  Llama-3-8B-cook-adapter-Q8_0.gguf 0.1
+poolside/Laguna-XS-2.1-GGUF (other): Laguna-XS-2.1-Q8_0.gguf
+  Laguna-XS-2.1-Q8_0.gguf 18.0
+  Laguna-XS-2.1-DFlash-Q8_0.gguf 1.0
+ggml-org/GLM-4.5-Air-GGUF (with heads): GLM-4.5-Air-Q4_K_M.gguf + in the file
+  GLM-4.5-Air-*.gguf Q8_0 117.0, Q4_K_M 73.0, Q2_K 45.0
+ggml-org/GLM-4.6-Air-GGUF (glm4moe): GLM-4.6-Air-Q4_K_M.gguf + mtp-GLM-4.6-Air-Q8_0.gguf
+  GLM-4.6-Air-*.gguf Q8_0 115.0, Q4_K_M 71.0
+  mtp-GLM-4.6-Air-*.gguf Q8_0 4.0, Q4_K_M 2.4
+bartowski/Qwen2.5-Coder-7B-Instruct-GGUF (llama): Qwen2.5-Coder-7B-Instruct-Q8_0.gguf
+  Qwen2.5-Coder-7B-Instruct-*.gguf Q8_0 8.1, Q6_K_L 6.5, IQ2_M 2.8, f16 15.2
+  Qwen2.5-Coder-7B-Instruct.imatrix 0.005
+"""
 
 
-LISTINGS = [
-    Listing(
-        "ggml-org/Qwen3.6-27B-GGUF",
-        "qwen35",
-        {
-            **quants("Qwen3.6-27B-*.gguf", BF16=53.8, Q8_0=28.6, Q4_K_M=16.5),
-            **quants("mtp-Qwen3.6-27B-*.gguf", BF16=5.9, Q8_0=3.1, Q4_0=1.7),
-            **quants("dflash-Qwen3.6-27B-*.gguf", BF16=3.5, Q8_0=1.9),
-            "mmproj-Qwen3.6-27B-Q8_0.gguf": 0.6,
-        },
-        "Qwen3.6-27B-Q4_K_M.gguf",
-        "mtp-Qwen3.6-27B-Q4_0.gguf",
-    ),
-    Listing(
-        "ggml-org/Qwen3.6-27B-GGUF",
-        "qwen35",
-        {
-            **quants("Qwen3.6-27B-*.gguf", BF16=53.8, Q8_0=28.6, Q4_K_M=16.5),
-            **quants("mtp-Qwen3.6-27B-*.gguf", BF16=3.9, Q8_0=2.1, Q4_0=1.1),
-        },
-        "Qwen3.6-27B-Q8_0.gguf",
-        "mtp-Qwen3.6-27B-Q8_0.gguf",
-        asked=":Q8_0",
-    ),
-    Listing(
-        "ggml-org/Qwen3.6-35B-A3B-GGUF",
-        "qwen35",
-        {
-            **quants("Qwen3.6-35B-A3B-*.gguf", BF16=69.4, Q8_0=36.9, Q4_K_M=21.2),
-            **quants("mtp-Qwen3.6-35B-A3B-*.gguf", BF16=3.3, Q8_0=1.8, Q4_0=1.0),
-        },
-        "Qwen3.6-35B-A3B-Q4_K_M.gguf",
-        "mtp-Qwen3.6-35B-A3B-Q8_0.gguf",
-    ),
-    Listing(
-        "ggml-org/Qwen3.8-27B-GGUF",
-        "qwen35",
-        {
-            **quants("Qwen3.8-27B-*.gguf", BF16=54.0, Q8_0=28.7, Q4_K_M=16.6),
-            **quants("dflash-Qwen3.8-27B-*.gguf", BF16=3.6, Q8_0=1.9, Q4_0=1.0),
-            **quants("mtp-Qwen3.8-27B-*.gguf", BF16=3.0, Q8_0=1.6, Q4_0=0.9),
-        },
-        "Qwen3.8-27B-Q4_K_M.gguf",
-        "mtp-Qwen3.8-27B-Q8_0.gguf",
-    ),
-    Listing(
-        "ggml-org/Qwen3-8B-GGUF",
-        "llama",
-        {
-            **quants("Qwen3-8B-*.gguf", BF16=16.4, Q8_0=8.7, Q4_K_M=5.0),
-            **quants("dflash-Qwen3-8B-*.gguf", BF16=2.1, Q8_0=1.1),
-            **quants("dspark-Qwen3-8B-*.gguf", BF16=2.4, Q8_0=1.3),
-        },
-        "Qwen3-8B-Q8_0.gguf",
-        "dflash-Qwen3-8B-Q8_0.gguf",
-    ),
-    Listing(
-        "ggml-org/gpt-oss-20b-GGUF",
-        "llama",
-        {
-            "gpt-oss-20b-mxfp4.gguf": 12.1,
-            **quants("eagle3-gpt-oss-20b-*.gguf", BF16=1.8, Q8_0=0.9),
-        },
-        "gpt-oss-20b-mxfp4.gguf",
-        "eagle3-gpt-oss-20b-Q8_0.gguf",
-    ),
-    Listing(
-        "ggml-org/gpt-oss-120b-GGUF",
-        "llama",
-        {
-            **{f"gpt-oss-120b-mxfp4-0000{part}-of-00003.gguf": 21.1 for part in (1, 2, 3)},
-            **quants("eagle3-gpt-oss-120b-*.gguf", BF16=2.3, Q8_0=1.2),
-        },
-        "gpt-oss-120b-mxfp4-00001-of-00003.gguf",
-        "eagle3-gpt-oss-120b-Q8_0.gguf",
-    ),
-    Listing(
-        "ggml-org/gemma-4-31B-it-GGUF",
-        "gemma4",
-        {
-            **quants("gemma-4-31B-it-*.gguf", BF16=61.4, Q8_0=32.6, Q4_K_M=18.3),
-            **quants("dflash-gemma-4-31B-it-*.gguf", BF16=3.1, Q8_0=1.7),
-            **quants("mtp-gemma-4-31B-it-*.gguf", BF16=0.96, Q8_0=0.51, Q4_0=0.28),
-        },
-        "gemma-4-31B-it-Q4_K_M.gguf",
-        "mtp-gemma-4-31B-it-Q8_0.gguf",
-    ),
-    Listing(
-        "ggml-org/gemma-4-26B-A4B-it-GGUF",
-        "gemma4",
-        {
-            **quants("gemma-4-26B-A4B-it-*.gguf", BF16=50.5, Q8_0=26.9, Q4_K_M=16.8),
-            **quants("eagle3-gemma-4-26B-A4B-it-*.gguf", BF16=1.1, Q8_0=0.6),
-            **quants("mtp-gemma-4-26B-A4B-it-*.gguf", BF16=0.83, Q8_0=0.44, Q4_0=0.24),
-        },
-        "gemma-4-26B-A4B-it-Q4_K_M.gguf",
-        "mtp-gemma-4-26B-A4B-it-Q8_0.gguf",
-    ),
-    Listing(
-        "unsloth/gemma-4-E4B-it-GGUF",
-        "gemma4",
-        {
-            **quants("gemma-4-E4B-it-*.gguf", BF16=15.1, Q8_0=8.2, UD_Q8_K_XL=8.7, IQ4_XS=4.7),
-            "gemma-4-E4B-it-UD-Q4_K_XL.gguf": 5.1,
-            "mmproj-F16.gguf": 0.99,
-            "mmproj-BF16.gguf": 0.99,
-            "mtp-gemma-4-E4B-it.gguf": 0.09,
-        },
-        "gemma-4-E4B-it-Q8_0.gguf",
-        "mtp-gemma-4-E4B-it.gguf",
-    ),
-    Listing(
-        "google/gemma-4-E2B-it-GGUF",
-        "gemma4",
-        {
-            "gemma-4-E2B-it-Q8_0.gguf": 5.0,
-            "gemma-4-E2B-it-assistant-BF16.gguf": 0.16,
-            "gemma-4-E2B-it-assistant-Q8_0.gguf": 0.09,
-        },
-        "gemma-4-E2B-it-Q8_0.gguf",
-        "gemma-4-E2B-it-assistant-Q8_0.gguf",
-    ),
-    Listing(
-        "unsloth/Qwen3.8-27B-GGUF",
-        "with heads",
-        {
-            **quants("Qwen3.8-27B-UD-*.gguf", Q8_K_XL=31.0, Q4_K_XL=17.9, Q2_K_XL=11.8),
-            "mtp-Qwen3.8-27B-Q4_0.gguf": 0.9,
-            "imatrix_unsloth.gguf": 0.01,
-        },
-        "Qwen3.8-27B-UD-Q4_K_XL.gguf",
-        "in the file",
-    ),
-    Listing(
-        "unsloth/Qwen3.8-27B-GGUF",
-        "qwen35",  # its smallest quantizations have no heads
-        {
-            **quants("Qwen3.8-27B-UD-*.gguf", Q4_K_XL=17.9, IQ1_M=7.9),
-            "mtp-Qwen3.8-27B-Q4_0.gguf": 0.9,
-        },
-        "Qwen3.8-27B-UD-IQ1_M.gguf",
-        "mtp-Qwen3.8-27B-Q4_0.gguf",
-        asked=":UD-IQ1_M",
-    ),
-    Listing(
-        "unsloth/Qwen3.6-27B-MTP-GGUF",
-        "with heads",
-        quants("Qwen3.6-27B-*.gguf", Q8_0=29.1, Q4_K_M=17.1, Q3_K_M=13.9),
-        "Qwen3.6-27B-Q4_K_M.gguf",
-        "in the file",
-    ),
-    Listing(
-        "froggeric/Qwen3.6-27B-MTP-GGUF",
-        "with heads",
-        {
-            **quants("Qwen3.6-27B-*-mtp.gguf", Q8_0=29.1, Q5_K_M=19.9, Q4_K_M=17.1),
-            "mmproj-Qwen3.6-27B-f16.gguf": 0.9,
-        },
-        "Qwen3.6-27B-Q5_K_M-mtp.gguf",
-        "in the file",
-    ),
-    Listing(
-        "LibertAIDAI/Qwen3.6-27B-NVFP4-MTP-GGUF",
-        "qwen35",
-        {
-            "Qwen3.6-27B-NVFP4-Q4_K_M-mtp.gguf": 15.0,
-            "Qwen3.6-27B-NVFP4-Q8_0-mtp.gguf": 19.0,
-            "Qwen3.6-27B-NVFP4-BF16-mtp.gguf": 28.0,
-            "mtp-Qwen3.6-27B-NVFP4.gguf": 5.6,
-            "mmproj-Qwen3.6-27B-F16.gguf": 0.9,
-        },
-        "Qwen3.6-27B-NVFP4-Q8_0-mtp.gguf",
-        "mtp-Qwen3.6-27B-NVFP4.gguf",
-    ),
-    Listing(
-        "unsloth/Qwen3.6-27B-GGUF",
-        "llama",
-        quants("Qwen3.6-27B-*.gguf", Q8_0=28.6, Q4_K_M=16.8, IQ4_XS=15.0),
-        "Qwen3.6-27B-Q4_K_M.gguf",
-        "",
-    ),
-    Listing(
-        "ggml-org/DeepSeek-V4-Flash-GGUF",
-        "other",
-        {
-            **{f"DeepSeek-V4-Flash-Q4_0-0000{part}-of-00002.gguf": 40.0 for part in (1, 2)},
-            **quants("mtp-DeepSeek-V4-Flash-*.gguf", BF16=14.0, Q8_0=7.5),
-        },
-        "DeepSeek-V4-Flash-Q4_0-00001-of-00002.gguf",
-        "",
-    ),
-    Listing(
-        "ggml-org/DeepSeek-V4-Flash-0731-GGUF",
-        "other",
-        {
-            "DeepSeek-V4-Flash-0731-Q4_0.gguf": 80.0,
-            **quants("dspark-DeepSeek-V4-Flash-0731-*.gguf", BF16=9.0, Q8_0=4.8),
-        },
-        "DeepSeek-V4-Flash-0731-Q4_0.gguf",
-        "",
-    ),
-    Listing(
-        "unsloth/Muse-Glimmer-30B-GGUF",
-        "llama",
-        {
-            **quants("Muse-Glimmer-30B-UD-*.gguf", Q8_K_XL=31.5, Q6_K_XL=25.0, Q4_K_XL=15.88),
-            **quants("mmproj-Muse-Glimmer-30B-*.gguf", BF16=3.85, Q8_0=2.05),
-            "mmproj-kquant.gguf": 1.4,
-            "dflash-kquant.gguf": 1.63,
-        },
-        "Muse-Glimmer-30B-UD-Q4_K_XL.gguf",
-        "dflash-kquant.gguf",
-    ),
-    Listing(
-        "meta-models/Muse-Glimmer-30B-GGUF",
-        "llama",
-        {
-            "muse-glimmer-30B-kquant-17gb.gguf": 16.76,
-            "muse-glimmer-30B-kquant-dynamic.gguf": 19.65,
-            "mmproj-kquant.gguf": 1.4,
-            "dflash-kquant.gguf": 1.63,
-        },
-        "muse-glimmer-30B-kquant-dynamic.gguf",
-        "dflash-kquant.gguf",
-    ),
-    Listing(
-        "meta-models/Muse-Glimmer-30B-GGUF",  # as its files were named later
-        "llama",
-        {
-            "Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf": 16.76,
-            "Muse-Glimmer-30B-KQuant-Dynamic-Q4_K_XL.gguf": 19.65,
-            "mmproj-kquant.gguf": 1.4,
-            "dflash-Muse-Glimmer-30B-Q4_K_M.gguf": 1.63,
-        },
-        "Muse-Glimmer-30B-KQuant-17GB-Q4_K_M.gguf",
-        "dflash-Muse-Glimmer-30B-Q4_K_M.gguf",
-    ),
-    Listing(
-        "unsloth/gemma-4-26B-A4B-it-qat-GGUF",
-        "gemma4",
-        {
-            "gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf": 14.25,
-            **quants("mmproj-*.gguf", BF16=1.19, F16=1.19, F32=2.29),
-            **quants(
-                "MTP/mtp-gemma-4-26B-A4B-it-*.gguf", BF16=0.86, F16=0.86, Q8_0=0.46, Q4_0=0.25
-            ),
-            "mtp-gemma-4-26B-A4B-it.gguf": 0.25,
-        },
-        "gemma-4-26B-A4B-it-qat-UD-Q4_K_XL.gguf",
-        "MTP/mtp-gemma-4-26B-A4B-it-Q8_0.gguf",
-    ),
-    Listing(
-        "unsloth/gemma-4-E2B-it-GGUF",
-        "gemma4",
-        {
-            **quants("gemma-4-E2B-it-*.gguf", BF16=9.3, Q8_0=5.0, Q4_K_M=3.1),
-            **quants("MTP/gemma-4-E2B-it-*-MTP.gguf", BF16=0.16, F16=0.16, Q8_0=0.09),
-        },
-        "gemma-4-E2B-it-Q8_0.gguf",
-        "MTP/gemma-4-E2B-it-Q8_0-MTP.gguf",
-    ),
-    Listing(
-        "maker/other-name-GGUF",  # neither the repository nor a folder helps
-        "gemma4",
-        {
-            "gemma-4-E2B-it-Q8_0.gguf": 5.0,
-            "gemma-4-E2B-it-Q8_0-MTP.gguf": 0.09,
-            "gemma-4-E2B-it-BF16-MTP.gguf": 0.16,
-        },
-        "gemma-4-E2B-it-Q8_0.gguf",
-        "gemma-4-E2B-it-Q8_0-MTP.gguf",
-        asked=":Q8_0",
-    ),
-    Listing(
-        "maker/Qwen3.8-27B-GGUF",
-        "qwen35",
-        {"Qwen3.8-27B-Q4_K_M.gguf": 16.6, "Qwen3.8-27B-mtp-Q8_0.gguf": 1.6},
-        "Qwen3.8-27B-Q4_K_M.gguf",
-        "Qwen3.8-27B-mtp-Q8_0.gguf",
-    ),
-    *(
-        Listing(
-            f"cook/{name}-GGUF",
-            "llama",
-            quants(f"{name}-*.gguf", Q8_0=4.1),
-            f"{name}-Q8_0.gguf",
-            "",
-        )
-        for name in (
-            "gemma-3-4b-cooking-assistant",
-            "muse-assistant-tuned",
-            "Llama-3-8B-eagle3-tuned",
-            "Llama-3-8B-DFlash-merged",
-            "Llama-3-8B-lora-merged",
-            "mtp-7b",
-        )
-    ),
-    Listing(
-        "cook/recipes-GGUF",
-        "llama",
-        {"Llama-3-8B-cook-Q8_0.gguf": 8.0, "Llama-3-8B-cook-adapter-Q8_0.gguf": 0.1},
-        "Llama-3-8B-cook-Q8_0.gguf",
-        "",
-    ),
-    Listing(
-        "poolside/Laguna-XS-2.1-GGUF",
-        "other",
-        {"Laguna-XS-2.1-Q8_0.gguf": 18.0, "Laguna-XS-2.1-DFlash-Q8_0.gguf": 1.0},
-        "Laguna-XS-2.1-Q8_0.gguf",
-        "",
-    ),
-    Listing(
-        "ggml-org/GLM-4.5-Air-GGUF",
-        "with heads",
-        quants("GLM-4.5-Air-*.gguf", Q8_0=117.0, Q4_K_M=73.0, Q2_K=45.0),
-        "GLM-4.5-Air-Q4_K_M.gguf",
-        "in the file",
-    ),
-    Listing(
-        "ggml-org/GLM-4.6-Air-GGUF",
-        "glm4moe",
-        {
-            **quants("GLM-4.6-Air-*.gguf", Q8_0=115.0, Q4_K_M=71.0),
-            **quants("mtp-GLM-4.6-Air-*.gguf", Q8_0=4.0, Q4_K_M=2.4),
-        },
-        "GLM-4.6-Air-Q4_K_M.gguf",
-        "mtp-GLM-4.6-Air-Q8_0.gguf",
-    ),
-    Listing(
-        "bartowski/Qwen2.5-Coder-7B-Instruct-GGUF",
-        "llama",
-        {
-            **quants("Qwen2.5-Coder-7B-Instruct-*.gguf", Q8_0=8.1, Q6_K_L=6.5, IQ2_M=2.8, f16=15.2),
-            "Qwen2.5-Coder-7B-Instruct.imatrix": 0.005,
-        },
-        "Qwen2.5-Coder-7B-Instruct-Q8_0.gguf",
-        "",
-    ),
-]
+def read_listings() -> Iterator[Listing]:
+    table = re.sub(r"^#.*\n", "", _TABLE.strip(), flags=re.MULTILINE).replace("\n  + ", " + ")
+    for block in re.split(r"\n(?=\S)", table):
+        head, *rows = block.split("\n")
+        match = re.fullmatch(r"([^ :]+)(:\S+)? \((.+)\): (\S+)(?: \+ (.+))?", head)
+        assert match, head
+        files: dict[str, float] = {}
+        for row in rows:
+            name, _, sizes = row.strip().partition(" ")
+            for entry in sizes.split(", "):
+                quant, _, size = entry.rpartition(" ")
+                files[name.replace("*", quant)] = float(size)
+        repo, asked, kind, target, draft = match.groups(default="")
+        yield Listing(repo, cast(Kind, kind), files, target, draft, asked)
+
+
+LISTINGS = [*read_listings()]
 
 
 def write_contents(folder: Path) -> dict[str, bytes]:
@@ -447,7 +261,7 @@ def test_a_pull_takes_the_right_files(
     listed = tuple(ListedFile(file, size) for file, size in sorted(sizes.items()))
     monkeypatch.setattr(Hub, "list_files", lambda *_: listed)
     if "-of-" in listing.target:  # the content is one file, whatever its name says
-        monkeypatch.setattr("localspec.registry.pulls.plan.list_parts", lambda file: [file])
+        monkeypatch.setattr("localspec.registry.pulls.pull.list_parts", lambda file: [file])
     puller.memory = MEMORY
     reference = parse_reference(listing.repo + listing.asked)
     assert reference is not None

@@ -38,6 +38,7 @@ from localspec.registry.store.local import (
     refresh_own_pair,
 )
 from localspec.registry.store.store import Part, Record, Store, StoredModel
+from tests.registry.pulling import flip_byte
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)
@@ -67,13 +68,6 @@ def put_pair(store: Store, name: str, target: bytes, draft: bytes) -> Record:
 @pytest.fixture
 def record(store: Store) -> Record:
     return put_pair(store, "p", TARGET.data(), DRAFT.data())
-
-
-def damage(path: Path) -> None:
-    """Flip one byte of a file."""
-    data = bytearray(path.read_bytes())
-    data[-40] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_record_comes_back(store: Store, record: Record) -> None:
@@ -293,7 +287,7 @@ def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, reco
 
 def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: Record) -> None:
     """The next load notices the changed modification time, and the damage is remembered."""
-    damage(store.blob(record.target.parts[0].sha256))
+    flip_byte(store.blob(record.target.parts[0].sha256))
     with pytest.raises(Damaged, match=r"damaged.* Run: localspec pull p$"):
         integrity.ensure_ready(store, "p")
     reports = integrity.verify(store, "p")
@@ -305,7 +299,7 @@ def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> N
     """This holds even if the modification time did not change, as with a failing disk."""
     path = store.blob(record.target.parts[0].sha256)
     mtime_before = path.stat().st_mtime_ns
-    damage(path)
+    flip_byte(path)
     os.utime(path, ns=(mtime_before, mtime_before))
     integrity.verify(store, "p")
     with pytest.raises(Damaged):
@@ -437,7 +431,7 @@ def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -
     assert (
         integrity.ensure_ready(store, "mine").target.parts[0].checked == target.stat().st_mtime_ns
     )
-    damage(target)
+    flip_byte(target)
     with pytest.raises(Damaged, match="Restore it, or accept it as it is: localspec add mine"):
         integrity.ensure_ready(store, "mine")
 
@@ -487,7 +481,7 @@ def test_the_quick_check_finds_missing_and_known_damaged_files(
     assert integrity.find_quick_problem(store, record) == ""
     path = store.blob(record.target.parts[0].sha256)
     mtime_before = path.stat().st_mtime_ns
-    damage(path)
+    flip_byte(path)
     os.utime(path, ns=(mtime_before, mtime_before))
     integrity.verify(store, "p")
     assert integrity.find_quick_problem(store, store.get("p")).endswith(
