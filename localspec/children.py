@@ -6,7 +6,8 @@ is closed, so none outlives its parent.
 
 The daemon has the environment of the shell or service that started it, with logins, keys and proxy
 passwords. A worker reads downloaded files, a template process runs downloaded templates, and a grammar
-process compiles what a client sends. So each of them gets a list of named variables and nothing else.
+process compiles what a client sends. So each of them gets a list of named variables and nothing else. A pull
+speaks to the hub with the user's login and proxies, so it alone has the variables of a shell.
 """
 
 from __future__ import annotations

@@ -19,12 +19,7 @@ import msgspec
 
 from localspec.files import remove_abandoned
 from localspec.paths import read_file
-from localspec.protocol.tuned import (
-    RECORD_FILE,
-    WORK_PREFIX,
-    TunedDraft,
-    tuned_folder,
-)
+from localspec.protocol.tuned import RECORD_FILE, WORK_PREFIX, TunedDraft, tuned_folder
 
 
 def find_tuned_draft(root: Path, target: str, base: str) -> tuple[Path, TunedDraft] | None:

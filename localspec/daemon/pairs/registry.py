@@ -498,7 +498,7 @@ class Registry:
         named it. Reads the target's header if there is a projector.
         """
         from localspec.registry.disk.discovery import find_model
-        from localspec.registry.disk.projectors import find_projector, list_projectors
+        from localspec.registry.disk.drafts import find_projector, list_projectors
         from localspec.registry.header.model import read_local_model
 
         model = find_model(name) if ":" in name and not name.startswith(("/", "~")) else None

@@ -17,13 +17,8 @@ from localspec.paths import expand_user, hf_cache_folder, read_file
 from localspec.registry.header.model import shard_names
 from localspec.registry.store.store import Store
 
-# ------------------------------------------------------------------------ ollama
-# The models of Ollama, whose files are named by their hashes.
-#
-# The JSON file manifests/HOST/OWNER/MODEL/TAG states what each of the files blobs/sha256-… is: the model, a
-# projector, a LoRA adapter, a template, …
-
-
+# Ollama names files by their hashes. The JSON file manifests/HOST/OWNER/MODEL/TAG states what each of the
+# files blobs/sha256-… is: the model, a projector, a LoRA adapter, a template, …
 _MAX_MANIFEST_BYTES = 1 << 20
 _MEDIA_TYPE_PREFIX = "application/vnd.ollama.image."
 # Layers that change answers and that localspec does not use, as a sentence names them.
@@ -63,11 +58,7 @@ def model_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the folders where Ollama may keep its models; the one set by the user comes first."""
     configured = environ.get("OLLAMA_MODELS")
     usual = Path(environ.get("HOME") or Path.home(), ".ollama", "models")
-    return (
-        *([expand_user(configured)] if configured else []),
-        usual,
-        *map(Path, _SERVICE_FOLDERS),
-    )
+    return (*([expand_user(configured)] if configured else []), usual, *map(Path, _SERVICE_FOLDERS))
 
 
 def list_models(home: Path) -> Iterator[OllamaModel]:
@@ -108,7 +99,10 @@ def _read_manifest(home: Path, manifest: Path) -> OllamaModel:
             paths = layers.setdefault(layer["mediaType"].removeprefix(_MEDIA_TYPE_PREFIX), [])
             kind, _, value = layer["digest"].partition(":")
             if kind.isalnum() and value.isalnum():
-                paths.append(_find_blob(home, kind, value))
+                # Before 2024 there was a colon in the name of a layer.
+                older = home / "blobs" / f"{kind}:{value}"
+                is_older = os.path.exists(older)  # noqa: PTH110 - Path.exists may raise
+                paths.append(older if is_older else home / "blobs" / f"{kind}-{value}")
             elif paths is layers.get("model") or paths is layers.get("projector"):
                 return OllamaModel(name, None, "its manifest cannot be read")
     except OSError as error:
@@ -129,18 +123,7 @@ def _read_manifest(home: Path, manifest: Path) -> OllamaModel:
     return OllamaModel(name, files[0], projectors=tuple(projectors), unused=tuple(unused))
 
 
-def _find_blob(home: Path, kind: str, value: str) -> Path:
-    """Return the path of a layer; before 2024 there was a colon in it."""
-    older = home / "blobs" / f"{kind}:{value}"
-    return older if os.path.exists(older) else home / "blobs" / f"{kind}-{value}"  # noqa: PTH110
-
-
-# ------------------------------------------------------------------------ programs
-# The folders in which other programs keep models, and the names of the files there.
-#
-# The folders are found in the same way as these programs find them.
-
-
+# The folders of other programs are found in the same way as these programs find them.
 HUB = "Hugging Face cache"
 LLAMA = "llama.cpp"
 _MAX_SETTINGS_BYTES = 1 << 20
@@ -246,9 +229,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-# ------------------------------------------------------------------------ discovery
 
 
 # A search of a disk with a million files takes less. A network share may take for ever.

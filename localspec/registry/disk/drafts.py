@@ -1,4 +1,4 @@
-"""Rank the models on this disk as drafts for a target, best first."""
+"""Rank the models on this disk as drafts for a target, best first, and find its projector beside it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import TypeVar
 from localspec.compatibility import Compatibility, Tokenizer, compare_tokenizers
 from localspec.errors import LocalspecError
 from localspec.model_traits import SidecarKind, file_draft_kind, may_hold_sidecar
-from localspec.protocol.pairs import (
-    AddRequest,
-    DiskModel,
-    DraftGain,
-    DraftKind,
-    Drafts,
-    DraftView,
-)
+from localspec.protocol.pairs import AddRequest, DiskModel, DraftGain, DraftKind, Drafts, DraftView
 from localspec.registry.catalogue import explain_reserved_name
 from localspec.registry.disk.discovery import FoundModel
-from localspec.registry.file_names import SidecarFile, guess_sidecar_kind, sidecar_order
+from localspec.registry.file_names import (
+    SidecarFile,
+    guess_sidecar_kind,
+    is_projector,
+    rank_projectors,
+    sidecar_order,
+)
 from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.gguf import FileSource, read_architecture
 from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
 from localspec.registry.header.pairing import judge_pair
+from localspec.registry.header.projector import check_projector, read_local_projector
 from localspec.registry.header.vocabulary import read_vocabulary
 
 # Target weights / draft weights. A draft of half the size costs half of the target's time for each token that
@@ -183,6 +183,29 @@ def find_own_drafts(target: Path) -> list[Path]:
                     order = sidecar_order(sidecar, found.file_size, target.name, model.weights)
                     sidecars.append((order, path))
     return [target] * bool(model.drafting_heads) + [path for _, path in sorted(sidecars)]
+
+
+def list_projectors(target: Path) -> list[Path]:
+    """Return the files in the folder of a target whose names look like a projector's, the best first."""
+    sizes = {
+        path.name: path.stat().st_size
+        for path in target.parent.glob("*.[gG][gG][uU][fF]")
+        if is_projector(path.name) and path.is_file()
+    }
+    return [target.with_name(name) for name in rank_projectors(sizes, target.name)]
+
+
+def find_projector(candidates: Iterable[Path], model: ModelInfo) -> Path | None:
+    """Return the first projector that fits a target, or None. model: the target's header."""
+    if model.pooling:
+        return None
+    for path in candidates:
+        try:
+            check_projector(model, read_local_projector(path))
+        except LocalspecError:
+            continue
+        return path
+    return None
 
 
 def find_sidecar(target: Path) -> Path | None:

@@ -31,7 +31,14 @@ from localspec.model_traits import (
 )
 from localspec.protocol.pairs import TemplateView
 from localspec.protocol.settings import Pooling
-from localspec.registry.header.architectures import KNOWN, Rollback, rollback_kind
+from localspec.registry.header.architectures import (
+    KNOWN,
+    KvLengths,
+    KvSize,
+    Rollback,
+    kv_size,
+    rollback_kind,
+)
 from localspec.registry.header.gguf import (
     TENSOR_TYPES,
     FileSource,
@@ -43,7 +50,6 @@ from localspec.registry.header.gguf import (
     Value,
     read_header,
 )
-from localspec.registry.header.kv_size import KvLengths, KvSize, kv_size
 from localspec.registry.header.vocabulary import check_vocabulary
 from localspec.registry.header.weights import check_tensors
 

@@ -18,8 +18,7 @@ from localspec.model_traits import (
     explain_wrong_sidecar,
     explain_wrong_trunk,
 )
-from localspec.registry.header.architectures import describe_rollback
-from localspec.registry.header.kv_size import cache_layouts
+from localspec.registry.header.architectures import cache_layouts, describe_rollback
 from localspec.registry.header.model import ModelInfo
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 

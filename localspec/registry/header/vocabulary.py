@@ -145,17 +145,15 @@ def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) 
             "with which llama.cpp crashes on two spaces in a row; only embedding models use "
             "it."
         )
-    _check_special_ids(header, tokens.count)
+    for key, value in header.metadata.items():
+        is_id = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        is_valid = type(value) is int and (0 <= value < tokens.count or value in _ABSENT_IDS)
+        if is_id and not is_valid:
+            raise UnsafeModel(
+                f"{header.name}: '{key}' is {value} and there are {tokens.count} tokens."
+            )
     _check_texts(read_vocabulary(header))
     return tokens.count
-
-
-def _check_special_ids(header: Header, count: int) -> None:
-    for key, value in header.metadata.items():
-        if not key.startswith("tokenizer.ggml.") or not key.endswith("_token_id"):
-            continue
-        if type(value) is not int or not (0 <= value < count or value in _ABSENT_IDS):
-            raise UnsafeModel(f"{header.name}: '{key}' is {value} and there are {count} tokens.")
 
 
 def _check_texts(vocabulary: Vocabulary) -> None:

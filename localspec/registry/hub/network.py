@@ -15,7 +15,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -327,7 +327,9 @@ def _error_from_connection(error: httpx2.TransportError, url: httpx2.URL) -> Exc
             return _proxy_error(proxy, int(status[0]), url.host)
         detail = f" (status {status[0]})" if status else ""
         return RetryableError(f"{place} cannot connect to {host}{detail}", advice)
-    causes = [*_exception_chain(error)]
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _certificate_error(cause, host, proxy)
@@ -385,13 +387,6 @@ def _certificate_error(
         "the file of the authority that signed it in SSL_CERT_FILE or REQUESTS_CA_BUNDLE and try "
         f"again{hint}."
     )
-
-
-def _exception_chain(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def _without_credentials(endpoint: str) -> str:

@@ -117,8 +117,7 @@ def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
         host, hub_host = (url.netloc.rpartition("@")[2].lower() for url in (address, hub))
         if not host or host not in (*_HOSTS, hub_host):
             raise InvalidRequest(
-                f"'{text[:200]}' is not a URL of the hub; use OWNER/REPO[:QUANT].",
-                param="name",
+                f"'{text[:200]}' is not a URL of the hub; use OWNER/REPO[:QUANT].", param="name"
             )
         path, query = unquote(address.path).strip("/"), address.query
     else:

@@ -128,8 +128,7 @@ class Journal:
             os.fdatasync(self._data)
             with self._lock:
                 self._durable = synced
-                for index in range(len(synced)):
-                    self._write_entry(index)
+                self._write_journal()
             os.fdatasync(self._file)
         finally:
             self._sync_lock.release()
@@ -142,8 +141,7 @@ class Journal:
             os.ftruncate(self._file, 0)
             os.ftruncate(self._data, 0)
             os.ftruncate(self._data, self.size)
-            body = b"".join(_ENTRY.pack(0, 0) for _ in range(count))
-            os.pwrite(self._file, self._pack_head() + body, 0)
+            self._write_journal()
 
     def finish(self, blob: Path) -> None:
         """Move the complete and verified file to its place."""
@@ -160,8 +158,10 @@ class Journal:
         os.close(self._data)
         os.close(self._file)
 
-    def _pack_head(self) -> bytes:
-        return _HEAD.pack(_MAGIC, self.size, self.segment, boot_id())
+    def _write_journal(self) -> None:
+        head = _HEAD.pack(_MAGIC, self.size, self.segment, boot_id())
+        entries = map(_ENTRY.pack, self._done, self._durable)
+        os.pwrite(self._file, head + b"".join(entries), 0)
 
     def _write_entry(self, index: int) -> None:
         entry = _ENTRY.pack(self._done[index], self._durable[index])
@@ -175,10 +175,7 @@ class Journal:
         if entries is None:
             return False
         self.segment, self._done, self._durable = entries.segment, entries.done, entries.durable
-        # The entries now belong to this run of the machine.
-        os.pwrite(self._file, self._pack_head(), 0)
-        for index in range(self.segments):
-            self._write_entry(index)
+        self._write_journal()  # the entries now belong to this run of the machine
         return True
 
 

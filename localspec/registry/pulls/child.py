@@ -23,8 +23,7 @@ from localspec.registry.hub.retry import Retry
 from localspec.registry.hub.transfer import RateLimit
 from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.messages import FileState, Job, PullState, Report
-from localspec.registry.pulls.plan import PullPlan
-from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.pull import Puller, PullPlan
 from localspec.registry.store.store import Store
 
 _RATE_WINDOW_S = 5.0

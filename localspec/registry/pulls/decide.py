@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -46,7 +47,7 @@ from localspec.registry.hub.repository import (
     match_choices,
 )
 from localspec.registry.hub.retry import call_with_retries
-from localspec.registry.pulls.plan import PlannedModel, Planner
+from localspec.registry.pulls.pull import PlannedModel, Puller
 from localspec.registry.pulls.targets import PullTarget, as_weights, is_cached
 from localspec.registry.store.store import Record, roles_for_pooling
 
@@ -77,9 +78,7 @@ class Decision:
     said: tuple[str, ...] = ()
 
 
-def decide(
-    planner: Planner, request: PullTarget, catalogue: Mapping[str, CataloguePair]
-) -> Decision:
+def decide(puller: Puller, request: PullTarget, catalogue: Mapping[str, CataloguePair]) -> Decision:
     """Return the pair to pull. A pair that was pulled from the same reference before keeps its files.
 
     catalogue: its pairs, by name.
@@ -92,7 +91,7 @@ def decide(
     """
     if request.pair and request.decided:
         return Decision(request.pair)
-    return _Decider(planner, request, catalogue).run()
+    return _Decider(puller, request, catalogue).run()
 
 
 # What a file is: a model, a sidecar of this kind, or something else.
@@ -103,13 +102,19 @@ class _Decider:
     """One decision in progress, which reads each header only once."""
 
     def __init__(
-        self, planner: Planner, request: PullTarget, catalogue: Mapping[str, CataloguePair]
+        self, puller: Puller, request: PullTarget, catalogue: Mapping[str, CataloguePair]
     ) -> None:
-        self._planner, self._request, self._catalogue = planner, request, catalogue
+        self._puller, self._request, self._catalogue = puller, request, catalogue
         self._known: dict[HubFile, PlannedModel] = {}
         self._purposes: dict[tuple[str, tuple[str, str]], _Purpose] = {}  # by repository and model
         self._offers: tuple[Offer, ...] = ()
-        self._earlier = _find_earlier_pull(planner, request)
+        self._earlier: Record | None = (
+            None  # the pair that was pulled from the same reference before
+        )
+        with suppress(ModelNotFound, RegistryError):
+            record = puller.store.get(request.name)
+            if (record.source, record.asked) == ("hub", request.asked):
+                self._earlier = record
 
     def run(self) -> Decision:
         """Make the decision."""
@@ -128,7 +133,7 @@ class _Decider:
             pass  # the catalogue says what drafts
         elif self._earlier and self._earlier.draft:
             pair = _with_draft(
-                pair, draft=as_weights(self._earlier.draft, self._planner.store.part_path)
+                pair, draft=as_weights(self._earlier.draft, self._puller.store.part_path)
             )
         else:
             pair, sentence = self._propose_draft(pair, listed)
@@ -155,9 +160,9 @@ class _Decider:
         """Return the files on the hub; without a network, those that its local cache has."""
         try:
             return call_with_retries(
-                lambda: self._planner.hub.list_files(repo, revision),
-                self._planner.first_contact,
-                self._planner.on_wait,
+                lambda: self._puller.hub.list_files(repo, revision),
+                self._puller.first_contact,
+                self._puller.on_wait,
             )
         except (Offline, Unreachable):
             cached = list_in_cache(repo, revision)
@@ -242,7 +247,7 @@ class _Decider:
         weights = _to_weights(reference, choice)
         purpose: _Purpose
         try:
-            planned = self._planner.look(weights, as_draft=None)
+            planned = self._puller.look(weights, as_draft=None)
         except LocalspecError:
             purpose = guess_sidecar_kind(choice.file) or (
                 "" if may_be_no_model(choice.file) else "model"
@@ -270,7 +275,7 @@ class _Decider:
 
         It uses the file size, and if given, the header of another quantization of the same model.
         """
-        free = self._planner.memory
+        free = self._puller.memory
 
         def check_fit(choice: Choice) -> fit.Fits:
             if free is None:
@@ -286,7 +291,7 @@ class _Decider:
 
     def _read_header(self, weights: HubFile, *, as_draft: bool = False) -> PlannedModel:
         if weights not in self._known:
-            self._known[weights] = self._planner.look(weights, as_draft=as_draft)
+            self._known[weights] = self._puller.look(weights, as_draft=as_draft)
         return self._known[weights]
 
     # ------------------------------------------------------------------ what drafts
@@ -366,7 +371,7 @@ class _Decider:
         for name in names[:_MAX_SIDECARS]:
             weights = HubFile(repo=pair.target.repo, file=name, revision=pair.target.revision)
             try:
-                planned = self._planner.look_projector(weights)
+                planned = self._puller.look_projector(weights)
                 check_projector(target, planned.projector)
             except LocalspecError:
                 continue
@@ -447,7 +452,11 @@ class _Decider:
             return _PARAMETER_COUNT.sub("", name) if any_size else name
 
         yielded: list[HubFile] = []
-        for name in [derive_model_name(target.repo), *_base_names(model)]:
+        metadata = model.header.metadata
+        keys = [f"general.base_model.{number}.name" for number in range(4)] + ["general.basename"]
+        bases = [name for name in map(metadata.get, keys) if isinstance(name, str)]
+        names = [re.sub(r"[\s_]+", "-", name.lower()) for name in bases]
+        for name in [derive_model_name(target.repo), *names]:
             for catalogue_name, pair in self._catalogue.items():
                 is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
                 # A sidecar fits only a target of that size.
@@ -464,7 +473,7 @@ class _Decider:
         The speed of a draft matters more than its quality.
         """
         sized = []
-        for model in find_models(self._planner.store):
+        for model in find_models(self._puller.store):
             if not self._request.whole_disk and not model.pair:
                 continue
             try:
@@ -475,14 +484,6 @@ class _Decider:
             yield model.path, f"{model.name} ({model.origin})"
 
 
-def _find_earlier_pull(planner: Planner, request: PullTarget) -> Record | None:
-    try:
-        record = planner.store.get(request.name)
-    except (ModelNotFound, RegistryError):
-        return None
-    return record if record.source == "hub" and record.asked == request.asked else None
-
-
 def _to_weights(reference: Reference, choice: Choice) -> HubFile:
     return HubFile(repo=reference.repo, file=choice.file, revision=reference.revision)
 
@@ -490,11 +491,3 @@ def _to_weights(reference: Reference, choice: Choice) -> HubFile:
 def _with_draft(pair: CataloguePair, draft: HubFile | None = None) -> CataloguePair:
     """Return the pair with this draft and nothing else that drafts."""
     return msgspec.structs.replace(pair, draft=draft, sidecar=None, embedded_heads=False)
-
-
-def _base_names(model: ModelInfo) -> list[str]:
-    """Return the names of the models that this one was derived from, according to its header."""
-    metadata = model.header.metadata
-    names = [metadata.get(f"general.base_model.{number}.name") for number in range(4)]
-    names.append(metadata.get("general.basename"))
-    return [re.sub(r"[\s_]+", "-", name.lower()) for name in names if isinstance(name, str)]

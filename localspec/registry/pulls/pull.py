@@ -1,40 +1,148 @@
-"""Pull a pair: check the headers, download all files, and add the pair once they are complete."""
+"""Pull a pair: plan it by the headers of its files, download them, and add it once they are complete."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from localspec.errors import FileChanged, PullCancelled
+import msgspec
+
+from localspec.errors import (
+    BadGguf,
+    DiskFull,
+    FileChanged,
+    NotMatched,
+    Offline,
+    PullCancelled,
+    Unreachable,
+)
+from localspec.files import format_size
 from localspec.registry.catalogue import CataloguePair, HubFile
-from localspec.registry.header.projector import ARCHITECTURE
-from localspec.registry.hub.offline import RemoteFile, find_in_cache
-from localspec.registry.hub.transfer import RateLimit, Transfer
+from localspec.registry.header import fit
+from localspec.registry.header.fit import LoadOptions
+from localspec.registry.header.gguf import FileSource, Source
+from localspec.registry.header.model import ModelInfo, read_local_model, read_model
+from localspec.registry.header.pairing import check_pair
+from localspec.registry.header.projector import (
+    ARCHITECTURE,
+    ProjectorInfo,
+    check_projector,
+    read_local_projector,
+    read_projector,
+)
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.offline import RemoteFile, find_in_cache, resolve_in_cache
+from localspec.registry.hub.repository import list_parts
+from localspec.registry.hub.retry import (
+    DEFAULT_TUNING,
+    OnWait,
+    RetryPolicy,
+    Tuning,
+    call_with_retries,
+    ignore_wait,
+)
+from localspec.registry.hub.transfer import (
+    Flow,
+    RateLimit,
+    RemoteSource,
+    Transfer,
+    count_written_bytes,
+    read_written_prefix,
+)
 from localspec.registry.pulls.messages import FileState
-from localspec.registry.pulls.plan import PlannedModel, PlannedProjector, Planner, PullPlan
-from localspec.registry.store.files import sha256_of
+from localspec.registry.store.files import describe_free_space, sha256_of
 from localspec.registry.store.store import (
     Part,
     Record,
+    Store,
     StoredModel,
     list_local_parts,
     roles_for_pooling,
 )
 
+# Bytes that must stay free on the disk besides the files, for logs, state and other programs.
+DISK_RESERVE_BYTES = 64 << 20
+FROM_CACHE = "Offline: using the files in the Hugging Face cache; the hub may have newer ones."
+# A user waits for the first response of the hub, and without a network it never comes.
+_MAX_FIRST_TRIES = 4
 _REPORT_INTERVAL_S = 0.25
 _MAX_PLANS = 3  # a pull is planned again if a file changes on the hub meanwhile
 
 Report = Callable[[tuple[FileState, ...]], None]
 
 
-@dataclass(slots=True)
-class Puller(Planner):
-    """Pulls pairs into a store. `asked` is written into the record."""
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file to download.
 
+    prefix: the bytes that were read to check its header, which are not downloaded again. flow: an open
+    download of the whole file, if the server ignores ranges.
+    """
+
+    remote: RemoteFile
+    prefix: bytes = b""
+    flow: Flow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A target or draft before its weights are downloaded.
+
+    files: several if the model is sharded, none if it is on this disk. stored: the model on this disk that
+    is used as it is. from_cache: the hub could not be reached, so its local cache was used.
+    """
+
+    weights: HubFile
+    files: tuple[PlannedFile, ...]
+    model: ModelInfo
+    stored: StoredModel | None = None
+    from_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProjector:
+    """The file by which a target reads pictures, before it is downloaded."""
+
+    weights: HubFile
+    files: tuple[PlannedFile, ...]
+    projector: ProjectorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """A pair that passed every check that headers allow.
+
+    files: each file once, even if target and draft share it. fetch: the bytes still to download.
+    """
+
+    name: str
+    pair: CataloguePair
+    target: PlannedModel
+    draft: PlannedModel | None
+    projector: PlannedProjector | None
+    files: tuple[PlannedFile, ...]
+    fetch: int
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Puller:
+    """Pulls pairs into a store.
+
+    memory: None if it is not checked. limit: of all connections together. asked: written into the record.
+    """
+
+    store: Store
+    hub: Hub = field(default_factory=Hub)
+    tuning: Tuning = DEFAULT_TUNING
+    memory: fit.FreeMemory | None = None
+    on_wait: OnWait = ignore_wait
     limit: RateLimit = field(default_factory=RateLimit)
     asked: str = ""
 
@@ -118,6 +226,162 @@ class Puller(Planner):
             path=str(path.absolute()) if path else "",
             checked=(path or self.store.blob(remote.sha256)).stat().st_mtime_ns,
         )
+
+    @property
+    def first_contact(self) -> RetryPolicy:
+        """The retry policy for the first response of the hub, for which a user waits."""
+        usual = self.tuning.retry_policy
+        return msgspec.structs.replace(usual, tries=min(usual.tries, _MAX_FIRST_TRIES))
+
+    def preflight(
+        self, name: str, pair: CataloguePair, known: Mapping[HubFile, PlannedModel] | None = None
+    ) -> PullPlan:
+        """Return the plan of a pull after all checks that headers allow.
+
+        known: models whose headers are read already.
+
+        Raises:
+            NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
+        """
+        target, draft, notes = self._read_models(pair, known or {})
+        models = (target, draft) if draft else (target,)
+        projector = self.look_projector(pair.projector) if pair.projector else None
+        if projector:
+            check_projector(target.model, projector.projector)
+        if self.memory:
+            load = LoadOptions(projector=projector.projector.needed_bytes if projector else 0)
+            draft_model = draft.model if draft else None
+            notes += fit.fit_pair(target.model, draft_model, self.memory, load).notes
+        notes += [note for model in models for note in _catalogue_differences(model)]
+        if any(model.from_cache for model in models):
+            notes.append(FROM_CACHE)
+        if pair.draft_kind == "mtp-embedded" and (reason := target.model.unusable_heads_reason):
+            notes.append(
+                f"{reason[:1].upper()}{reason[1:]}; drafts come from the text itself (n-gram)."
+            )
+        planned = (*models, projector) if projector else models
+        files = {file.remote.sha256: file for entry in planned for file in entry.files}
+        fetch = sum(self.missing(file.remote) for file in files.values())
+        self._check_disk(fetch)
+        return PullPlan(
+            name, pair, target, draft, projector, tuple(files.values()), fetch, tuple(notes)
+        )
+
+    def _read_models(
+        self, pair: CataloguePair, known: Mapping[HubFile, PlannedModel]
+    ) -> tuple[PlannedModel, PlannedModel | None, list[str]]:
+        """Return the target, the model that drafts, and notes about the two.
+
+        A sidecar that turns out to be unusable is left out, since the user did not name it.
+        """
+        draft_weights = pair.draft or pair.sidecar
+
+        def read(weights: HubFile) -> PlannedModel:
+            return known.get(weights) or self.look(weights, as_draft=weights is draft_weights)
+
+        with ThreadPoolExecutor(2, thread_name_prefix="header") as pool:
+            target_future = pool.submit(read, pair.target)
+            draft_future = pool.submit(read, draft_weights) if draft_weights else None
+        target, sidecar_notes = target_future.result(), list[str]()
+        try:
+            draft = draft_future.result() if draft_future else None
+            return target, draft, list(check_pair(target.model, draft.model if draft else None))
+        except (BadGguf, NotMatched) as error:
+            if pair.draft or not draft_weights:
+                raise
+            sidecar_notes.append(f"{error.message} Drafts come from the text itself (n-gram).")
+        return target, None, [*check_pair(target.model, None), *sidecar_notes]
+
+    def look(self, weights: HubFile, *, as_draft: bool | None = False) -> PlannedModel:
+        """Find a model's files and read their headers; without a repository, those of a local file.
+
+        as_draft: as `read_model`.
+        """
+        if not weights.repo:
+            path = Path(weights.file)
+            model = read_local_model(path, as_draft=as_draft)
+            return PlannedModel(weights, (), model, self._find_stored(path, model))
+        remotes, from_cache = self._resolve(weights)
+        sources = [self._open_source(remote) for remote in remotes]
+        model = read_model(sources, as_draft=as_draft)
+        files = tuple(map(_planned_file, remotes, sources))
+        return PlannedModel(weights, files, model, from_cache=from_cache)
+
+    def look_projector(self, weights: HubFile) -> PlannedProjector:
+        """Find a projector's file and read its header. Raises BadGguf, HubError and below."""
+        if not weights.repo:
+            return PlannedProjector(weights, (), read_local_projector(Path(weights.file)))
+        (remote,), _ = self._resolve(weights)
+        source = self._open_source(remote)
+        projector = read_projector(source)
+        return PlannedProjector(weights, (_planned_file(remote, source),), projector)
+
+    def _resolve(self, weights: HubFile) -> tuple[tuple[RemoteFile, ...], bool]:
+        """Return a model's files on the hub, and whether they come from its local cache."""
+        repo, revision, files = weights.repo, weights.revision, list_parts(weights.file)
+        try:
+            return tuple(
+                call_with_retries(
+                    partial(self.hub.resolve, repo, file, revision),
+                    self.first_contact,
+                    self.on_wait,
+                )
+                for file in files
+            ), False
+        except (Offline, Unreachable):
+            known = [resolve_in_cache(repo, file, revision) for file in files]
+            cached = tuple(file for file in known if file)
+            if len(cached) < len(files):
+                raise
+            return cached, True
+
+    def _find_stored(self, path: Path, header_model: ModelInfo) -> StoredModel:
+        """Return the store's entry for a local file.
+
+        A file that is not in the store is hashed when it is loaded.
+        """
+        for record in self.store.listing().records:
+            for model in record.models:
+                if self.store.part_path(model.parts[0]) == path:
+                    return model
+        parts = list_local_parts(path)
+        return StoredModel(
+            parts=parts,
+            architecture=header_model.architecture,
+            pooling=header_model.pooling,
+            sidecar=header_model.sidecar,
+        )
+
+    def _open_source(self, remote: RemoteFile) -> Source:
+        """Return the source for a header: the disk if the file is there, else the hub."""
+        for path in (self.store.blob(remote.sha256), find_in_cache(remote)):
+            if path and path.is_file() and path.stat().st_size == remote.size:
+                source = FileSource(path)
+                source.name = remote.name
+                return source
+        prefix = read_written_prefix(self.store.unfinished(remote.sha256), remote.size)
+        policy = self.tuning.retry_policy
+        return RemoteSource(self.hub, remote, prefix, retry_policy=policy, on_wait=self.on_wait)
+
+    def missing(self, remote: RemoteFile) -> int:
+        """Return how many bytes of a file are neither in the store nor in the Hugging Face cache."""
+        blob = self.store.blob(remote.sha256)
+        if find_in_cache(remote) or (blob.is_file() and blob.stat().st_size == remote.size):
+            return 0
+        return remote.size - count_written_bytes(self.store.unfinished(remote.sha256), remote.size)
+
+    def _check_disk(self, fetch: int) -> None:
+        folder = self.store.root
+        while not folder.exists():
+            folder = folder.parent
+        info = os.statvfs(folder)
+        free = info.f_bavail * info.f_frsize
+        if fetch and fetch + DISK_RESERVE_BYTES > free:
+            raise DiskFull(
+                f"Not enough disk space: {format_size(fetch)} more are needed (and "
+                f"{format_size(DISK_RESERVE_BYTES)} in reserve), {describe_free_space(folder)}. Free some "
+                "space (localspec gc) and pull again."
+            )
 
 
 class _Fetch:
@@ -203,3 +467,29 @@ class _Fetch:
 
     def _set_progress(self, remote: RemoteFile, done: int, hashed: int) -> None:
         self._files[remote.sha256] = FileState(remote.name, done, remote.size, hashed)
+
+
+def _planned_file(remote: RemoteFile, source: Source) -> PlannedFile:
+    if isinstance(source, RemoteSource):
+        return PlannedFile(remote, bytes(source.prefix), source.flow)
+    return PlannedFile(remote)
+
+
+def _catalogue_differences(model: PlannedModel) -> list[str]:
+    weights, notes = model.weights, []
+    if not model.files:
+        return []
+    stated, actual = weights.sha256, model.files[0].remote.sha256
+    if stated and stated != actual:
+        notes.append(
+            f"{weights.file} differs from the catalogue's (SHA-256 {stated[:12]}… there, "
+            f"{actual[:12]}… on the hub); the hub's is verified and used."
+        )
+    stated, actual = weights.template_sha256, model.model.template_hash
+    if stated and stated != actual:
+        notes.append(
+            f"The chat template in {weights.file} differs from the catalogue's (SHA-256 "
+            f"{stated[:12]}… there, {actual[:12] or 'nothing'}… in the file); answers may "
+            "differ."
+        )
+    return notes

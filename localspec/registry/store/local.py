@@ -7,7 +7,7 @@ import functools
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -55,7 +55,7 @@ from localspec.registry.store.store import (
     roles_for_pooling,
 )
 
-_MIN_LISTED_CONTEXT = 4096  # tokens
+_LISTED_CONTEXTS = [4096 << doublings for doublings in range(16)]  # tokens
 _MAX_REMEMBERED_PAIRS = 256
 
 
@@ -103,7 +103,8 @@ def describe_pair(
         fit_notes=fit_notes,
         loaded=False,
         kind=record.kind_with_heads(target.drafting_heads),
-        contexts=[*map(view_context, _listed_contexts(target.context))],
+        contexts=[view_context(tokens) for tokens in _LISTED_CONTEXTS if tokens < target.context]
+        + [view_context(target.context)],
         problem="",
     )
 
@@ -117,14 +118,6 @@ def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
 @functools.lru_cache(maxsize=_MAX_REMEMBERED_PAIRS)
 def _read_projector_kind(state: FileState) -> str:
     return read_local_projector(Path(state.path)).kind
-
-
-def _listed_contexts(longest: int) -> Iterator[int]:
-    tokens = _MIN_LISTED_CONTEXT
-    while tokens < longest:
-        yield tokens
-        tokens *= 2
-    yield longest
 
 
 def _fit_pair(

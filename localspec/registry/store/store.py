@@ -28,12 +28,7 @@ from localspec.errors import (
     StoreReadOnly,
     UnsafePath,
 )
-from localspec.model_traits import (
-    SidecarKind,
-    draft_kind,
-    file_draft_kind,
-    reads_target_cache,
-)
+from localspec.model_traits import SidecarKind, draft_kind, file_draft_kind, reads_target_cache
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.settings import Pooling

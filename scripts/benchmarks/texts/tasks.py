@@ -90,7 +90,7 @@ LEARNED_FROM = (
     _copy("learn copy 2", "localspec/engine/pair/profile.py", "Shorten the docstrings."),
     _copy("learn copy 3", "localspec/daemon/logs.py", "Use double the number of lines kept."),
     _copy("learn copy 4", "localspec/protocol/requests.py", "Add type hints where they miss."),
-    _rename("learn rename 1", "localspec/registry/pulls/plan.py", "plan", "intended_pull"),
+    _rename("learn rename 1", "localspec/registry/pulls/pull.py", "plan", "intended_pull"),
     _rename("learn rename 2", "localspec/engine/prompt/infill.py", "vocab", "tokenizer_of_target"),
     _rename("learn rename 3", "localspec/engine/sampling/thoughts.py", "Marker", "Tag"),
     Task(
