@@ -41,11 +41,7 @@ class FileSource:
     """A local file. Symbolic links are followed, since the Hugging Face cache consists of them."""
 
     def __init__(self, path: Path) -> None:
-        """Check the file.
-
-        Raises:
-            BadGguf: it is not a regular file, or cannot be read.
-        """
+        """Check the file. Raises BadGguf if it is not a regular file, or cannot be read."""
         self.path = path
         self.name = path.name
         try:
@@ -57,11 +53,7 @@ class FileSource:
         self.size = info.st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes from `offset`.
-
-        Raises:
-            BadGguf: they cannot be read.
-        """
+        """Return up to `size` bytes from `offset`. Raises BadGguf if they cannot be read."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), size, offset)

@@ -261,11 +261,7 @@ def shard_names(filename: str) -> list[str]:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """Return the files of a local model, which are all in one folder.
-
-    Raises:
-        BadGguf: as `shard_names`.
-    """
+    """Return the files of a local model, which are all in one folder. Raises BadGguf, as `shard_names`."""
     return [path.with_name(name) for name in shard_names(path.name)]
 
 

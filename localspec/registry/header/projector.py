@@ -76,11 +76,7 @@ def _read_widths(header: Header) -> frozenset[int]:
 
 
 def check_projector(target: ModelInfo, projector: ProjectorInfo) -> None:
-    """Check that a target can read what a projector computes.
-
-    Raises:
-        NotMatched: it cannot.
-    """
+    """Check that a target can read what a projector computes. Raises NotMatched if it cannot."""
     if target.width not in projector.widths:
         raise NotMatched(
             f"{projector.name} is the projector of another model: it computes no rows of {target.width} "

@@ -199,11 +199,7 @@ class Hub:
         return RemoteFile(repo, file, commit, sha256, int(size))
 
     def list_files(self, repo: str, revision: str = "main") -> tuple[ListedFile, ...]:
-        """Return every file of a repository, in all its folders.
-
-        Raises:
-            As `resolve`.
-        """
+        """Return every file of a repository, in all its folders. Raises what `resolve` does."""
         url = f"{self.endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
         headers = self._headers()
         entries: list[ListedFile] = []

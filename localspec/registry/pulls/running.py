@@ -264,11 +264,7 @@ class Pulls:
             return tuple(pull.state for pull in self._pulls.values())
 
     def get(self, name: str) -> Pull:
-        """Return the pull of this name.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """Return the pull of this name. Raises NotFound if there is none."""
         with self._lock:
             pull = self._pulls.get(name)
         if pull is None:
@@ -276,11 +272,7 @@ class Pulls:
         return pull
 
     def find(self, written: str) -> Pull:
-        """Return the pull of a repository, given as the user wrote it.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """Return the pull of a repository, given as the user wrote it. Raises NotFound if there is none."""
         with suppress(InvalidRequest, NotFound):
             repository = parse_reference(written)
             return self.get(derive_pair_name(repository) if repository else written)

@@ -249,11 +249,7 @@ class Store:
         self.shards = root / "shards"
 
     def prepare(self) -> None:
-        """Create the folders.
-
-        Raises:
-            StoreReadOnly, UnsafePath
-        """
+        """Create the folders. Raises StoreReadOnly, UnsafePath."""
         for folder in (self.root, self.pairs, self.blobs, self.parts):
             make_folder(folder)
             if not os.access(folder, os.W_OK):
@@ -273,11 +269,7 @@ class Store:
         return Listing(tuple(readable), tuple(problems))
 
     def get(self, name: str) -> Record:
-        """Return the record of one pair.
-
-        Raises:
-            ModelNotFound, RecordTooNew, StoreError, UnsafePath
-        """
+        """Return the record of one pair. Raises ModelNotFound, RecordTooNew, StoreError, UnsafePath."""
         path = self.record_path(name)
         if path.is_symlink():
             raise UnsafePath(f"{path} is a symbolic link; remove it and try again.")
