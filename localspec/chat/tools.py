@@ -311,7 +311,7 @@ def control_tokens(form: CallFormat) -> list[str]:
     tokens = [*form.opens, form.close, form.middle, form.identity, form.elements, form.quote]
     if form.kind == "found" or form.thoughts or form.parameter:
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
-        literals += *form.thoughts, form.head
+        literals += *form.thoughts, form.head, form.answer
         tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
         tokens.append(form.elements)
     return list(dict.fromkeys(filter(None, tokens)))

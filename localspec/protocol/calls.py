@@ -41,6 +41,8 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     # CALL_ID_PLACEHOLDER; and around thoughts, if these are a message of their own before it.
     head: str = ""
     thoughts: tuple[str, ...] = ()
+    # The head of a message to the user, of a model whose answers consist of messages.
+    answer: str = ""
     again: str = ""  # of a "found" format: between two calls, with their end and beginning
     # What stands before a key, before a text, before any other value, and behind a value. If it
     # is empty, the arguments are JSON.

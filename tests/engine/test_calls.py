@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from localspec.chat.families.mistral import MISTRAL, MISTRAL_ARGS
 from localspec.chat.families.muse import MUSE
 from localspec.chat.families.nemotron import NEMOTRON
 from localspec.chat.families.qwen_coder import TAGS
+from localspec.chat.markers import MESSAGE_START
 from localspec.chat.reader import AnswerReader
 from localspec.chat.tools import control_tokens
 from localspec.engine.cache.slot import Slot
@@ -53,7 +55,14 @@ from localspec.protocol.calls import (
     ToolSet,
 )
 from localspec.protocol.dialect import REASONING_MARKERS
-from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
+from localspec.protocol.frames import (
+    ChatPrompt,
+    Constraint,
+    Generate,
+    PairFiles,
+    Sampling,
+    TextPrompt,
+)
 from localspec.protocol.pieces import Arguments, Call, Text
 from tests.support import templates
 from tests.support.exploration import SEED, count_examples
@@ -394,6 +403,7 @@ def test_answer_is_a_call_or_follows_the_response_format(caller: Running, name: 
     for at in range(12):
         tool_set = ToolSet(FORMATS[name], draw_tools(rng))
         beginning, tail = ['{"z', ""][at % 2], end_of_prompt(tool_set.format)
+        beginning = tool_set.format.answer + beginning if beginning else ""
         matcher = make_matcher(vocab, tool_set, constraint, tail)
         text, ended = write_answer(vocab, matcher, rng, beginning)
         if not ended:
@@ -416,6 +426,26 @@ def test_structured_output_follows_thoughts_that_the_prompt_has_opened(caller: R
     assert text.rpartition("</think>")[2].strip("\n") in [
         a + b + c for a in "ab" for b in "ab" for c in "ab"
     ]
+
+
+@pytest.mark.parametrize("name", ["harmony", "muse"])
+def test_structured_output_stands_in_the_message_to_the_user(caller: Running, name: str) -> None:
+    rng, vocab, form = random.Random(1), caller.pair.vocab, FORMATS[name]
+    constraint = Constraint("regex", "[ab]{3}")
+    request = Generate(1, ChatPrompt([]), constraint=constraint)
+    shown = frozenset(vocab.special_tokens).difference(vocab.ends)
+    for thoughts in ("", f"{form.thoughts[0]}I think{form.thoughts[1]}"):
+        matcher, note = Grammars(vocab).answer(request, MESSAGE_START, shown, form=form)
+        assert matcher is not None
+        assert not note
+        text, ended = write_answer(vocab, matcher, rng, f"{thoughts}{form.answer}")
+        assert ended
+        pieces = AnswerReader(tail=MESSAGE_START).finish(text)
+        assert {piece.kind for piece in pieces if isinstance(piece, Text)} == {
+            "content",
+            *(["reasoning"] if thoughts else []),
+        }
+        assert re.fullmatch("(I think)?[ab]{3}", "".join(getattr(p, "text", "") for p in pieces))
 
 
 TEMPLATE_CALLS = {

@@ -14,5 +14,6 @@ HARMONY = CallFormat(
     ),
     middle="\2<|channel|>commentary\2 \2<|constrain|>\2json<|message|>",
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    answer="<|channel|>final<|message|>",
 )
 FAMILY = Family("gpt-oss", HARMONY, r"<\|channel\|>")

@@ -14,5 +14,6 @@ MUSE = CallFormat(
     parameter=('<atem:parameter name="', '">', '">', "</atem:parameter>\n"),
     head=f" to={CALL_ID_PLACEHOLDER}<|message|>",
     thoughts=(" to=self<|message|>", "<|eom|><|start|>assistant"),
+    answer=" to=user<|message|>",
 )
 FAMILY = Family("Muse Glimmer", MUSE, r"<atem:function_calls>")

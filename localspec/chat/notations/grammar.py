@@ -92,7 +92,7 @@ class CallGrammar:
         be something other than a call.
         """
         if marker:
-            first = self._write_marker(marker)
+            first = write_marker(marker, self._spelled)
             if self._format.recipient:  # the marker has the tool's name
                 names = list(self._tools.schemas)
                 at = call_markers(self._format, names).index(marker)
@@ -113,8 +113,8 @@ class CallGrammar:
             marker, first = self._spelled(format.opens[0]), self.write_calls()
             calls = f"{self._write_head()} {marker} {first}"
             if format.thoughts:
-                calls = f"{self._write_thoughts(*format.thoughts)}? {calls}"
-            elif format.recipient:  # the prompt has the first marker
+                return self._write_messages(calls, answer, closing_marker)
+            if format.recipient:  # the prompt has the first marker
                 calls = f"{first} ({calls})*" if self._tools.parallel else first
             elif self._tools.parallel and format.kind not in ("json", "mistral", "python", "found"):
                 line_end = lark_string("\n") if format.lead.startswith("\n") else ""
@@ -123,6 +123,20 @@ class CallGrammar:
             self._rules["answer"] = answer
             calls = f"(({calls}) | answer)"
         return self._write_grammar(f"{write_thoughts_end(closing_marker, self._spelled)} ({calls})")
+
+    def _write_messages(self, calls: str, answer: str, closing_marker: str = "") -> str:
+        """Return the grammar of messages: thoughts, and then a call or the rule `answer`."""
+        end = write_thoughts_end(closing_marker, self._spelled)
+        ways = [calls] if self._tools.schemas else []
+        if answer:
+            self._rules["answer"] = answer
+            ways.append(f"{self._spelled(self._format.answer)} answer")
+        thoughts = self._write_thoughts(*self._format.thoughts)
+        return self._write_grammar(f"{end} {thoughts}? ({' | '.join(f'({way})' for way in ways)})")
+
+    def write_message(self, answer: str) -> str:
+        """Return the grammar of an answer in messages that has no calls, and matches the rule `answer`."""
+        return self._write_messages("", answer)
 
     def _write_head(self) -> str:
         """Return the expression of what stands before the marker of a message that is a call."""
@@ -140,9 +154,6 @@ class CallGrammar:
             self._rules["thought"] = _ANY_TEXT
         self._rules["thoughts"] = f"{self._spelled(opening)} thought {close}"
         return "thoughts"
-
-    def _write_marker(self, marker: str) -> str:
-        return write_marker(marker, self._spelled)
 
     def _write_grammar(self, start: str) -> str:
         return "\n".join([f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())])

@@ -47,6 +47,7 @@ from localspec.engine.sampling.thoughts import NO_LIMIT, ThoughtLimit, ThoughtMa
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import EXCEEDS_CONTEXT, ContextExceeded, InvalidRequest
+from localspec.protocol.calls import CallFormat
 from localspec.protocol.frames import (
     ApplyTemplate,
     ChatPrompt,
@@ -221,7 +222,7 @@ class Preparer:
             self._loop_guard(request, limit, tokens),
             rows,
         )
-        job, _ = self._grammars.job(request, tail)
+        job, _ = self._grammars.job(request, tail, self._form(request))
         if self._grammars.ready(job):
             return self._with_grammar(tokenized)
         return Unfinished(partial(self._with_grammar, tokenized))
@@ -230,8 +231,9 @@ class Preparer:
         self, tokenized: TokenizedRequest, is_cancelled: IsCancelled = NEVER_CANCELLED
     ) -> TokenizedRequest:
         """Add the request's grammar. May be called in any thread."""
+        request = tokenized.request
         guide, note = self._grammars.answer(
-            tokenized.request, tokenized.tail, tokenized.shown, is_cancelled
+            request, tokenized.tail, tokenized.shown, is_cancelled, self._form(request)
         )
         if guide is not None:
             deferred = DeferredGuide(guide)
@@ -245,6 +247,10 @@ class Preparer:
             # The other guide comes first, so that a finished constraint may still end the answer.
             tokenized.matcher = minimum if guide is None else CombinedGuide(guide, minimum)
         return tokenized
+
+    def _form(self, request: Generate) -> CallFormat | None:
+        """Return how the model of a chat writes calls, and messages."""
+        return self._renderer.dialect.calls if isinstance(request.prompt, ChatPrompt) else None
 
     def _set_thoughts(self, request: Generate) -> str:
         """Set the request's markers of thoughts to this model's. Return a note if they are unknown."""

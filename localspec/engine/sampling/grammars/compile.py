@@ -16,6 +16,7 @@ from functools import cached_property
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
+from localspec.chat.markers import MESSAGE_START
 from localspec.engine.llama import Vocab
 from localspec.engine.sampling.grammars.gates import (
     Gate,
@@ -39,6 +40,7 @@ from localspec.engine.sampling.grammars.sources import (
 )
 from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected
+from localspec.protocol.calls import CallFormat
 from localspec.protocol.frames import ChatPrompt, Constraint, Generate
 
 CACHED_GRAMMARS = 8  # Compiled grammars kept, since an agent sends the same tools with every turn.
@@ -116,10 +118,13 @@ class Grammars:
 
     # ------------------------------------------------------------------------ of a request
 
-    def job(self, request: Generate, tail: str) -> tuple[GrammarJob | None, str]:
+    def job(
+        self, request: Generate, tail: str, form: CallFormat | None = None
+    ) -> tuple[GrammarJob | None, str]:
         """Return the grammars to compile for a request, or None, and a note for the user.
 
-        tail: the end of the prompt, which may have opened thoughts.
+        tail: the end of the prompt, which may have opened thoughts. form: how the model of a chat writes
+        calls.
         """
         tools, constraint = request.tools, request.constraint
         note = ""
@@ -127,12 +132,14 @@ class Grammars:
             tools, note = None, _UNKNOWN_NOTATION
         if tools is None and constraint is None:
             return None, note
-        gated = tools is not None or bool(_closing_marker(request, tail))
+        in_message = form is not None and form.answer and tail.rstrip().endswith(MESSAGE_START)
+        messages = form if in_message and constraint is not None else None
+        gated = tools is not None or messages is not None or bool(_closing_marker(request, tail))
         # The job does not depend on the beginning of the answer, so that equal grammars share a cache entry.
         if constraint is not None:
             constraint = msgspec.structs.replace(constraint, begun="")
         thoughts = request.thoughts if gated else []
-        return GrammarJob(tools, constraint, thoughts, gated), note
+        return GrammarJob(tools, constraint, thoughts, gated, messages), note
 
     def ready(self, job: GrammarJob | None) -> bool:
         """Return whether a job needs no compiling, because it was compiled or rejected before."""
@@ -148,18 +155,19 @@ class Grammars:
         tail: str,
         shown: frozenset[int],
         is_cancelled: IsCancelled = NEVER_CANCELLED,
+        form: CallFormat | None = None,
     ) -> tuple[Guide | None, str]:
         """Return the guide of a request's answer, or None without constraints, and a note for the user.
 
         tail: the end of the prompt, which may have opened the thoughts. shown: control tokens whose text
-        belongs to the answer.
+        belongs to the answer. form: as in `job`.
 
         Raises:
             GrammarRejected: the grammar is invalid, too large or too slow; a strict tool schema cannot be
                 enforced; or the given beginning of the answer does not fit the grammar.
             Cancelled: `is_cancelled` returned True.
         """
-        job, note = self.job(request, tail)
+        job, note = self.job(request, tail, form)
         if job is None:
             return None, note
         compiled = self._compile(job, is_cancelled)

@@ -31,7 +31,7 @@ from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
 from localspec.engine.sampling.grammars.json_values import json_expression, json_grammar
 from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import ToolSet, call_markers
+from localspec.protocol.calls import CallFormat, ToolSet, call_markers
 from localspec.protocol.frames import Constraint
 
 # Bytes of a grammar or schema. With 300 KiB of alternatives, a mask took 7 s.
@@ -98,14 +98,15 @@ class GrammarJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """The inputs that determine the grammars of an answer.
 
     thoughts: pairs of opening and closing markers of thoughts that may come first. gated: whether the
-    constraint applies after thoughts that the prompt has opened, or beside tools; otherwise it applies from
-    the first token on.
+    constraint applies after thoughts that the prompt has opened, beside tools, or inside a message; otherwise
+    it applies from the first token on. messages: the format of a model whose answer begins with a message.
     """
 
     tools: ToolSet | None = None
     constraint: Constraint | None = None
     thoughts: list[tuple[str, str]] = []
     gated: bool = False
+    messages: CallFormat | None = None
 
     @property
     def param(self) -> str | None:
@@ -199,6 +200,9 @@ class _Builder:
     def build(self, answer: str) -> GrammarSources:
         """Return the sources. answer: the rule of an answer that is not a call, or ""."""
         if self._job.tools is None:
+            if (messages := self._job.messages) is not None:
+                grammar = self._grammar(ToolSet(messages, {}), [], compact=True)
+                return self._build_from_start(lambda _: grammar.write_message(answer))
             return self._build_from_start(
                 lambda close: f"start: {self._thoughts_end(close)} answer\nanswer: {answer}"
             )
