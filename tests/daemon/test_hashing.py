@@ -165,8 +165,8 @@ def test_hashes_are_remembered_in_a_read_only_store(changed: ChangedPair) -> Non
     assert changed.list_notes("began") == ["began target.gguf"]
 
 
-def test_a_hanging_hub_blocks_only_pulls() -> None:
-    """Its socket accepts connections and sends nothing; only clients that cancel the pull wait."""
+def test_a_hanging_hub_blocks_nobody() -> None:
+    """Its socket accepts connections and sends nothing; a pull is cancelled all the same."""
     with socket.socket() as hub, temporary_home() as home, ThreadPoolExecutor(16) as pool:
         hub.bind(("127.0.0.1", 0))
         hub.listen()
@@ -185,10 +185,8 @@ def test_a_hanging_hub_blocks_only_pulls() -> None:
         changed.go.touch()
         assert home.chat("say x", model="mine").text == "x"
         assert home.request("GET", "/v1/models").status == 200
-        assert not any(cancel.done() for cancel in cancels)
-        hanging.close()
-        hub.close()
         assert {cancel.result().json["state"] for cancel in cancels} == {"cancelled"}
+        hanging.close()
         daemon.stop()
 
 
