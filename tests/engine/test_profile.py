@@ -186,16 +186,18 @@ def test_costs_stay_positive_whatever_is_observed(
     ("limit_s", "pass_s", "repeats"), [(-1, 0, 1), (30, 0, MAX_REPEATS), (30, 0.03, MIN_REPEATS)]
 )
 def test_widths_take_turns_so_that_a_disturbance_falls_on_all(
-    limit_s: float, pass_s: float, repeats: int
+    limit_s: float, pass_s: float, repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is measured warm even without time, and slow passes are repeated fewer times."""
-    calls: list[int] = []
+    calls, time_s = list[int](), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time_s[0])
+    monkeypatch.setattr("localspec.engine.pair.profile.time", clock)
 
     def run(width: int) -> None:
         calls.append(width)
-        time.sleep(pass_s)
+        time_s[0] += pass_s
 
-    costs = measure_passes(run, (1, 2, 4), deadline=time.monotonic() + limit_s).ms
+    costs = measure_passes(run, (1, 2, 4), limit_s, lambda: time_s[0]).ms
     assert list(costs) == [1, 2, 4]
     assert calls == [1, 2, 4] + [*[1] * SETTLING_PASSES, 1, 2, 4] * repeats
 
