@@ -426,6 +426,15 @@ def file_part(data: bytes, name: str = "a.pdf") -> dict[str, Any]:
     return {"type": "file", "file": {"filename": name, "file_data": url}}
 
 
+def input_file(data: bytes, name: str = "a.pdf") -> dict[str, Any]:
+    return {"type": "input_file", "filename": name, "file_data": encode(data)}
+
+
+def asked(file: dict[str, Any], text: str = "What?") -> dict[str, Any]:
+    """Return a question about a file as OpenAI's Responses have it."""
+    return {"role": "user", "content": [file, {"type": "input_text", "text": text}]}
+
+
 def picture_part(data: bytes) -> dict[str, Any]:
     url = f"data:image/webp;base64,{encode(data)}"
     return {"type": "image_url", "image_url": {"url": url}}
@@ -491,15 +500,7 @@ def test_a_text_file_is_text(seeing: Home) -> None:
 
 def test_all_protocols_give_the_same_answer(seeing: Home) -> None:
     expected = ask(seeing, file_part(REPORT)).text
-    file = {"filename": "a.pdf", "file_data": encode(REPORT)}
-    content = [{"type": "input_file", **file}, {"type": "input_text", "text": "What?"}]
-    body = {
-        "input": [{"role": "user", "content": content}],
-        "temperature": 0,
-        "max_output_tokens": GREEDY["max_tokens"],
-        "speculative": GREEDY["speculative"],
-    }
-    responses = seeing.request("POST", "/v1/responses", body).json
+    responses = respond(seeing, REPORT, speculative=GREEDY["speculative"]).json
     assert responses["output"][-1]["content"][0]["text"] == expected
     source = {"type": "base64", "media_type": "application/pdf", "data": encode(REPORT)}
     document = {"type": "document", "title": "a.pdf", "source": source}
@@ -518,11 +519,8 @@ def test_all_protocols_give_the_same_answer(seeing: Home) -> None:
 
 def test_tokens_of_a_document_are_counted(seeing: Home) -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": encode(REPORT)}
-    result = {
-        "type": "tool_result",
-        "tool_use_id": "a1",
-        "content": [{"type": "document", "title": "a.pdf", "source": source}],
-    }
+    document = {"type": "document", "title": "a.pdf", "source": source}
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": "a1", "content": [document]}
     call = {"type": "tool_use", "id": "a1", "name": "read", "input": {}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Read it."},
@@ -574,10 +572,10 @@ def test_an_agent_that_sends_everything_again_continues_its_conversation(
         "text": {"type": "input_text", "text": "Look."},
         "picture": {"type": "input_image", "image_url": picture_part(png(3))["image_url"]["url"]},
         "converted": {
-            "type": "input_image",
+            **{"type": "input_image"},
             "image_url": picture_part(picture("WEBP"))["image_url"]["url"],
         },
-        "document": {"type": "input_file", "filename": "a.pdf", "file_data": encode(REPORT)},
+        "document": input_file(REPORT),
     }[kind]
     conversations = "/localspec/conversations"
     before = len(seeing.request("GET", conversations).json["conversations"])
@@ -596,9 +594,7 @@ def test_an_agent_that_sends_everything_again_continues_its_conversation(
 
 def respond(home: Home, data: bytes, **fields: Any) -> Answer:
     """Ask about a document by OpenAI's Responses."""
-    file = {"type": "input_file", "filename": "a.pdf", "file_data": encode(data)}
-    content = [file, {"type": "input_text", "text": "What?"}]
-    body = {"input": [{"role": "user", "content": content}], "temperature": 0}
+    body = {"input": [asked(input_file(data))], "temperature": 0}
     return home.request("POST", "/v1/responses", {**body, "max_output_tokens": 16, **fields})
 
 
@@ -651,14 +647,8 @@ def test_a_response_in_the_background_fails_with_its_document(seeing: Home) -> N
 
 def test_an_agent_in_the_background_continues_its_conversation(seeing: Home) -> None:
     first = await_response(seeing, respond(seeing, REPORT, background=True).json["id"])
-    file = {"type": "input_file", "filename": "a.pdf", "file_data": encode(REPORT)}
-    content = [file, {"type": "input_text", "text": "What?"}]
-    items = [{"role": "user", "content": content}, *first["output"]]
-    body = {
-        "input": [*items, {"role": "user", "content": "And?"}],
-        "max_output_tokens": 16,
-        "background": True,
-    }
+    items = [asked(input_file(REPORT)), *first["output"], {"role": "user", "content": "And?"}]
+    body = {"input": items, "max_output_tokens": 16, "background": True}
     name = seeing.request("POST", "/v1/responses", body).json["id"]
     assert await_response(seeing, name)["status"] in ("completed", "incomplete")
     messages = seeing.request("GET", "/localspec/conversations/last").json["messages"]
@@ -667,10 +657,9 @@ def test_an_agent_in_the_background_continues_its_conversation(seeing: Home) -> 
 
 def title_of(home: Home, *content: dict[str, Any], **options: Any) -> str:
     """Return the title of a new conversation that begins with such a question."""
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
-    answer = home.request(
-        "POST", "/v1/chat/completions", {**body, "localspec": {"conversation": "new", **options}}
-    )
+    body: Any = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    body |= {"localspec": {"conversation": "new", **options}}
+    answer = home.request("POST", "/v1/chat/completions", body)
     assert answer.status == 200, answer.body
     name = answer.json["localspec"]["conversation"]
     return str(home.request("GET", f"/localspec/conversations/{name}").json["title"])
@@ -689,9 +678,8 @@ def test_a_title_is_the_question_and_not_a_files_text(seeing: Home) -> None:
 
 
 def test_the_title_of_a_response_is_the_question(seeing: Home) -> None:
-    file = {"type": "input_file", "filename": "report.pdf", "file_data": encode(REPORT)}
-    content = [file, {"type": "input_text", "text": "What does it say?"}]
-    body = {"input": [{"role": "user", "content": content}], "max_output_tokens": 1}
+    question = asked(input_file(REPORT, "report.pdf"), "What does it say?")
+    body = {"input": [question], "max_output_tokens": 1}
     assert seeing.request("POST", "/v1/responses", body).status == 200
     conversation = seeing.request("GET", "/localspec/conversations/last").json
     assert conversation["title"] == "What does it say?"

@@ -54,17 +54,19 @@ def parts(*pictures: bytes, text: str = QUESTION) -> list[dict[str, Any]]:
     return [*images, {"type": "text", "text": text}]
 
 
+def asked(*content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*content]}]
+
+
 def ask(home: Home, *pictures: bytes, text: str = QUESTION, **fields: Any) -> Answer:
-    messages = [{"role": "user", "content": parts(*pictures, text=text)}]
-    return home.request(
-        "POST", "/v1/chat/completions", {"messages": messages, **GREEDY, **PLAIN, **fields}
-    )
+    body = {"messages": asked(*parts(*pictures, text=text)), **GREEDY, **PLAIN, **fields}
+    return home.request("POST", "/v1/chat/completions", body)
 
 
 def refusal(home: Home, url: str) -> Any:
     """Return the error of a question with a picture at this URL."""
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
-    body = {"messages": [{"role": "user", "content": content}], **GREEDY}
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    body = {"messages": asked(picture, {"type": "text", "text": QUESTION}), **GREEDY}
     answer = home.request("POST", "/v1/chat/completions", body)
     assert answer.status == 400, answer.body
     return answer.error
@@ -113,98 +115,64 @@ def test_all_protocols_give_the_same_answer(seeing: Home) -> None:
     picture = png(8)
     expected = ask(seeing, picture).text
     data = base64.encodebytes(picture).decode()  # in lines, as the command base64 writes it
-    responses = seeing.request(
-        "POST",
-        "/v1/responses",
-        {
-            "input": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "input_image", "image_url": to_url(picture)},
-                        {"type": "input_text", "text": QUESTION},
-                    ],
-                }
-            ],
-            "temperature": 0,
-            "max_output_tokens": GREEDY["max_tokens"],
-            "speculative": PLAIN["speculative"],
-        },
-    ).json
+
+    def send(path: str, **body: Any) -> Any:
+        return seeing.request("POST", path, body).json
+
+    image = {"type": "input_image", "image_url": to_url(picture)}
+    question = asked(image, {"type": "input_text", "text": QUESTION})
+    limits = {"temperature": 0, "max_output_tokens": GREEDY["max_tokens"], **PLAIN}
+    responses = send("/v1/responses", input=question, **limits)
     assert responses["output"][-1]["content"][0]["text"] == expected
     source = {"type": "base64", "media_type": "image/png", "data": data}
-    blocks = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
-    message = seeing.request(
-        "POST",
-        "/v1/messages",
-        {"messages": [{"role": "user", "content": blocks}], **GREEDY, **PLAIN},
-    ).json
+    blocks = asked({"type": "image", "source": source}, {"type": "text", "text": QUESTION})
+    message = send("/v1/messages", messages=blocks, **GREEDY, **PLAIN)
     assert message["content"][-1]["text"] == expected
     options = {"temperature": 0, "num_predict": GREEDY["max_tokens"]}
-    chat = seeing.request(
-        "POST",
-        "/api/chat",
-        {
-            "messages": [{"role": "user", "content": QUESTION, "images": [data]}],
-            "options": options,
-            "stream": False,
-        },
-    ).json
-    assert chat["message"]["content"] == expected
-    generated = seeing.request(
-        "POST",
-        "/api/generate",
-        {"prompt": QUESTION, "images": [to_url(picture)], "options": options, "stream": False},
-    ).json
+    whole: dict[str, Any] = {"options": options, "stream": False}
+    messages = [{"role": "user", "content": QUESTION, "images": [data]}]
+    assert send("/api/chat", messages=messages, **whole)["message"]["content"] == expected
+    generated = send("/api/generate", prompt=QUESTION, images=[to_url(picture)], **whole)
     assert generated["response"] == expected
 
 
 def test_results_of_tools_have_pictures(seeing: Home) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": ""}
+    call = {"type": "tool_use", "id": "a1", "name": "shot", "input": {}}
 
-    def result(picture: bytes) -> dict[str, Any]:
+    def content_after(picture: bytes) -> Any:
         data = base64.b64encode(picture).decode()
-        image = {"type": "image", "source": {**source, "data": data}}
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        shown = [{"type": "image", "source": source}]
         messages = [
             {"role": "user", "content": "Take a screenshot."},
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "a1", "name": "shot", "input": {}}],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "a1", "content": [image]}],
-            },
+            {"role": "assistant", "content": [call]},
+            *asked({"type": "tool_result", "tool_use_id": "a1", "content": shown}),
         ]
-        answer: dict[str, Any] = seeing.request(
-            "POST", "/v1/messages", {"messages": messages, **GREEDY}
-        ).json
-        return answer
+        body = {"messages": messages, **GREEDY}
+        return seeing.request("POST", "/v1/messages", body).json["content"]
 
-    assert result(png(9))["content"] == result(png(9))["content"] != result(png(10))["content"]
+    assert content_after(png(9)) == content_after(png(9)) != content_after(png(10))
 
 
 def test_ask_reads_a_picture_file(seeing: Home, tmp_path: Path) -> None:
     for name, seed in (("a.png", 11), ("b.png", 12)):
         (tmp_path / name).write_bytes(png(seed))
     options = ("--temperature", "0", "-n", "16", "--no-log", "--draft", "0", "--plain")
-    runs = [
-        seeing.run("ask", *options, "-f", str(tmp_path / name), QUESTION)
-        for name in ("a.png", "b.png")
-    ]
+    paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    runs = [seeing.run("ask", *options, "-f", path, QUESTION) for path in paths]
     assert [run.returncode for run in runs] == [0, 0], runs
     assert runs[0].stdout.strip() == ask(seeing, png(11)).text.strip()
     assert runs[0].stdout != runs[1].stdout
 
 
 def test_counting_tokens_counts_pictures(seeing: Home) -> None:
-    messages = [{"role": "user", "content": parts(png(13))}]
+    messages = asked(*parts(png(13)))
     counted = seeing.request("POST", "/v1/chat/completions/input_tokens", {"messages": messages})
     assert counted.json["input_tokens"] == ask(seeing, png(13)).json["usage"]["prompt_tokens"]
 
 
 def test_the_template_shows_where_a_picture_is(seeing: Home) -> None:
-    messages = [{"role": "user", "content": parts(png(14))}]
+    messages = asked(*parts(png(14)))
     prompt = seeing.request("POST", "/apply-template", {"messages": messages}).json["prompt"]
     assert f"<__media__>{QUESTION}" in prompt
 

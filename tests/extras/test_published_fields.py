@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_projector import png
-from tests.support.daemons import Answer, Home, RunningDaemon, scripted_home, temporary_home
+from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
 from tests.support.encoders import Bert
 from tests.support.error_shapes import read_error
 
@@ -436,12 +436,6 @@ COUNTS = {"/v1/responses/input_tokens", "/v1/messages/count_tokens", "/apply-tem
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[Home]:
-    with scripted_home() as home:
-        yield home
-
-
-@pytest.fixture(scope="module")
 def vectors() -> Iterator[Home]:
     """Run a daemon with random models for embeddings and ranks."""
     with temporary_home() as home:
@@ -491,11 +485,11 @@ def names_field(entries: list[str], field: str) -> bool:
 
 
 def test_a_published_field_is_served_refused_or_named(
-    scripted: Home, vectors: Home, subtests: pytest.Subtests
+    api: Home, vectors: Home, subtests: pytest.Subtests
 ) -> None:
     for source, endpoint, field in FIELDS:
         with subtests.test(source=source, endpoint=endpoint, field=field):
-            check_field(vectors if endpoint in VECTORS else scripted, endpoint, field)
+            check_field(vectors if endpoint in VECTORS else api, endpoint, field)
 
 
 def check_field(home: Home, endpoint: str, field: str) -> None:
@@ -536,19 +530,18 @@ def answer_without_field(home: Home, endpoint: str, body: dict[str, Any]) -> str
 
 
 def test_an_unknown_field_is_named_in_every_protocol(
-    scripted: Home, vectors: Home, subtests: pytest.Subtests
+    api: Home, vectors: Home, subtests: pytest.Subtests
 ) -> None:
     for endpoint in BASE:
         for value in [1, False, "x", [], {"a": 1}]:
             with subtests.test(endpoint=str(endpoint), value=str(value)):
-                home = vectors if endpoint in VECTORS else scripted
+                home = vectors if endpoint in VECTORS else api
                 answer = home.request("POST", endpoint, {**BASE[endpoint], "nonsense_field": value})
                 assert answer.status == 200
                 assert list_ignored(answer) == ["nonsense_field"]
                 if "stream" not in BASE[endpoint]:
-                    again = home.request(
-                        "POST", endpoint, {**BASE[endpoint], "nonsense_field": None}
-                    )
+                    body = {**BASE[endpoint], "nonsense_field": None}
+                    again = home.request("POST", endpoint, body)
                     assert list_ignored(again) == []
 
 
@@ -556,18 +549,16 @@ def test_an_unknown_field_is_named_in_every_protocol(
     "endpoint",
     ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/completion"],
 )
-def test_a_stream_names_an_unknown_field_too(scripted: Home, endpoint: str) -> None:
+def test_a_stream_names_an_unknown_field_too(api: Home, endpoint: str) -> None:
     body = {**BASE[endpoint], "stream": True, "nonsense_field": 1}
-    assert set(list_ignored(scripted.request("POST", endpoint, body))) == {"nonsense_field"}
+    assert set(list_ignored(api.request("POST", endpoint, body))) == {"nonsense_field"}
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/localspec/load"), ("POST", "/localspec/gc"), ("DELETE", "/api/delete")],
 )
-def test_administrative_requests_refuse_unknown_fields(
-    scripted: Home, method: str, path: str
-) -> None:
-    answer = scripted.request(method, path, {"model": "builtin", "nonsense": 1})
+def test_administrative_requests_refuse_unknown_fields(api: Home, method: str, path: str) -> None:
+    answer = api.request(method, path, {"model": "builtin", "nonsense": 1})
     assert answer.status == 400
     assert "is not a field of this request" in answer.body.decode()

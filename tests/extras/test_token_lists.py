@@ -80,9 +80,8 @@ def responses(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
     body = {"input": QUESTION, "include": include, "store": False, "max_output_tokens": limit}
     body |= fields
     if stream:
-        deltas = [
-            e for e in read_events(home, path, body) if e["type"] == "response.output_text.delta"
-        ]
+        events = read_events(home, path, body)
+        deltas = [each for each in events if each["type"] == "response.output_text.delta"]
         text = "".join(delta["delta"] for delta in deltas)
         entries = [entry for delta in deltas for entry in delta["logprobs"]]
     else:
@@ -143,15 +142,8 @@ def test_ollama_reports_the_same_tokens_with_and_without_streaming(real: Home) -
 
 # ------------------------------------------------------------------------ stop strings
 
-LED = {
-    "name": "led_on",
-    "description": "Switch the LED on.",
-    "parameters": {
-        "type": "object",
-        "properties": {"room": {"enum": ["kitchen"]}},
-        "required": ["room"],
-    },
-}
+ROOM = {"type": "object", "properties": {"room": {"enum": ["kitchen"]}}, "required": ["room"]}
+LED = {"name": "led_on", "description": "Switch the LED on.", "parameters": ROOM}
 
 
 @pytest.mark.parametrize("stop", ["led", '"', "{", "kitchen", "name", "<tool_call>", "_"])
@@ -172,7 +164,7 @@ def test_a_stop_string_inside_a_tool_call_is_ignored(real: Home, stop: str) -> N
         arguments = "".join(part["function"]["arguments"] for part in parts)
         assert json.loads(arguments) == {"room": "kitchen"}
     anthropic = {**shared, "model": "builtin", "stop_sequences": [stop]}
-    anthropic["tools"] = [{"name": "led_on", "input_schema": LED["parameters"]}]
+    anthropic["tools"] = [{"name": "led_on", "input_schema": ROOM}]
     anthropic["tool_choice"] = {"type": "any"}
     answer = real.request("POST", "/v1/messages", anthropic).json
     assert answer["stop_reason"] == "tool_use"
@@ -274,10 +266,8 @@ def test_lm_eval_multiple_choice(real: Home) -> None:
     prompts = [context + tokenize(real, choice, first=False) for choice in CHOICES]
     together = request_loglikelihoods(real, prompts, exact=True)
     alone = [request_loglikelihoods(real, [prompt], exact=True)["choices"][0] for prompt in prompts]
-    for index, (choice, single, tokens) in enumerate(
-        zip(together["choices"], alone, prompts, strict=True)
-    ):
-        assert choice["index"] == index
+    assert [choice["index"] for choice in together["choices"]] == [*range(len(CHOICES))]
+    for choice, single, tokens in zip(together["choices"], alone, prompts, strict=True):
         for logprobs in (choice["logprobs"], single["logprobs"]):
             assert len(logprobs["tokens"]) == len(tokens) + 1
             assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
@@ -286,11 +276,10 @@ def test_lm_eval_multiple_choice(real: Home) -> None:
     likelihoods = parse_logprobs(together, [len(context)] * len(prompts))
     assert all(-1000 < likelihood < 0 for likelihood, _ in likelihoods)
     # The context's own values are the same before every choice.
-    scored = [
-        choice["logprobs"]["token_logprobs"][1 : len(context)] for choice in together["choices"]
-    ]
+    values = [choice["logprobs"]["token_logprobs"] for choice in together["choices"]]
+    scored = [each[1 : len(context)] for each in values]
     # Batches of other widths round differently.
-    assert all(values == pytest.approx(scored[0], abs=0.4) for values in scored)
+    assert all(each == pytest.approx(scored[0], abs=0.4) for each in scored)
 
 
 def test_generated_tokens_are_greedy_for_lm_eval(real: Home) -> None:
@@ -313,9 +302,8 @@ def test_an_echoed_prompt_and_its_completion_are_one_text(
     choice = real.request("POST", "/v1/completions", body).json["choices"][0]
     assert choice["text"].startswith(text)
     logprobs = choice["logprobs"]
-    assert (
-        len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(logprobs["token_logprobs"])
-    )
+    lists = ("tokens", "text_offset", "token_logprobs")
+    assert len({len(logprobs[name]) for name in lists}) == 1
     assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         assert "\ufffd" in token or choice["text"].startswith(token, offset) or offset == 0
@@ -337,9 +325,8 @@ def test_prompt_logprobs_have_the_shape_of_vllm(real: Home) -> None:
         for entry, token in zip(entries, prompt[1:], strict=True):
             assert 2 <= len(entry) <= 3
             ranked = sorted(entry.values(), key=lambda logprob: logprob["rank"])
-            assert [logprob["logprob"] for logprob in ranked] == sorted(
-                (each["logprob"] for each in ranked), reverse=True
-            )
+            values = [logprob["logprob"] for logprob in ranked]
+            assert values == sorted(values, reverse=True)
             assert str(token) in entry
     refused = {"prompt": "x", "suffix": "y", "echo": True, "logprobs": 1}
     assert real.request("POST", "/v1/completions", refused).error["param"] == "suffix"
