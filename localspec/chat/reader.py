@@ -80,14 +80,9 @@ class AnswerReader:
         names = self._tools if form.recipient else ()
         self._markers = AnswerMarkers(pairs, tail, names, channels=reasoning)
         self._place, self._begun = self._markers.start, self._markers.begun
-        self._held, self._at = (
-            "",
-            0,
-        )  # what is not classified yet, and where it begins in the answer
-        self._text, self._text_at = (
-            "",
-            0,
-        )  # classified text that is not decided yet, and where it begins
+        # What is not classified yet, and classified text that is not decided yet: each with its place.
+        self._held, self._at = "", 0
+        self._text, self._text_at = "", 0
         self._blanks: list[Text] = []  # blanks that only count if more of their kind follows
         self._inner_form = inner_format(self._form) if self._tools else None
         self._inner = self._inner_form.lead.strip() if self._inner_form else ""
@@ -95,9 +90,8 @@ class AnswerReader:
         has_literals = self._form.kind in ("hermes", "named", "found")
         self._closing = "" if has_literals else self._form.close
         self._skips_blanks = self.thinking
-        self._state: Literal["first", "text", "call", "behind call"] = "first"
-        if self.thinking:
-            self._state = "text"
+        self._state: Literal["first", "text", "call", "behind call"]
+        self._state = "text" if self.thinking else "first"
         self._opening, self._opening_at = "", 0  # the marker of the call that is being read
         self._reader: CallReader | None = None
         self._in_code = False  # inside a fenced block that is not a call
