@@ -59,7 +59,7 @@ class AnswerReader:
         tail: str = "",
         thoughts: Sequence[ThoughtMarkers] = (),
     ) -> None:
-        """Begin behind `tail`, the end of the prompt, in which the template may already open the reasoning.
+        """Begin behind `tail`, the end of the prompt, which may have opened the reasoning.
 
         form, tools: how calls are written, and the schemas of the tools by name. reasoning: thoughts are
         read; without it they stay in the text. parallel: calls after the first one count. required: the
@@ -87,8 +87,8 @@ class AnswerReader:
         self._inner_form = inner_format(self._form) if self._tools else None
         self._inner = self._inner_form.lead.strip() if self._inner_form else ""
         # The reader of literals reads the closing marker itself.
-        has_literals = self._form.kind in ("hermes", "named", "found")
-        self._closing = "" if has_literals else self._form.close
+        reads_closing = self._form.kind in ("hermes", "named", "found")
+        self._closing = "" if reads_closing else self._form.close
         self._skips_blanks = self.thinking
         self._state: Literal["first", "text", "call", "behind call"]
         self._state = "text" if self.thinking else "first"
