@@ -86,9 +86,8 @@ class AnswerReader:
         self._blanks: list[Text] = []  # blanks that only count if more of their kind follows
         self._inner_form = inner_format(self._form) if self._tools else None
         self._inner = self._inner_form.lead.strip() if self._inner_form else ""
-        # The reader of literals reads the closing marker itself.
-        reads_closing = self._form.kind in ("hermes", "named", "found")
-        self._closing = "" if reads_closing else self._form.close
+        is_literal = self._form.kind in ("hermes", "named", "found")
+        self._closing = "" if is_literal else self._form.close  # their reader reads it itself
         self._skips_blanks = self.thinking
         self._state: Literal["first", "text", "call", "behind call"]
         self._state = "text" if self.thinking else "first"

@@ -33,7 +33,7 @@ MAX_BALANCE_ROUNDS = 32.0
 # Probes also have a budget of their own, which spreads them over the answers with a pair. It is measured in
 # plain tokens. That of a new draft model begins with INITIAL_PROBE_TOKENS, and what short answers leave
 # over is kept. It grows by this share of the time without drafts.
-PROBE_SHARE = 0.005
+PROBE_SHARE = 0.007
 INITIAL_PROBE_TOKENS, MAX_PROBE_TOKENS = 2.0, 4.0
 
 # Rounds to wait after each failed attempt, one after another; the last number repeats.
