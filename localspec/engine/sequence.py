@@ -278,14 +278,15 @@ class Sequence:
             count += 1
             if self.request.return_tokens:
                 self._ids.append(token)
-            if self._vocab.is_eog(token) or token in self._stop_tokens:
+            is_end = self._vocab.is_eog(token) or token in self._stop_tokens
+            piece = b"" if is_end else self._vocab.piece(token, special=token in self._shown)
+            begin, self._n_bytes = self._n_bytes, self._n_bytes + len(piece)
+            if logprobs:
+                self._report.add(begin, self._n_bytes, logprobs[index])
+            if is_end:
                 self.finish("stop")
                 break
             is_loop = self.guard is not None and self.guard.push(token)
-            piece = self._vocab.piece(token, special=token in self._shown)
-            if logprobs:
-                self._report.add(self._n_bytes, self._n_bytes + len(piece), logprobs[index])
-            self._n_bytes += len(piece)
             chunk = self._within_lines(self._stream.push(piece, index < len(tokens) - 1))
             self._report.show(chunk.chars)
             pieces += chunk.pieces

@@ -101,7 +101,7 @@ def test_probing_expensive_wide_passes_costs_little(
         return [replay.write(copy).speed for copy in copies]
 
     with_probes = speeds()
-    monkeypatch.setattr("localspec.engine.speculation.controller.WIDE_PASS_RESTS", (math.inf,))
+    monkeypatch.setattr("localspec.engine.speculation.controller.WIDE_PASS_BACKOFFS", (math.inf,))
     ratios = [probed / unprobed for probed, unprobed in zip(with_probes, speeds(), strict=True)]
     assert ratios[0] >= 0.96
     assert min(ratios[1:]) >= 0.98
