@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from localspec.chat.wordings import Messages
 from localspec.daemon.completion.request import chat_prompt
 from localspec.engine.prompt import template_child
 from localspec.engine.prompt.template import TemplateRenderer
@@ -43,8 +44,11 @@ class Renderer(TemplateRenderer):
         self._env = template_child.environment()
         self._env.globals["strftime_now"] = NOW.strftime
 
-    def _today(self) -> dict[str, str]:
-        return {}  # transformers provides dates by strftime_now only
+    def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
+        # Transformers provides dates by strftime_now only, unless the request has its own.
+        ours = {"date_string", "datetime"} - prompt.template_kwargs.keys()
+        variables = super()._variables(prompt, messages)
+        return {name: value for name, value in variables.items() if name not in ours}
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         request = json.dumps({"template": self._template, "variables": variables})
