@@ -134,11 +134,9 @@ class AnswerMarkers:
             return kind, at, place
         if place.close:
             return "", len(mark), Place("behind")
-        return (
-            self._end_message(place, mark, text, final)
-            if place.in_message
-            else ("", len(mark), place)
-        )
+        if place.in_message:
+            return self._end_message(place, mark, text, final)
+        return "", len(mark), place
 
     def follow(self, place: Place, text: str) -> tuple[Place, str]:
         """Return the place behind what is certain of `text`, and the rest, which may begin a marker."""

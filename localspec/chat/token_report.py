@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from localspec.chat.reader import AnswerReader, PlainReader
 from localspec.protocol.frames import TokenLogprob
-from localspec.protocol.pieces import Piece, Text
+from localspec.protocol.pieces import Piece, content_of
 
 
 class _Scored(NamedTuple):
@@ -88,11 +88,9 @@ def find_content(pieces: Iterable[Piece], begin: int, end: int) -> list[bool]:
     """Return which of the characters from `begin` to `end` of an answer are content of these pieces."""
     content = [False] * max(end - begin, 0)
     for piece in pieces:
-        if isinstance(piece, Text) and piece.kind == "content":
-            start = max(piece.at - begin, 0)
-            content[start : piece.at - begin + len(piece.text)] = [True] * (
-                piece.at - begin + len(piece.text) - start
-            )
+        if text := content_of(piece):
+            start, stop = max(text.at - begin, 0), text.at - begin + len(text.text)
+            content[start:stop] = [True] * (stop - start)
     return content
 
 

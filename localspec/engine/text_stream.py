@@ -14,7 +14,7 @@ from typing import NamedTuple
 from localspec.chat.markers import certain_length
 from localspec.chat.reader import AnswerReader, PlainReader
 from localspec.chat.token_report import find_content
-from localspec.protocol.pieces import Piece, Text
+from localspec.protocol.pieces import Piece, Text, content_of, merge_pieces
 
 
 class Chunk(NamedTuple):
@@ -135,9 +135,9 @@ class TextStream:
         count = max(end - self._begin, 0)
         content = find_content(shown, self._begin, self._begin + count)
         for piece in shown if self._reveals_draft else ():
-            if isinstance(piece, Text) and piece.kind == "content":
-                start = piece.at - self._begin
-                piece.drafted = list(_runs(self._drafted[start : start + len(piece.text)]))
+            if text := content_of(piece):
+                start = text.at - self._begin
+                text.drafted = list(_runs(self._drafted[start : start + len(text.text)]))
         chunk = Chunk(shown, list(zip(self._ends[:count], content, strict=True)), self._begin)
         del self._ends[:count], self._drafted[:count]
         self._begin += count
@@ -145,35 +145,27 @@ class TextStream:
 
     def _up_to_stop(self, pieces: list[Piece]) -> Iterator[Piece]:
         """Yield the pieces before a stop string, without what may begin one."""
-        for piece in pieces:
-            held, self._held = self._held, None
-            is_content = isinstance(piece, Text) and piece.kind == "content"
-            if (
-                isinstance(piece, Text)
-                and held
-                and is_content
-                and piece.at == held.at + len(held.text)
-            ):
-                piece = Text("content", held.text + piece.text, held.at)
-            elif held is not None:
-                yield held
-            if not isinstance(piece, Text) or not is_content:
+        held, self._held = self._held, None
+        pieces = merge_pieces(pieces if held is None else [held, *pieces])
+        for index, piece in enumerate(pieces):
+            text = content_of(piece)
+            if text is None:
                 yield piece
                 continue
-            found = [
-                (at, len(stop), stop) for stop in self._stops if (at := piece.text.find(stop)) >= 0
-            ]
-            if found:
+            finds = ((text.text.find(stop), len(stop), stop) for stop in self._stops)
+            if found := [find for find in finds if find[0] >= 0]:
                 count, _, self.stopped = min(found)
-                self._stopped_at = piece.at + count
+                self._stopped_at = text.at + count
+            elif index < len(pieces) - 1:  # something else follows, which no stop string spans
+                count = len(text.text)
             else:
-                count = certain_length(piece.text, self._stops)
+                count = certain_length(text.text, self._stops)
             if count:
-                yield Text("content", piece.text[:count], piece.at)
+                yield Text("content", text.text[:count], text.at)
             if found:
                 return
-            if count < len(piece.text):
-                self._held = Text("content", piece.text[count:], piece.at + count)
+            if count < len(text.text):
+                self._held = Text("content", text.text[count:], text.at + count)
 
 
 def _runs(marks: Sequence[bool]) -> Iterator[tuple[int, int]]:

@@ -37,6 +37,11 @@ class Arguments(msgspec.Struct, tag="arguments", omit_defaults=True):
 Piece = Text | Call | Arguments
 
 
+def content_of(piece: Piece) -> Text | None:
+    """Return the piece if it is text of the answer itself, neither reasoning nor a call."""
+    return piece if isinstance(piece, Text) and piece.kind == "content" else None
+
+
 def merge_pieces(pieces: Iterable[Piece]) -> list[Piece]:
     """Return the pieces with each one joined to the one before it, if it continues that."""
     merged: list[Piece] = []

@@ -1,4 +1,4 @@
-"""What is shown on stderr during a wait: a spinner with the reason, or a bar with the progress."""
+"""Progress on stderr during a wait: a spinner with the reason, or a bar with the progress."""
 
 from __future__ import annotations
 

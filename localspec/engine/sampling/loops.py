@@ -28,7 +28,7 @@ _MIN_COPIES = 3
 
 
 class LoopLimits(NamedTuple):
-    """What counts as a loop: so many repeated tokens, of a period that was repeated so often."""
+    """A threshold for loops: so many repeated tokens, of a period that was repeated so often."""
 
     tokens: int
     repeats: int

@@ -89,7 +89,7 @@ def max_search_backoff(search_cost: float) -> int:
 
 
 class ProbeBudget:
-    """What may be spent on probes of one draft model, in milliseconds; nothing before the first round."""
+    """The milliseconds that probes of one draft model may take; none before the first round."""
 
     def __init__(self) -> None:
         self._saved_ms: float | None = None

@@ -54,7 +54,7 @@ from localspec.extras.responses.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import PromptProgress, ToolCall
-from localspec.protocol.pieces import Arguments, Call, Piece, Text
+from localspec.protocol.pieces import Arguments, Call, Piece, Text, content_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +245,8 @@ def build_items(
     for index, call in enumerate(calls):
         pieces += [Call(call.id, call.function.name, index), Arguments(call.function.arguments)]
     for piece in pieces:
-        is_content = isinstance(piece, Text) and piece.kind == "content"
         # The generators have to run to their end, but their events are not needed.
-        deque(output.take(piece, [*logprobs] if is_content else []), 0)
+        deque(output.take(piece, [*logprobs] if content_of(piece) else []), 0)
     deque(output.end(cut=cut), 0)
     return output.items
 
@@ -322,8 +321,8 @@ class ResponsesShape(Shape):
             return self._begin()
         new_events: list[wire.Event] = []
         for piece in pieces:
-            is_content = isinstance(piece, Text) and piece.kind == "content"
-            new_events += self._output.take(piece, self._new_logprobs() if is_content else [])
+            logprobs = self._new_logprobs() if content_of(piece) else []
+            new_events += self._output.take(piece, logprobs)
         if new_events and isinstance(event, frames.Delta) and event.timings is not None:
             new_events[-1].timings = event.timings
         return self._number_events(new_events)

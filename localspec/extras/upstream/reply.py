@@ -88,7 +88,7 @@ _HEAD_CHARACTERS = 64  # of the answer, by which its repetition is recognized
 
 @dataclass(slots=True)
 class _Part:
-    """What a chunk has of an answer. The server may have separated thoughts and calls from the text."""
+    """One chunk's part of an answer. The server may have separated thoughts and calls from the text."""
 
     text: str = ""
     thought: str = ""

@@ -1,4 +1,4 @@
-"""What `enforced` asks of JSON Schemas: their references, patterns, unions and open objects."""
+"""Analysis of JSON Schemas for `enforced`: references, patterns, unions and open objects."""
 
 from __future__ import annotations
 
