@@ -13,6 +13,7 @@ from localspec.chat.families.functionary import FUNCTIONARY_3_2
 from localspec.chat.families.gpt_oss import HARMONY
 from localspec.chat.families.hermes import HERMES
 from localspec.chat.families.kimi import KIMI_K2, KIMI_K3
+from localspec.chat.families.lfm2 import LFM2
 from localspec.chat.families.llama import LLAMA
 from localspec.chat.families.minimax import MINIMAX_M3
 from localspec.chat.families.mistral import MISTRAL
@@ -23,7 +24,11 @@ from localspec.engine.text_stream import TextStream
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
-LED = {"type": "object", "properties": {"note": {"type": "string"}}}
+LED = {
+    "type": "object",
+    "properties": {"note": {"type": "string"}, "level": {"type": "integer"}},
+    "required": ["note"],
+}
 TOOLS: dict[str, Any] = {"led": LED, "now": {"type": "object", "properties": {}}}
 Read = tuple[str, str, list[tuple[str, str]]]  # content, reasoning, and calls with their arguments
 ON: list[tuple[str, str]] = [("led", '{"note": "on"}')]
@@ -31,7 +36,10 @@ START, MESSAGE, END = "<|start|>assistant", "<|message|>", "<|end|>"
 THOUGHTS, FINAL = f"<|channel|>analysis{MESSAGE}", f"<|channel|>final{MESSAGE}"
 TO_LED = f"<|channel|>commentary to=functions.led <|constrain|>json{MESSAGE}"
 NOTE = '{"note": "on"}'
-TAGGED = "<function=led>\n<parameter=note>\non\n</parameter>\n</function>"
+PARAMETER = "<parameter=note>\non\n</parameter>\n"
+LEVEL = PARAMETER.replace("note", "level").replace("on", "3")
+TAGGED = f"<function=led>\n{PARAMETER}</function>"
+PYTHON = "<|tool_call_start|>"
 OTHER = TAGGED.replace("led", "lid")
 JSON_CALL = f'{{"name": "led", "arguments": {NOTE}}}'
 KIMI_CALL = f"<|tool_call_begin|>functions.led:0<|tool_call_argument_begin|>{NOTE}"
@@ -177,6 +185,25 @@ DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
         "<think>",
         '<tool_call>{"name": "x", "a": 1}</tool_call></think>c',
         ("c", '<tool_call>{"name": "x", "a": 1}</tool_call>', []),
+    ),
+    # ---- arguments
+    "another order of arguments": (
+        TAGS,
+        "",
+        f"<tool_call>\n<function=led>\n{LEVEL}{PARAMETER}</function>\n</tool_call>",
+        ("", "", [("led", '{"level": 3, "note": "on"}')]),
+    ),
+    "an argument twice": (
+        TAGS,
+        "",
+        f"<tool_call>\n<function=led>\n{PARAMETER}{PARAMETER.replace('on', 'off')}</function>\n</tool_call>",
+        ("", "", ON),
+    ),
+    "an argument twice in Python": (
+        LFM2,
+        "",
+        f"{PYTHON}[led(note='on', note='off')]",
+        ("", "", ON),
     ),
     # ---- other places of markers and blanks
     "two blocks of thoughts": (HERMES, "", "<think>a</think>\n<think>b</think>c", ("c", "ab", [])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import random
 import re
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.synthetic import vocabulary as synthetic_vocabulary
 from localspec.chat.families.command_r import COMMAND_R
@@ -38,7 +40,7 @@ from localspec.chat.tools import control_tokens
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
-from localspec.engine.sampling.grammars.sources import GrammarTokens
+from localspec.engine.sampling.grammars.sources import GrammarTokens, json_rule
 from localspec.engine.sampling.guide import CombinedGuide, Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve_settings
@@ -49,6 +51,7 @@ from localspec.engine.speculation.verification import Verifier, residual
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    OPTION_PLACEHOLDER,
     TYPE_PLACEHOLDER,
     UNKNOWN_FORMAT,
     CallFormat,
@@ -499,7 +502,7 @@ def test_grammar_accepts_what_templates_write(caller: Running, name: str) -> Non
         depth = 3 if form.kind == "python" else 0
         schemas = {tool: source.parameters(depth) for tool in ("get", "files.read-now")}
         called = source.rng.choice(list(schemas))
-        arguments = in_order(source.arguments(schemas[called]), schemas[called])
+        arguments = source.arguments(schemas[called])
         text = write_calls(name, [(called, arguments)], schemas)
         start = (
             0 if form.bare or form.thoughts else min(text.find(m) for m in form.opens if m in text)
@@ -526,54 +529,140 @@ OPTIONAL = {
 OPTIONAL_ARGUMENTS = {"day": "2026-05-01", "größe": "7 m", "id": 1234567890123456789, "last": None}
 
 
+def is_tagged(form: CallFormat) -> bool:
+    """Return whether the arguments are not JSON."""
+    return bool(form.parameter or form.elements) or form.kind in ("gemma", "python")
+
+
+def count_accepted(vocab: Vocab, tool_set: ToolSet, text: str) -> tuple[int, int]:
+    """Return how many tokens of an answer its grammar accepts, and how many there are."""
+    tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+    matcher = make_matcher(vocab, tool_set, tail=end_of_prompt(tool_set.format))
+    return matcher.count_valid(tokens), len(tokens)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_arguments_of_several_types_are_written_in_the_notation(caller: Running, name: str) -> None:
-    form, vocab = FORMATS[name], caller.pair.vocab
+    form = FORMATS[name]
     tool_set = ToolSet(form, {"get": OPTIONAL}, required=True, parallel=False)
-    if form.parameter or form.elements or form.kind in ("tags", "gemma", "python"):
-        text = write_optional(form)
-        tokens = vocab.tokenize(text, add_special=False, parse_special=False)
-        matcher = make_matcher(vocab, tool_set, tail=end_of_prompt(form))
-        assert matcher.count_valid(tokens) == len(tokens), text
+    if is_tagged(form):
+        text = write_call(form, OPTIONAL_ARGUMENTS)
+        count, size = count_accepted(caller.pair.vocab, tool_set, text)
+        assert count == size, text
         [(called, arguments)], _ = read_calls(tool_set, text, end_of_prompt(form))
         assert (called, json.loads(arguments)) == ("get", OPTIONAL_ARGUMENTS)
 
 
-def write_optional(form: CallFormat) -> str:
-    """Return a call with OPTIONAL_ARGUMENTS in a notation that is not JSON."""
-    entries = list(OPTIONAL_ARGUMENTS.items())
+ORDERED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "n": {"type": "integer", "maximum": 99},
+        "last": {"type": "boolean"},
+        "tag": {"type": "string"},
+    },
+    "required": ["path", "last"],
+}
+ORDERED_VALUES: dict[str, Any] = {"path": "a b", "n": 7, "last": True, "tag": "x"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_arguments_come_in_any_order_with_all_that_are_required(caller: Running, name: str) -> None:
+    form, vocab = FORMATS[name], caller.pair.vocab
+    tool_set = ToolSet(form, {"get": ORDERED}, required=True, parallel=False)
+    for size in range(2, 5):
+        for keys in itertools.permutations(ORDERED_VALUES, size):
+            arguments = {key: ORDERED_VALUES[key] for key in keys}
+            text = write_call(form, arguments)
+            is_valid = {"path", "last"} <= arguments.keys()
+            count, n_tokens = count_accepted(vocab, tool_set, text)
+            assert (count == n_tokens) == is_valid, text
+            if is_valid:
+                assert [*json.loads(read_calls(tool_set, text, end_of_prompt(form))[0][0][1])] == [
+                    *keys
+                ]
+    twice = write_call(form, ORDERED_VALUES).replace("tag", "path")
+    count, n_tokens = count_accepted(vocab, tool_set, twice)
+    assert count < n_tokens, twice
+
+
+def test_order_and_count_of_many_arguments() -> None:
+    """A rule's parameter has 64 bits; more keys come in the schema's order."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {f"k{at}": {"type": "integer", "maximum": 9} for at in range(65)},
+        "required": ["k0", "k1"],
+        "additionalProperties": {"type": "boolean"},
+    }
+    tokenizer = LLTokenizer("byte")
+
+    def is_accepted(keys: Sequence[str], n_keys: int, **others: bool) -> bool:
+        properties = {key: schema["properties"][key] for key in [*schema["properties"]][:n_keys]}
+        source = f"start: {json_rule({**schema, 'properties': properties})}"
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(source))
+        assert not matcher.get_error()
+        text = json.dumps(dict.fromkeys(keys, 1) | others, separators=(",", ":")).encode()
+        return matcher.try_consume_tokens(list(text)) == len(text)
+
+    keys = [*schema["properties"]]
+    for n_keys in (2, 3, 63, 64):
+        assert is_accepted(keys[:n_keys][::-1], n_keys)
+        assert is_accepted(keys[:n_keys][::-1], n_keys, other=True)
+        assert not is_accepted(keys[1:n_keys], n_keys)
+    assert is_accepted(keys, 65, other=True)
+    assert not is_accepted(keys[::-1], 65)
+
+
+def write_call(form: CallFormat, arguments: dict[str, Any]) -> str:
+    """Return an answer that calls "get" with these arguments."""
+    entries = list(arguments.items())
     match form.kind:
-        case "tags":
-            values = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in entries)
-            return f"<tool_call>\n<function=get>\n{values}</function>\n</tool_call>"
         case "gemma":
             quoted = [
-                f'{k}:<|"|>{v}<|"|>' if isinstance(v, str) else f"{k}:{v}" for k, v in entries
+                f'{k}:<|"|>{v}<|"|>' if isinstance(v, str) else f"{k}:{plain(v)}"
+                for k, v in entries
             ]
             return f"<|tool_call>call:get{{{','.join(quoted)}}}<tool_call|>"
         case "python":
-            return (
-                f"{form.opens[0]}[get({', '.join(f'{k}={v!r}' for k, v in entries)})]{form.close}"
+            values = ", ".join(
+                f"{k}={v!r}" if v is None else f"{k}={plain(v, quote=True)}" for k, v in entries
             )
+            return f"{form.opens[0]}[get({values})]{form.close}"
+        case "hermes" | "json" | "mistral":
+            call = json.dumps(
+                {"name": "get", form.arguments: arguments},
+                separators=(",", ":"),
+                ensure_ascii=False,
+            )
+            call = call if form.bare or form.kind == "hermes" else f"[{call}]"
+            return call if form.bare else f"{form.opens[0]}{form.lead}{call}{form.lead}{form.close}"
     head = form.head.replace(CALL_ID_PLACEHOLDER, "get")
-    call = f"{head}{form.opens[0]}{form.lead}get{form.middle.replace(CALL_ID_PLACEHOLDER, '1')}"
+    middle = form.middle.replace(CALL_ID_PLACEHOLDER, "1").replace(OPTION_PLACEHOLDER, "")
+    opening = (
+        "" if form.recipient else f"{form.opens[0]}{form.lead}".replace(CALL_ID_PLACEHOLDER, "1")
+    )
     mark = form.elements
     if mark:
-        values = "".join(f"{mark}<{k}>{v}{mark}</{k}>" for k, v in entries)
+        values = "".join(f"{mark}<{k}>{plain(v)}{mark}</{k}>" for k, v in entries)
+    elif form.parameter:
+        before_key, text, other, close = form.parameter
+        kinds = {str: "string", bool: "boolean", int: "number", type(None): "null"}
+        values = "".join(
+            f"{before_key}{k}{other.replace(TYPE_PLACEHOLDER, kinds[type(v)])}{plain(v)}{close}"
+            if not isinstance(v, str)
+            else f"{before_key}{k}{text}{v}{close}"
+            for k, v in entries
+        )
     else:
-        opening, text, other, close = form.parameter
-        kinds = {str: text, int: other.replace(TYPE_PLACEHOLDER, "number")}
-        null = other.replace(TYPE_PLACEHOLDER, "null")
-        values = "".join(f"{opening}{k}{kinds.get(type(v), null)}{v}{close}" for k, v in entries)
-    return f"{call}{values}{form.close}"
+        values = json.dumps(arguments, separators=(",", ":"), ensure_ascii=False)
+    return f"{head}{opening}get{middle}{values}{form.close}"
 
 
-def in_order(value: Any, schema: dict[str, Any]) -> Any:
-    """Return a value with its keys in the schema's order."""
-    if isinstance(value, dict):
-        keys = [key for key in schema["properties"] if key in value]
-        return {key: in_order(value[key], schema["properties"][key]) for key in keys}
-    return [in_order(item, schema["items"]) for item in value] if isinstance(value, list) else value
+def plain(value: Any, *, quote: bool = False) -> str:
+    """Return a value as it stands between tags."""
+    if isinstance(value, str) and not quote:
+        return value
+    return "None" if value is None else json.dumps(value)
 
 
 def test_end_token_is_left_out_of_the_call_grammar() -> None:

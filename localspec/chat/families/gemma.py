@@ -28,7 +28,6 @@ from localspec.chat.notations.lark import (
     require_known_keywords,
     text_terminal,
     write_list,
-    write_sequence,
 )
 from localspec.chat.notations.loose_values import GEMMA_QUOTE, LooseValues
 from localspec.protocol.calls import CallFormat
@@ -111,18 +110,18 @@ class GemmaValues(Values):
             pointer = schema["$ref"]
             target = self._target(schema)
             if pointer not in self._rule_of_reference:
-                self._rule_of_reference[pointer] = rule = self._add_rule("")
+                self._rule_of_reference[pointer] = rule = self.rules.add("")
                 self.rules[rule] = self._value(target)
             return self._rule_of_reference[pointer]
         if not isinstance(schema, dict):
             raise Unwritable
         parts = self._alternatives(schema)
         if parts is not None:
-            return self._add_rule(" | ".join(self._value(part) for part in parts))
+            return self.rules.add(" | ".join(self._value(part) for part in parts))
         kinds = self._kinds(schema)
         if len(kinds) > 1:
             require_known_keywords(schema, ANNOTATIONS | {"enum"})
-            return self._add_rule(" | ".join(self._value({"const": v}) for v in schema["enum"]))
+            return self.rules.add(" | ".join(self._value({"const": v}) for v in schema["enum"]))
         [kind] = kinds
         if kind == "object":
             return self._braces(schema)
@@ -138,26 +137,22 @@ class GemmaValues(Values):
             ways = [self._json_rule(schema, bounded=True)]
             if kind == "null":  # as the template writes it inside of lists and objects
                 ways.append(PYTHON_CONSTANTS[kind])
-            return self._add_rule(" | ".join(ways))
+            return self.rules.add(" | ".join(ways))
         raise Unwritable
 
     def _text(self, schema: Schema) -> str:
-        value = self._add_terminal(text_terminal(schema, [GEMMA_QUOTE]))
+        value = self.rules.add_terminal(text_terminal(schema, [GEMMA_QUOTE]))
         if self._quote.startswith("<["):  # A special token, which no string contains.
             return f"{self._quote} {value} {self._quote}"
-        rule = f"{self._prefix}_{len(self.rules)}[suffix={lark_string(GEMMA_QUOTE)}]"
-        self.rules[rule] = value
-        return f"{self._quote} {rule.partition('[')[0]}"
+        rule = self.rules.add(value, f"[suffix={lark_string(GEMMA_QUOTE)}]")
+        return f"{self._quote} {rule}"
 
     def _braces(self, schema: Schema) -> str:
-        """Return the expression of an object, with sorted keys and commas between them."""
-        properties, required = self._object(schema)
-        pairs = [
-            (f"{lark_string(key + ':')} {self._value(value)}", key in required)
-            # Gemma's template sorts the keys, so its models do as well.
-            for key, value in sorted(properties.items(), key=lambda member: member[0].lower())
-        ]
-        return f'"{{" ({write_sequence(pairs, ",", self._add_rule)}) "}}"'
+        """Return the expression of an object, with commas between its members."""
+        pairs = self._pairs(
+            schema, lambda key, value: f"{lark_string(key + ':')} {self._value(value)}"
+        )
+        return f'"{{" ({self.rules.add_pairs(pairs, ",")}) "}}"'
 
     def _brackets(self, schema: Schema) -> str:
         min_items, max_items = self._item_counts(schema)

@@ -9,17 +9,16 @@ from typing import Any, Literal
 from localspec.chat.notations.call_readers import (
     CallPiece,
     CallReader,
+    Members,
     ReadResult,
     new_call,
     skip_blanks,
-    write_member,
 )
 from localspec.chat.notations.family import Family
 from localspec.chat.notations.grammar import SCHEMA_ERRORS, CallGrammar
-from localspec.chat.notations.lark import TextValues, Unwritable, lark_string, write_sequence
+from localspec.chat.notations.lark import TextValues, Unwritable, lark_string
 from localspec.chat.notations.loose_values import LooseValues, string_end
 from localspec.protocol.calls import CallFormat
-from localspec.protocol.pieces import Arguments
 
 LFM2 = CallFormat("python", ("<|tool_call_start|>",), "<|tool_call_end|>")
 
@@ -36,7 +35,7 @@ class PythonCalls(CallReader):
         self._is_list = False
         self._at = 0  # how much of `raw` is read
         self._calls = 0
-        self._written = 0  # number of arguments read so far
+        self._members = Members()  # the arguments read so far
         self._quote = ""  # the quote before a string that is not complete
         self._may_be_closed = False  # whether the text so far ends with that quote
 
@@ -68,10 +67,7 @@ class PythonCalls(CallReader):
 
     def end(self) -> list[CallPiece]:
         self.is_broken = not self._calls
-        return [self._closing()] if self._state == "arguments" else []
-
-    def _closing(self) -> Arguments:
-        return Arguments("}" if self._written else "{}")
+        return [self._members.close()] if self._state == "arguments" else []
 
     def _fail(self) -> None:
         self.is_broken, self.is_finished = not self._calls, bool(self._calls)
@@ -84,7 +80,7 @@ class PythonCalls(CallReader):
             return False
         pieces.append(new_call(head[1]))
         self._at, self._state = head.end(), "arguments"
-        self._calls, self._written = self._calls + 1, 0
+        self._calls, self._members = self._calls + 1, Members()
         return True
 
     def _read_argument(self, pieces: list[CallPiece], at: int) -> bool:
@@ -93,7 +89,7 @@ class PythonCalls(CallReader):
             self._at = at + 1
             return True
         if self.raw[at] == ")":
-            pieces.append(self._closing())
+            pieces.append(self._members.close())
             self._at, self._state = at + 1, "behind"
             return True
         start = keyword.end() if (keyword := _KEYWORD.match(self.raw, at)) else at
@@ -108,12 +104,11 @@ class PythonCalls(CallReader):
             value, _ = LooseValues(self.raw[start:end] + ",").value(0)
             members = {keyword[1]: value} if keyword[1] else dict(value)
         except (ValueError, TypeError, IndexError, RecursionError):
-            pieces.append(self._closing())
+            pieces.append(self._members.close())
             self._fail()
             return False
         for key, member in members.items():
-            pieces.append(Arguments(("{", ", ")[self._written > 0] + write_member(key, member)))
-            self._written += 1
+            pieces += self._members.add(key, member)
         self._at = end
         return True
 
@@ -160,25 +155,20 @@ class PythonValues(TextValues):
 
     def arguments(self) -> str:
         """Return the expression of all arguments, and add the rules that it needs."""
-        properties, required = self._object(self._root)
-        pairs = [
-            (
-                f"{lark_string(key + '=')} {self._write_python({} if schema is True else schema)}",
-                key in required,
-            )
-            for key, schema in properties.items()
-        ]
-        return f"({write_sequence(pairs, ', ', self._add_rule)})"
+        return f"({self.rules.add_pairs(self._pairs(self._root, self._write_pair), ', ')})"
+
+    def _write_pair(self, key: str, schema: Any) -> str:
+        return f"{lark_string(key + '=')} {self._write_python(schema)}"
 
     def _write_python(self, schema: Any) -> str:
         target = self._target(schema)
         if (parts := self._alternatives(target)) is not None:
-            return self._add_rule(" | ".join(map(self._write_python, parts)))
+            return self.rules.add(" | ".join(map(self._write_python, parts)))
         ways = [self._write_json(schema)]
         if self._kinds(target) in ({"string"}, {"any"}):
             with suppress(Unwritable):
-                ways.append(f'"\'" {self._add_terminal(self._strings(target))} "\'"')
-        return self._add_rule(" | ".join(ways))
+                ways.append(f'"\'" {self.rules.add_terminal(self._strings(target))} "\'"')
+        return self.rules.add(" | ".join(ways))
 
 
 class PythonGrammar(CallGrammar):

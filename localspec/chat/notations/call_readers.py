@@ -113,9 +113,23 @@ def _decode_python(text: str) -> Any:
     return value
 
 
-def write_member(key: str, value: Any) -> str:
-    """Return a member of a JSON object."""
-    return f"{write_json(key)}: {write_json(value)}"
+class Members:
+    """Writes the arguments of a call as a JSON object. Of several with the same key, the first one counts."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+
+    def add(self, key: str, value: Any) -> list[Arguments]:
+        """Return the pieces that an argument adds."""
+        if key in self._keys:
+            return []
+        text = f"{', ' if self._keys else '{'}{write_json(key)}: {write_json(value)}"
+        self._keys.add(key)
+        return [Arguments(text)]
+
+    def close(self) -> Arguments:
+        """Return the end of the object."""
+        return Arguments("}" if self._keys else "{}")
 
 
 def write_json(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Write Lark rules for a tool's arguments in notations that are not JSON.
 
-A rule may accept fewer values than the schema, but never more. Keys come in the schema's order, and keys that
-it does not name are not allowed. A schema that cannot be expressed in a notation raises Unwritable.
+A rule may accept fewer values than the schema, but never more. Keys come in any order, and keys that the
+schema does not name are not allowed. A schema that cannot be expressed in a notation raises Unwritable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from localspec.chat.notations.schemas import schema_types
 from localspec.protocol.calls import TYPE_PLACEHOLDER, CallFormat
@@ -34,6 +34,7 @@ NUMBER = ANNOTATIONS | {
 NUMBER |= {"multipleOf", "format"}
 _ARRAY = ANNOTATIONS | {"items", "minItems", "maxItems"}
 SCALARS = ("integer", "number", "boolean", "null")
+_MAX_KEYS_IN_ANY_ORDER = 64  # bits of a rule's parameter
 # Largest bound of a string's length, in characters. Larger bounds make large automata.
 _MAX_LENGTH_BOUND = 2000
 PYTHON_CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
@@ -51,6 +52,13 @@ class Unwritable(Exception):
     """Raised when a notation cannot express a schema."""
 
 
+class Pair(NamedTuple):
+    """The rule of a key with its value, and whether an object must have it."""
+
+    rule: str
+    is_required: bool = False
+
+
 class JsonRule(Protocol):
     """Returns a Lark expression of the JSON that fits an enforced schema.
 
@@ -65,20 +73,63 @@ def lark_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def write_sequence(
-    pairs: Sequence[tuple[str, bool]], separator: str, add_rule: Callable[[str], str]
-) -> str:
-    """Return the expression of pairs in their order; the second of each says whether it is required."""
-    following = ""  # The rule of what may follow a pair.
-    starts: list[str] = []  # The ways to begin with the current pair or a later one.
-    for pair, is_required in reversed(pairs):
-        sequence = f"{pair} {following}".strip()
-        starts = [sequence] if is_required else [sequence, *starts]
-        after = f"({json.dumps(separator)} {sequence})"
-        following = add_rule(after if is_required else f"{after} | {following or EMPTY}")
-    if not any(is_required for _, is_required in pairs):
-        starts.append(EMPTY)
-    return " | ".join(starts) or EMPTY
+class Rules(dict[str, str]):
+    """The rules of a grammar by their names, which begin with `prefix`."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def add(self, text: str, attributes: str = "") -> str:
+        """Add a rule, and return its name; attributes: what stands behind that in the definition."""
+        name = f"{self._prefix}{len(self)}"
+        self[f"{name}{attributes}"] = text
+        return name
+
+    def add_terminal(self, text: str) -> str:
+        """Add a terminal, and return its name."""
+        name = f"{self._prefix.upper()}{len(self)}"
+        self[name] = text
+        return name
+
+    def add_pairs(self, pairs: Sequence[Pair], separator: str = "", other: str = "") -> str:
+        """Return the expression of pairs in any order, none of them twice; other: of any further pair.
+
+        The rules have a parameter, with a bit for each pair that has been written.
+        """
+        if not 0 < len(pairs) <= _MAX_KEYS_IN_ANY_ORDER:
+            return self.add_ordered_pairs(pairs, separator, other)
+        pairs = sorted(pairs, key=lambda pair: not pair.is_required)
+        n_required = sum(pair.is_required for pair in pairs)
+        end = f'"" %if is_ones([0:{n_required}])' if n_required else EMPTY
+        more = self.add("", "::_")
+        ways = [
+            f"{pair.rule} {more}::set_bit({bit}) %if bit_clear({bit})"
+            for bit, pair in enumerate(pairs)
+        ]
+        ways += [f"{other} {more}::_"] if other else []
+        if not separator:
+            self[f"{more}::_"] = " | ".join([end, *ways])
+            return f"{more}::0x0"
+        first = self.add(" | ".join(ways), "::_")
+        is_left = "" if other else f" %if not(is_ones([0:{len(pairs)}]))"
+        self[f"{more}::_"] = f"{end} | {lark_string(separator)} {first}::_{is_left}"
+        return f"{first}::0x0" if n_required else f"{first}::0x0 | {EMPTY}"
+
+    def add_ordered_pairs(self, pairs: Sequence[Pair], separator: str, other: str = "") -> str:
+        """Return the expression of pairs in their order; other: of any further pair, behind them."""
+        if other:
+            pairs = [*pairs, Pair(self.add(f"{other} ({lark_string(separator)} {other})*"))]
+        following = ""  # The rule of what may follow a pair.
+        starts: list[str] = []  # The ways to begin with the current pair or a later one.
+        for pair in reversed(pairs):
+            sequence = f"{pair.rule} {following}".strip()
+            starts = [sequence] if pair.is_required else [sequence, *starts]
+            after = f"({lark_string(separator)} {sequence})"
+            following = self.add(after if pair.is_required else f"{after} | {following or EMPTY}")
+        if not any(pair.is_required for pair in pairs):
+            starts.append(EMPTY)
+        return " | ".join(starts) or EMPTY
 
 
 def write_list(item: str, low: int, high: int | None) -> str:
@@ -167,20 +218,9 @@ class Values:
     """The base of writers for the arguments of one tool; `rules` are the rules written so far."""
 
     def __init__(self, schema: Schema, prefix: str, json_rule: JsonRule) -> None:
-        self.rules: dict[str, str] = {}
+        self.rules = Rules(f"{prefix}_")
         self._json_rule = json_rule
         self._root = schema
-        self._prefix = prefix
-
-    def _add_rule(self, text: str) -> str:
-        name = f"{self._prefix}_{len(self.rules)}"
-        self.rules[name] = text
-        return name
-
-    def _add_terminal(self, text: str) -> str:
-        name = f"{self._prefix.upper()}_{len(self.rules)}"
-        self.rules[name] = text
-        return name
 
     def _target(self, schema: Any) -> Schema:
         """Return the schema that a reference leads to, or the schema itself if it is none."""
@@ -210,6 +250,14 @@ class Values:
         if not all(map(_KEY.fullmatch, properties)):
             raise Unwritable
         return properties, required
+
+    def _pairs(self, schema: Schema, write: Callable[[str, Any], str]) -> list[Pair]:
+        """Return the members of an object schema; `write` returns the expression of one."""
+        properties, required = self._object(schema)
+        return [
+            Pair(self.rules.add(write(key, {} if member is True else member)), key in required)
+            for key, member in properties.items()
+        ]
 
     def _alternatives(self, schema: Schema) -> list[Schema] | None:
         """Return the schemas of which one must match, or None if the schema has no alternatives."""
@@ -266,15 +314,6 @@ class TextValues(Values):
         self._format = format
         self._spelled = spelled
 
-    def _write_members(self, schema: Schema, write: Callable[[str, Any], str]) -> str:
-        """Return the expression of an object's members in their order; `write` returns that of one."""
-        properties, required = self._object(schema)
-        members = []
-        for key, member in properties.items():
-            rule = self._add_rule(write(key, {} if member is True else member))
-            members.append(rule if key in required else f"{rule}?")
-        return " ".join(members)
-
     def _close_with(self, close: str) -> None:
         """Set the literal behind the values that are written next."""
         core = close.strip()
@@ -318,16 +357,19 @@ class TextValues(Values):
         if kinds <= PYTHON_CONSTANTS.keys() and not target.keys() & {"const", "enum"}:
             # Templates write these without `tojson`, so models do as well.
             ways += [PYTHON_CONSTANTS[kind] for kind in sorted(kinds)]
-        return self._add_rule(" | ".join(ways))
+        return self.rules.add(" | ".join(ways))
 
     def _text(self, terminal: str) -> str:
-        value = self._add_terminal(terminal)
-        line = self._add_terminal(f"{value} {lark_string(self._blanks)}") if self._blanks else value
+        value = self.rules.add_terminal(terminal)
+        line = (
+            self.rules.add_terminal(f"{value} {lark_string(self._blanks)}")
+            if self._blanks
+            else value
+        )
         if not self._stop:
             return f"{line} {self._close}"
-        rule = f"{self._prefix}_{len(self.rules)}[suffix={lark_string(self._stop)}]"
-        self.rules[rule] = line
-        return f"{rule.partition('[')[0]} {self._close_tail}"
+        rule = self.rules.add(line, f"[suffix={lark_string(self._stop)}]")
+        return f"{rule} {self._close_tail}"
 
     def _strings(self, schema: Schema) -> str:
         parts = self._alternatives(schema)
@@ -375,7 +417,7 @@ class TagValues(TextValues):
     def arguments(self) -> str:
         """Return the expression of all arguments, and add the rules that it needs."""
         self._close_with(self._format.parameter[3])
-        return self._write_members(self._root, self._write_pair)
+        return self.rules.add_pairs(self._pairs(self._root, self._write_pair))
 
     def _write_pair(self, key: str, schema: Any) -> str:
         opening, before_text, before_other, _ = self._format.parameter
@@ -408,11 +450,11 @@ class ElementValues(TextValues):
         return self._write_elements(self._root, 0)
 
     def _write_elements(self, schema: Schema, depth: int) -> str:
-        return self._write_members(schema, partial(self._write_element, depth=depth))
+        return self.rules.add_pairs(self._pairs(schema, partial(self._write_element, depth=depth)))
 
     def _write_items(self, schema: Schema, depth: int) -> str:
         minimum, maximum = self._item_counts(schema)
-        item = self._add_rule(self._write_element("item", schema.get("items", {}), depth))
+        item = self.rules.add(self._write_element("item", schema.get("items", {}), depth))
         return f"{item}{{{minimum},{'' if maximum is None else maximum}}}"
 
     def _write_element(self, key: str, schema: Any, depth: int) -> str:

@@ -13,11 +13,11 @@ from localspec.chat.notations.call_readers import (
     CallPiece,
     CallReader,
     JsonCalls,
+    Members,
     ReadResult,
     convert_value,
     new_call,
     skip_blanks,
-    write_member,
 )
 from localspec.chat.notations.schemas import child_schema, schema_types
 from localspec.protocol.calls import (
@@ -25,7 +25,6 @@ from localspec.protocol.calls import (
     TYPE_PLACEHOLDER,
     CallFormat,
 )
-from localspec.protocol.pieces import Arguments
 
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
@@ -92,7 +91,7 @@ class LiteralCalls(CallReader):
         self._at = 0  # how much of `raw` is read
         self._json = JsonCalls()
         self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
-        self._written = 0  # number of parameters read so far
+        self._members = Members()  # the parameters read so far
         self._calls = 0
         self._has_tags = bool(form.parameter or form.elements)
         self._in_value = False  # a parameter's value has begun and is not complete
@@ -129,7 +128,7 @@ class LiteralCalls(CallReader):
             pieces += self._json.end()
             self._calls += not self._json.is_broken
         elif self._state == "parameters":
-            pieces.append(Arguments("}" if self._written else "{}"))
+            pieces.append(self._members.close())
         self.is_broken = not self._calls
         return pieces
 
@@ -173,7 +172,7 @@ class LiteralCalls(CallReader):
         call = new_call(name)
         call.id = call_id or call.id
         self._calls += 1
-        self._at, self._schema, self._written = end, self._tools.get(name, {}), 0
+        self._at, self._schema, self._members = end, self._tools.get(name, {}), Members()
         if self._has_tags:
             self._state = "parameters"
             pieces.append(call)
@@ -239,7 +238,7 @@ class LiteralCalls(CallReader):
         self._in_value = value is None
         if value is None:
             return False
-        self._add_entry(pieces, key, convert_value(value, types))
+        pieces += self._members.add(key, convert_value(value, types))
         return True
 
     def _end_or_skip(self, pieces: list[CallPiece], opening: str, *, final: bool) -> bool:
@@ -270,15 +269,11 @@ class LiteralCalls(CallReader):
         except (ValueError, RecursionError):
             self._end_parameters(pieces)
             return True
-        self._add_entry(pieces, key, value)
+        pieces += self._members.add(key, value)
         return True
 
-    def _add_entry(self, pieces: list[CallPiece], key: str, value: Any) -> None:
-        pieces.append(Arguments(("{", ", ")[self._written > 0] + write_member(key, value)))
-        self._written += 1
-
     def _end_parameters(self, pieces: list[CallPiece]) -> None:
-        pieces.append(Arguments("}" if self._written else "{}"))
+        pieces.append(self._members.close())
         self._state = "behind"
 
     def _read_value(self, start: int, types: set[str], *, final: bool) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from localspec.chat.notations.lark import Unwritable, bounds, write_list, write_sequence
+from localspec.chat.notations.lark import Pair, Rules, Unwritable, bounds, write_list
 
 Schema = dict[str, Any]
 
@@ -59,14 +59,15 @@ _KEYWORDS_AND_TYPE = {"type"}.union(*_KEYWORDS.values(), *_OTHER_KEYWORDS.values
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", type(None): "null"}
 
 
-def json_grammar(schema: Schema, blanks: str = "") -> str:
+def json_grammar(schema: Schema, blanks: str = "", *, any_order: bool = False) -> str:
     """Return the Lark grammar of the values of a schema that `for_library` has returned.
 
-    blanks: a regular expression of the blanks that may stand between two parts of JSON.
+    blanks: a regular expression of the blanks that may stand between two parts of JSON. any_order: the keys
+    of an object may come in any order, where llguidance's compiler does not write it.
     """
     whole = f"start: {_write_by_library(schema, blanks)}"
     try:
-        rules = _Writer(schema, blanks).write()
+        rules = _Writer(schema, blanks, any_order).write()
     except Unwritable:
         return whole
     ignored = ['%llguidance {"ignore_once": true}', f"%ignore /{blanks}/"] if blanks else []
@@ -78,8 +79,8 @@ def json_grammar(schema: Schema, blanks: str = "") -> str:
 
 
 def json_expression(schema: Schema, blanks: str = "") -> str:
-    """Return `json_grammar` as an expression within another grammar."""
-    return f"%lark {{\n{json_grammar(schema, blanks)}\n}}"
+    """Return the grammar of a tool's arguments as an expression within another grammar."""
+    return f"%lark {{\n{json_grammar(schema, blanks, any_order=True)}\n}}"
 
 
 def _write_by_library(schema: Schema, blanks: str) -> str:
@@ -102,11 +103,12 @@ def _has_patterns(value: Any) -> bool:
 class _Writer:
     """A writer of the rules of one document, each of which is written once for equal schemas."""
 
-    def __init__(self, root: Schema, blanks: str) -> None:
+    def __init__(self, root: Schema, blanks: str, any_order: bool) -> None:
         self._root = root
         self._blanks = blanks
+        self._any_order = any_order
         self._definitions: Schema = root.get("$defs", {})
-        self._rules: dict[str, str] = {}
+        self._rules = Rules("r")
         self._names: dict[str, str] = {}  # The rule of each schema, by its JSON.
 
     def write(self) -> dict[str, str]:
@@ -116,11 +118,6 @@ class _Writer:
             Unwritable: llguidance's compiler must write the whole document.
         """
         return {"start": self._value(self._root), **self._rules}
-
-    def _add_rule(self, text: str) -> str:
-        name = f"r{len(self._rules)}"
-        self._rules[name] = text
-        return name
 
     def _add_terminal(self, text: str) -> str:
         return self._named(text, f"T{len(self._rules)}", lambda: text)
@@ -207,23 +204,24 @@ class _Writer:
         return self._add_terminal(_checked(" | ".join(map(_literal, values))))
 
     def _object(self, schema: Schema) -> str:
-        """Return the expression of an object with the named keys in their order, and others after them."""
+        """Return the expression of an object."""
         properties = schema.get("properties", {})
         required, others = schema.get("required", []), schema.get("additionalProperties", True)
         if not properties.keys() >= set(required):
             return self._leave_to_library(schema)
         pairs = [
-            (self._add_rule(f'{_literal(key)} ":" {self._value(value)}'), key in required)
+            Pair(self._rules.add(f'{_literal(key)} ":" {self._value(value)}'), key in required)
             for key, value in properties.items()
         ]
+        other = ""
         if others is not False:
             other_key = self._terminal("STRING")
             if properties:  # It is none of the named keys, in whatever spelling.
                 spellings = "|".join("".join(map(_spellings, key)) for key in properties)
                 other_key = self._add_terminal(f'{other_key} & ~/"({spellings})"/')
-            pair = self._add_rule(f'{other_key} ":" {self._value(others)}')
-            pairs.append((self._add_rule(f'{pair} ("," {pair})*'), False))
-        return f'"{{" ({write_sequence(pairs, ",", self._add_rule)}) "}}"'
+            other = self._rules.add(f'{other_key} ":" {self._value(others)}')
+        write = self._rules.add_pairs if self._any_order else self._rules.add_ordered_pairs
+        return f'"{{" ({write(pairs, ",", other)}) "}}"'
 
 
 def _checked(alternatives: str) -> str:
