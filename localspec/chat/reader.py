@@ -23,7 +23,7 @@ from localspec.chat.notations.literal_calls import (
     closing_parts,
     match_literal,
 )
-from localspec.protocol.calls import NO_TOOLS, CallFormat, call_markers
+from localspec.protocol.calls import LITERAL_KINDS, NO_TOOLS, CallFormat, call_markers
 from localspec.protocol.dialect import REASONING_MARKERS, ThoughtMarkers
 from localspec.protocol.frames import ChatPrompt, Generate
 from localspec.protocol.pieces import Arguments, Call, Piece, Text, merge_pieces
@@ -86,7 +86,7 @@ class AnswerReader:
         self._blanks: list[Text] = []  # blanks that only count if more of their kind follows
         self._inner_form = inner_format(self._form) if self._tools else None
         self._inner = self._inner_form.lead.strip() if self._inner_form else ""
-        is_literal = self._form.kind in ("hermes", "named", "found")
+        is_literal = self._form.kind in ("hermes", *LITERAL_KINDS)
         self._closing = "" if is_literal else self._form.close  # their reader reads it itself
         self._skips_blanks = self.thinking
         self._state: Literal["first", "text", "call", "behind call"]

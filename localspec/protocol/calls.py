@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 CALL_ID_PLACEHOLDER = "\0"  # stands for any call id in the literals of a `CallFormat`
 TYPE_PLACEHOLDER = "\1"  # stands for the type of a value in the literals of a `CallFormat`
+LITERAL_KINDS = ("named", "found")  # kinds of `CallFormat` that its literals describe
 OPTION_PLACEHOLDER = "\2"  # stands before and behind an optional part of `CallFormat.middle`
 
 
 class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one family of models writes tool calls.
 
-    The kinds are:
+    The kinds are as follows, and a family may have another one of its own:
 
     - hermes: `{"name": …, "arguments": …}` between markers.
     - json: such objects as hermes has, or an array of them.
@@ -29,7 +30,7 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     - found: by literals, with one marker for all calls, mostly as a chat template was observed to write them.
     """
 
-    kind: Literal["hermes", "json", "mistral", "named", "gemma", "python", "found"]
+    kind: str
     opens: tuple[str, ...] = ()  # markers that begin a call, the usual one first
     close: str = ""  # marker that ends a call
     bare: bool = False  # an answer that is JSON from its first character on is a call, too

@@ -16,6 +16,7 @@ from benchmarks.synthetic import target_cycle, write_model
 from localspec.chat import tools
 from localspec.chat.families import read_family
 from localspec.chat.families.command_r import COMMAND_R
+from localspec.chat.families.deepseek import DEEPSEEK_R1
 from localspec.chat.families.functionary import FUNCTIONARY_3_2
 from localspec.chat.families.gemma import GEMMA
 from localspec.chat.families.gpt_oss import HARMONY
@@ -66,6 +67,7 @@ FORMATS = {
     "elements": MINIMAX_M3,
     "sections": KIMI_K2,
     "actions": COMMAND_R,
+    "fenced_calls": DEEPSEEK_R1,
     "recipients": MUSE,
     "xml_sections": KIMI_K3,
     "headers_recipients": FUNCTIONARY_3_2,

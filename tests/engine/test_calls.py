@@ -21,6 +21,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.synthetic import vocabulary as synthetic_vocabulary
 from localspec.chat.families.command_r import COMMAND_R
+from localspec.chat.families.deepseek import DEEPSEEK_R1
 from localspec.chat.families.functionary import FUNCTIONARY, FUNCTIONARY_3_2
 from localspec.chat.families.gemma import GEMMA
 from localspec.chat.families.gpt_oss import HARMONY
@@ -97,6 +98,7 @@ FORMATS = {
     "harmony": HARMONY,
     "muse": MUSE,
     "command r": COMMAND_R,
+    "deepseek r1": DEEPSEEK_R1,
     "seen JSON": CallFormat(
         "found",
         ("<|calls|>",),

@@ -1,65 +1,34 @@
-"""How families of models write tool calls: one file a family, and here the list of all.
-
-A new family is a file with a `Family`, and its line in `FAMILIES`, before those whose pattern its templates
-would match as well.
-"""
+"""How families of models write tool calls: each file of this folder has a `Family`, or several."""
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Collection
+from importlib import import_module
 from typing import Any
 
-from localspec.chat.families import (
-    command_r,
-    functionary,
-    gemma,
-    gpt_oss,
-    granite,
-    hermes,
-    kimi,
-    lfm2,
-    llama,
-    minimax,
-    mistral,
-    muse,
-    nemotron,
-    qwen_coder,
-)
+from localspec.chat.families.qwen_coder import TAGS
 from localspec.chat.notations.call_readers import CallReader
 from localspec.chat.notations.family import Family
 from localspec.chat.notations.grammar import CallGrammar
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, EXPLAINED, UNKNOWN_FORMAT, CallFormat
-
-# GLM and others use Hermes' markers, with a notation of their own between them.
-_OTHERS = Family(
-    "",
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    EXPLAINED,
+    LITERAL_KINDS,
     UNKNOWN_FORMAT,
-    r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax",
+    CallFormat,
 )
+
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 # In the order in which their patterns are tried on a template.
-FAMILIES = (
-    mistral.NEWER,
-    mistral.FAMILY,
-    gemma.FAMILY,
-    granite.FAMILY,
-    qwen_coder.FAMILY,
-    functionary.FAMILY,
-    functionary.FAMILY_3_2,
-    nemotron.FAMILY,
-    gpt_oss.FAMILY,
-    muse.FAMILY,
-    lfm2.FAMILY,
-    kimi.FAMILY_K3,
-    minimax.FAMILY,
-    kimi.FAMILY,
-    command_r.FAMILY,
-    _OTHERS,
-    hermes.FAMILY,
-    llama.FAMILY,
+FAMILIES = sorted(
+    {value for module in _MODULES for value in vars(module).values() if isinstance(value, Family)},
+    key=lambda family: (family.rank, family.name),
 )
+_OF_FORMAT = {family.format: family for family in FAMILIES}
 _OF_KIND = {family.format.kind: family for family in FAMILIES}
-_NAMES = {family.format: family.name for family in FAMILIES if family.name}
+_LITERAL = Family("", UNKNOWN_FORMAT, "")
 
 # A template's code, and the string literals in it, which contain no variables.
 _TEMPLATE_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
@@ -80,14 +49,21 @@ def read_family(template: str) -> CallFormat:
 
 def family_name(form: CallFormat) -> str:
     """Return the name of a format's family; "" if it is of none."""
-    return _NAMES.get(form, "")
+    return _OF_FORMAT[form].name if form in _OF_FORMAT else ""
+
+
+def _family_of(form: CallFormat) -> Family:
+    """Return the family whose reader and grammar a format has. Many share a kind that is literal."""
+    if form.kind in LITERAL_KINDS:
+        return _OF_FORMAT.get(form, _LITERAL)
+    return _OF_KIND[form.kind]
 
 
 def reader_for(
     form: CallFormat, tools: dict[str, Any], names: Collection[str] | None
 ) -> CallReader:
     """Return the reader for a format's calls; it accepts only `names`, if they are given."""
-    return _OF_KIND[form.kind].reader(form, tools, names)
+    return _family_of(form).reader(form, tools, names)
 
 
 def inner_format(form: CallFormat) -> CallFormat | None:
@@ -95,11 +71,11 @@ def inner_format(form: CallFormat) -> CallFormat | None:
 
     Models leave the marker out now and then. Those of Hermes' format may write the tags of Qwen Coder.
     """
-    form = qwen_coder.TAGS if form.kind == "hermes" else form
+    form = TAGS if form.kind == "hermes" else form
     is_marked = form.lead.strip().startswith(("<", "]<]")) and CALL_ID_PLACEHOLDER not in form.lead
-    return form if form.kind in ("named", "found") and is_marked else None
+    return form if form.kind in LITERAL_KINDS and is_marked else None
 
 
 def grammar_of(form: CallFormat) -> type[CallGrammar]:
     """Return what writes the grammar of a format's calls."""
-    return _OF_KIND[form.kind].grammar
+    return _family_of(form).grammar

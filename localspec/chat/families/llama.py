@@ -12,4 +12,5 @@ FAMILY = Family(
     r"<\|python_tag\|>"
     r"""|\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""",
     read_json,
+    rank=3,
 )

@@ -10,6 +10,10 @@ MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
 MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity="[CALL_ID]")
 # Some models replace the array by names before their arguments.
 FAMILY = Family(
-    "Mistral", MISTRAL, r"\[TOOL_CALLS\]", lambda _, tools, __: LiteralCalls(MISTRAL_ARGS, tools)
+    "Mistral",
+    MISTRAL,
+    r"\[TOOL_CALLS\]",
+    lambda _, tools, __: LiteralCalls(MISTRAL_ARGS, tools),
+    rank=1,
 )
 NEWER = Family("newer Mistral models", MISTRAL_ARGS, r"\[ARGS\]")

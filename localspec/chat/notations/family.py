@@ -27,7 +27,8 @@ class Family:
 
     name: the family's name for people. pattern: what identifies the format in a chat template. Calls are
     constrained to the format, so a marker that several formats share is not enough. reader, grammar: what
-    reads and constrains calls of the format's kind.
+    reads and constrains calls of the format's kind. rank: families of a higher rank are tried later, because
+    a template of another family may match their expression, too.
     """
 
     name: str
@@ -35,3 +36,4 @@ class Family:
     pattern: str
     reader: MakeReader = lambda form, tools, _: LiteralCalls(form, tools)
     grammar: type[CallGrammar] = CallGrammar
+    rank: int = 0
