@@ -21,7 +21,7 @@ from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import RequestStatistics, list_counts
 from localspec.engine.text_stream import Chunk, LineRules, TextStream
 from localspec.protocol.frames import ANONYMOUS_CLIENTS, Delta, Done, Generate, TokenLogprob
-from localspec.protocol.pieces import Piece, Text, merge_pieces
+from localspec.protocol.pieces import Call, Piece, Text, merge_pieces
 
 # After an interrupted pass a prompt is read in short passes for at least this time: somebody who types has
 # sent the next request by then.
@@ -290,6 +290,8 @@ class Sequence:
             chunk = self._within_lines(self._stream.push(piece, index < len(tokens) - 1))
             self._report.show(chunk.chars)
             pieces += chunk.pieces
+            if self.guard is not None and any(isinstance(piece, Call) for piece in chunk.pieces):
+                self.guard.leave_thoughts()
             if self.finished:
                 break
             if self._stream.stopped is not None:

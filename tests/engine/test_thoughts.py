@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.thoughts import ThoughtLimit, ThoughtMarker
+from localspec.protocol.calls import CallFormat, ToolSet
 from localspec.protocol.frames import (
     ChatPrompt,
     Generate,
@@ -76,6 +77,26 @@ def test_short_or_missing_thoughts_are_left_alone(
             cycle.forget()
             answer = cycle.ask([BOS, FIRST_TOKEN], 40, GREEDY, speculative, thinking=thinking)
             assert answer.tokens == expected(FIRST_TOKEN, 40)
+
+
+@pytest.mark.parametrize("speculative", SPECULATIONS)
+@pytest.mark.parametrize("tool", ["w59", "other"])
+def test_a_call_ends_thoughts_and_their_limit(
+    cycle: Running, tool: str, speculative: SpeculationSettings
+) -> None:
+    """The text in the thoughts is "… Nx w59 w182 …": a call of "w59" if there is such a tool."""
+    opening = b"".join(map(cycle.pair.vocab.piece, expected(FIRST_TOKEN, 2))).decode().lstrip()
+    cycle.forget()
+    answer = cycle.ask(
+        [BOS, FIRST_TOKEN],
+        60,
+        GREEDY,
+        speculative,
+        thinking=ThinkingLimit(24, [(opening, "</ab>")]),
+        thoughts=[(opening, "</ab>")],
+        tools=ToolSet(CallFormat("named", ("Nx",), middle=" w182"), {tool: {"type": "object"}}),
+    )
+    assert (answer.tokens == expected(FIRST_TOKEN, 60)) == (tool == "w59")
 
 
 # ------------------------------------------------------------------ with any text

@@ -174,6 +174,11 @@ class LoopGuard:
         self.found = "thoughts" if thinks else "text"
         return True
 
+    def leave_thoughts(self) -> None:
+        """Note that a call has ended the thoughts, if there are any."""
+        if self._thoughts is not None:
+            self._thoughts.leave()
+
     @property
     def is_thinking(self) -> bool:
         """Whether the answer is in its thoughts, and they are not being ended."""

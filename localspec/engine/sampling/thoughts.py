@@ -85,6 +85,11 @@ class ThoughtLimit:
         """End the thoughts as soon as a begun character or marker is complete."""
         self._limit = self._states[-1].spent
 
+    def leave(self) -> None:
+        """Note that the text is the answer now, because a call has ended the thoughts."""
+        if self.is_thinking:
+            self._states[-1] = self._states[-1]._replace(place=Place("text"), held="")
+
     def begin_round(self) -> bool:
         return True
 
