@@ -214,13 +214,16 @@ class AnswerMarkers:
 
 def certain_length(text: str, marks: Iterable[str]) -> int:
     """Return how many characters of `text` precede a possible beginning of a marker at its end."""
-    sizes = (
-        size
-        for mark in marks
-        for size in range(min(len(mark) - 1, len(text)), 0, -1)
-        if text.endswith(mark[:size])
-    )
-    return len(text) - max(sizes, default=0)
+    marks = [mark for mark in marks if mark]
+    beginnings = {mark[0] for mark in marks}
+    longest = max(map(len, marks), default=1)
+    for at in range(max(len(text) - longest + 1, 0), len(text)):
+        # Few characters begin a marker, and there may be one for each tool.
+        if text[at] in beginnings:
+            end = text[at:]
+            if any(len(mark) > len(end) and mark.startswith(end) for mark in marks):
+                return at
+    return len(text)
 
 
 def as_bytes(text: str) -> str:
