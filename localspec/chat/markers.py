@@ -33,7 +33,8 @@ _MESSAGE_ENDS = (
 )
 _HEAD_RESTART = re.compile("|".join(map(re.escape, _MESSAGE_ENDS[:6])))
 # In the JSON of a call only what is outside of strings ends the message.
-_CALL_PARTS = re.compile(r'\\.|"|' + "|".join(map(re.escape, _MESSAGE_ENDS)), re.DOTALL)
+_CALL_PARTS = re.compile(r'\\.|["{}[\]]|' + "|".join(map(re.escape, _MESSAGE_ENDS)), re.DOTALL)
+_BEHIND_JSON = -1  # as a `depth`
 _CHANNEL_NAME = re.compile(r"\s*(\w+)")
 _FUNCTION_NAME = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
 _TO_ITSELF = re.compile(r"\bto=self\b")
@@ -61,14 +62,15 @@ class Place(NamedTuple):
 
     region: "start" is before all text, and "behind" is behind thoughts, where only blanks were so far.
     close: the marker that ends the thoughts. in_message: whether the end of a message ends the region
-    instead. name: the function that a message calls. in_string: whether the place is inside a string of
-    the call's JSON.
+    instead. name: the function that a message calls. depth: how deep the place is in the call's JSON; 0 is
+    before it. in_string: whether it is inside a string of that.
     """
 
     region: Region = "start"
     close: str = ""
     in_message: bool = False
     name: str = ""
+    depth: int = 0
     in_string: bool = False
 
 
@@ -196,20 +198,28 @@ class AnswerMarkers:
         return "end", at + len(_MESSAGE), following
 
     def _read_call(self, place: Place, text: str, final: bool) -> Taken:
-        in_string = place.in_string
+        depth, in_string = place.depth, place.in_string
+        if not (depth or in_string) and text.lstrip()[:1] not in ("", "<", '"', "{", "["):
+            depth = _BEHIND_JSON  # there is none
         for part in _CALL_PARTS.finditer(text):
-            if part[0] == '"':
-                in_string = not in_string
-            elif part[0].startswith("<") and not in_string:
+            if in_string:
+                in_string = part[0] != '"'
+            elif part[0].startswith("<"):
                 if part.start():
-                    return "call", part.start(), place._replace(in_string=False)
+                    return "call", part.start(), place._replace(depth=depth, in_string=False)
                 return self._end_message(place, part[0], text, final)
+            elif part[0] == '"':
+                in_string = depth != _BEHIND_JSON
+            elif depth != _BEHIND_JSON:
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(part[0], 0)
+            if not (depth or in_string):
+                depth = _BEHIND_JSON
         count = len(text)
         if not final and in_string:
             count -= (count - len(text.rstrip("\\"))) % 2  # what it escapes has not come yet
         elif not final:
             count = certain_length(text, _MESSAGE_ENDS)
-        return "call", count, place._replace(in_string=in_string)
+        return "call", count, place._replace(depth=depth, in_string=in_string)
 
 
 def certain_length(text: str, marks: Iterable[str]) -> int:

@@ -123,6 +123,30 @@ DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
         f"{TO_LED}{NOTE} ok{END}{START}{FINAL}c",
         ("c", "", ON),
     ),
+    "a quote behind the JSON of a message": (
+        HARMONY,
+        START,
+        f'{TO_LED}{NOTE} 5" wide{END}{START}{FINAL}c',
+        ("c", "", ON),
+    ),
+    "an apology with a quote to a function": (
+        HARMONY,
+        START,
+        f'{TO_LED}No 5" one.{END}{START}{FINAL}c',
+        ('No 5" one.c', "", []),
+    ),
+    "a marker in the JSON of a message": (
+        HARMONY,
+        START,
+        f"{TO_LED}{NOTE.replace('on', END)}{END}{START}{FINAL}c",
+        ("c", "", [("led", NOTE.replace("on", END))]),
+    ),
+    "JSON in a string of a message": (
+        HARMONY,
+        START,
+        f"{TO_LED}{json.dumps(NOTE)}{END}{START}{FINAL}c",
+        ("c", "", ON),
+    ),
     "no message at all": (HARMONY, START, "plain <b>", ("plain <b>", "", [])),
     "thoughts behind a call of Muse": (
         MUSE,
