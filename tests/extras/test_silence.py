@@ -26,9 +26,8 @@ import sys
 from localspec.protocol import requests
 requests.PING_INTERVAL_S = 0.05
 from localspec.daemon.completion import answer
-respond, options = answer.respond, answer.progress_options
+respond = answer.respond
 answer.respond = lambda *a, **k: respond(*a, **{**k, "ping_s": 0.05})
-answer.progress_options = lambda *a: {**options(*a), "ping_s": 0.05}
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
@@ -40,7 +40,7 @@ from localspec.protocol.answers import (
     Usage,
 )
 from localspec.protocol.pieces import Arguments, Call, Piece, Text
-from localspec.protocol.requests import PING_INTERVAL_S, GenerationRequest
+from localspec.protocol.requests import PING_INTERVAL_S
 
 Extension = TypeVar("Extension", bound=Struct)
 Scored = TypeVar("Scored", bound=ChatLogprob)
@@ -323,18 +323,6 @@ class Shape(ABC):
         return self.pings_early()
 
 
-class PromptProgressShape(Protocol):
-    """A shape that can report how much of a prompt is read."""
-
-    def reading(self, index: int, now: PromptProgress) -> object: ...
-
-
-def progress_options(body: GenerationRequest, shape: PromptProgressShape) -> dict[str, Any]:
-    """Return the arguments of `AnswerRun` that control what is sent before the answer begins."""
-    reading = shape.reading if body.return_progress else None
-    return {"reading": reading, "ping_s": body.sse_ping_interval}
-
-
 def format_logprob(token: frames.TokenLogprob, kind: type[Scored]) -> Scored:
     """Return a token's log-probability as chats have it, in that struct of a protocol."""
     top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
@@ -357,36 +345,20 @@ async def respond(
     A preparation may hash files or load a model, which takes minutes. A stream begins with a ping when it
     has taken `ping_s`.
     """
-    if not stream:
-        return await (await preparation).respond(request, stream)
-    task = asyncio.create_task(preparation)
-    try:
-        await asyncio.wait({task}, timeout=ping_s if ping_s > 0 else None)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if task.done():
-        return await task.result().respond(request, stream)
-
-    async def begin(emit: Emit) -> AnswerRun:
-        try:
-            await emit(*shape.pings_early())
-            return await task
-        finally:
-            task.cancel()
-
-    return prepared_stream(begin, shape, ping_s=ping_s)
+    if stream:
+        return prepared_stream(lambda: preparation, shape, ping_s=ping_s)
+    return await (await preparation).respond(request)
 
 
 def prepared_stream(
-    prepare: Callable[[Emit], Awaitable[AnswerRun]], shape: type[Shape], *, ping_s: float
+    prepare: Callable[[], Awaitable[AnswerRun]], shape: type[Shape], *, ping_s: float
 ) -> EventStream:
     """Return the stream of a run that is prepared in it; the arguments are those of `respond`."""
     run: AnswerRun | None = None
 
     async def work(emit: Emit) -> None:
         nonlocal run
-        run = await prepare(emit)
+        run = await prepare()
         await run.stream(emit)
 
     return shape.events(
@@ -404,7 +376,7 @@ class AnswerRun:
 
     `during` is entered while they run. `progress` makes the chunk that says what a stream is waiting for,
     and `reading` the one that says how much of a choice's prompt is read; if they are None, nothing is
-    sent. `ping_s` is as in EventStream. `opening` returns what is sent before the request waits in the queue.
+    sent. `opening` returns what is sent before the request waits in the queue.
     """
 
     pairs: PairTable
@@ -414,19 +386,10 @@ class AnswerRun:
     during: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
     progress: Callable[[Progress], object] | None = None
     reading: Callable[[int, PromptProgress], object] | None = None
-    ping_s: float = PING_INTERVAL_S
     opening: Callable[[], Sequence[object]] = tuple
 
-    async def respond(self, request: Request, stream: bool) -> Response:
-        """Return the answer, or an empty response if the client disconnects first."""
-        if stream:
-            return self.shape.events(
-                self.stream,
-                done=False,
-                failed=self.shape.failed,
-                ping_s=self.ping_s,
-                pings=self.shape.pings,
-            )
+    async def respond(self, request: Request) -> Response:
+        """Return the whole answer, or an empty response if the client disconnects first."""
         try:
             await while_connected(request.receive, self._run())
         except ClientGone:

@@ -25,7 +25,6 @@ from localspec.daemon.completion.answer import (
     AnswerRun,
     PendingAnswer,
     Shape,
-    progress_options,
     respond,
 )
 from localspec.daemon.completion.files import expand_files, has_files
@@ -195,7 +194,8 @@ async def _native_run(
     answer.notes.news = None
     shape = LlamaServerShape(answer, body, partial(daemon.pairs.info, pair.name))
     context = nullcontext() if editor is None else daemon.editors.completing(editor)
-    return AnswerRun(daemon.pairs, pair, requests, shape, context, **progress_options(body, shape))
+    reading = shape.reading if body.return_progress else None
+    return AnswerRun(daemon.pairs, pair, requests, shape, context, reading=reading)
 
 
 async def chat(request: Request) -> Response:
@@ -229,9 +229,8 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
         stored = turn.under_way(answer.choices[0])
     context = _controllable(daemon, shape.id, (pair, requests), stored)
     progress = shape.progress if body.localspec and body.localspec.progress else None
-    return AnswerRun(
-        daemon.pairs, pair, requests, shape, context, progress, **progress_options(body, shape)
-    )
+    reading = shape.reading if body.return_progress else None
+    return AnswerRun(daemon.pairs, pair, requests, shape, context, progress, reading)
 
 
 @asynccontextmanager
@@ -349,7 +348,8 @@ async def _text_run(request: Request, body: CompletionRequest) -> AnswerRun:
             await _prompt_text(daemon.pairs, pair, generate.prompt)
             for generate in requests[:: body.n or 1]
         ]
-    return AnswerRun(daemon.pairs, pair, requests, shape, **progress_options(body, shape))
+    reading = shape.reading if body.return_progress else None
+    return AnswerRun(daemon.pairs, pair, requests, shape, reading=reading)
 
 
 def _text_answer(

@@ -18,7 +18,6 @@ from localspec.daemon.completion.answer import AnswerRun, prepared_stream
 from localspec.daemon.completion.openai import ChatShape
 from localspec.daemon.http.recordings import KEPT_S, Key, replay
 from localspec.daemon.http.requests import json_response, read_body
-from localspec.daemon.http.sse import Emit
 from localspec.daemon.state import state_of
 from localspec.errors import InvalidRequest, NotFound
 from localspec.protocol.answers import StreamState
@@ -50,7 +49,7 @@ def record(
 ) -> Response:
     """Begin the stream of a chat and return it. Its pings are recorded too, so that offsets agree."""
 
-    async def prepare_run(_: Emit) -> AnswerRun:
+    async def prepare_run() -> AnswerRun:
         run = await prepare()
         recording.conversation = run.requests[0].conversation
         return run

@@ -163,11 +163,9 @@ class BackgroundRun(AnswerRun):
     response: ResponsesShape
     expand: Callable[[], Awaitable[None]] | None = None
 
-    async def respond(self, request: Request, stream: bool) -> Response:
-        """Return the events of the response, or the response that has just been queued."""
+    async def respond(self, request: Request) -> Response:
+        """Return the response that has just been queued."""
         recording = self._start()
-        if stream:
-            return replay(recording, ping_s=self.ping_s)
         await anext(recording.follow())  # from then on it can be read and cancelled by its id
         return json_response(self.response.now())
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, progress_options, respond
+from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, respond
 from localspec.daemon.completion.files import has_files
 from localspec.daemon.handlers.completions import expand_chat, prepare_chat, prompt_tokens
 from localspec.daemon.history.responses import StoredResponse
@@ -104,11 +104,17 @@ async def _prepare(request: Request, daemon: DaemonState, body: ResponsesRequest
             shape.response.id, shape.stored_body, always=bool(body.background)
         )
     parts = (daemon.pairs, pair, requests, shape, _under_way(daemon, shape, turn))
-    options = progress_options(body, shape)
+    reading = shape.reading if body.return_progress else None
     if not body.background:
-        return AnswerRun(*parts, **options)
-    options |= {"opening": shape.queued, "recordings": daemon.recordings}
-    return BackgroundRun(*parts, **options, response=shape, expand=expand)
+        return AnswerRun(*parts, reading=reading)
+    return BackgroundRun(
+        *parts,
+        reading=reading,
+        opening=shape.queued,
+        recordings=daemon.recordings,
+        response=shape,
+        expand=expand,
+    )
 
 
 async def _read_input(
