@@ -250,7 +250,7 @@ class Worker:
         """
 
         def confirm() -> None:
-            self.send(frames.Forgotten(frame.id))
+            self.send(frames.Reply(frame.id, {}))
 
         engine = self._engine
         if engine is None:
@@ -270,10 +270,10 @@ class Worker:
                     self._preparers.cancel(item.id)
             case frames.Spare():
                 n_bytes = 0 if self._engine is None else self._engine.shrink_prompt_cache(item.most)
-                self.send(frames.Spared(item.id, n_bytes))
+                self.send(frames.Reply(item.id, {"room": n_bytes}))
             case frames.EndThoughts():
                 ended = self._engine is not None and self._engine.end_thoughts(item.request)
-                self.send(frames.ThoughtsEnded(item.id, ended))
+                self.send(frames.Reply(item.id, {"ended": ended}))
             case Forget():
                 if self._engine is not None:
                     self._engine.forget(item.conversation)

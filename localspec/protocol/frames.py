@@ -148,7 +148,7 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     chat_template: str = ""  # text of a chat template that replaces the one in the target's file
     sampling: dict[str, float] = {}  # default parameters that replace those in the target's file
     # How an embedding model makes one vector of a text. Such a model generates no text, see
-    # daemon/worker/purposes.py.
+    # daemon/worker/table.py.
     pooling: Pooling | None = None
     rpc: tuple[str, ...] = ()  # other machines that hold layers of the target
     upstream: Upstream | None = None  # the other server that answers; no worker gets such a pair
@@ -292,8 +292,8 @@ class Ping(Frame):
 class Forget(Frame):
     """Delete what is saved of a conversation's text; None: of all conversations.
 
-    The reply is Forgotten, once no file contains it and none will, even if the worker is shutting
-    down.
+    The reply is an empty Reply, once no file contains it and none will, even if the worker is
+    shutting down.
     """
 
     id: int
@@ -301,14 +301,20 @@ class Forget(Frame):
 
 
 class Spare(Frame):
-    """Limit the memory of cached prefixes without a slot. The reply is Spared."""
+    """Limit the memory of cached prefixes without a slot.
+
+    The reply is Reply with {"room": int}, the bytes that they may use from now on.
+    """
 
     id: int
     most: int  # bytes from now on, if as many are available
 
 
 class EndThoughts(Frame):
-    """End the thoughts of a running generation, so that its answer follows. The reply is ThoughtsEnded."""
+    """End the thoughts of a running generation, so that its answer follows.
+
+    The reply is Reply with {"ended": bool}: whether the generation was in its thoughts.
+    """
 
     id: int
     request: int  # the id of the generation
@@ -563,7 +569,7 @@ class Preparing(Frame):
 
 
 class Reply(Frame):
-    """The answer to a small request: tokenize, detokenize, apply a template, count tokens."""
+    """The answer to an order, or to a small request: tokenize, apply a template, count tokens."""
 
     id: int
     value: dict[str, Any]
@@ -576,24 +582,6 @@ class Pong(Frame, omit_defaults=True):
     # Seconds since the step loop last completed a pass or anything else; 0 if it has nothing to
     # do. A loop or a pass that never ends is detected by it.
     still_s: float = 0.0
-
-
-class Spared(Frame):
-    """The answer to Spare. `room`: bytes that prefixes without a slot may use from now on."""
-
-    id: int
-    room: int
-
-
-class ThoughtsEnded(Frame):
-    """The answer to EndThoughts. `ended`: whether the generation was in its thoughts."""
-
-    id: int
-    ended: bool
-
-
-class Forgotten(Frame):
-    id: int
 
 
 class Notice(Frame):
@@ -630,9 +618,6 @@ FromWorker = (
     | Failed
     | Reply
     | Pong
-    | Forgotten
-    | Spared
-    | ThoughtsEnded
     | Notice
 )
 

@@ -88,11 +88,11 @@ class FakeWorker:
                 case frames.EndThoughts():
                     ended = frame.request in self.thinking
                     self.thinking.discard(frame.request)
-                    self.send(frames.ThoughtsEnded(frame.id, ended))
+                    self.send(frames.Reply(frame.id, {"ended": ended}))
                 case frames.Ping():
                     self.send(frames.Pong(frame.id))
                 case frames.Forget():
-                    self.send(frames.Forgotten(frame.id))
+                    self.send(frames.Reply(frame.id, {}))
                 case frames.Tokenize():
                     data = frame.text.encode()
                     pieces = [bytes([byte]) for byte in data]

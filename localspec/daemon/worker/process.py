@@ -49,7 +49,7 @@ Request = (
     | frames.Embed
     | frames.Rerank
 )
-OrderReply = frames.Forgotten | frames.Spared | frames.ThoughtsEnded
+Order = frames.Forget | frames.Spare | frames.EndThoughts
 Event = frames.Started | frames.Reading | frames.Delta | frames.Done
 EventHandler = Callable[[Event], Awaitable[None]]
 
@@ -149,7 +149,7 @@ class Worker:
         self._numbers = itertools.count(1)
         self._load_result: asyncio.Future[frames.Loaded] | None = None
         self._running: dict[int, RunningRequest] = {}
-        self._orders: dict[int, asyncio.Future[OrderReply]] = {}
+        self._orders: dict[int, asyncio.Future[frames.Reply]] = {}
         self._ending: Ending = "crash"
         self._stderr_tail = bytearray()
         self._oom_kills = count_oom_kills()
@@ -214,37 +214,35 @@ class Worker:
 
         It has done so when this returns, unless it ended or did not respond in time.
         """
-        await self._send_order(lambda number: frames.Forget(number, conversation))
+        await self._send_order(frames.Forget(0, conversation))
 
     async def end_thoughts(self, request: Request) -> bool:
         """End the thoughts of a running request. Return False if it does not run here, or has none now."""
         if not any(running.request is request for running in self._running.values()):
             return False
-        response = await self._send_order(lambda number: frames.EndThoughts(number, request.id))
-        return isinstance(response, frames.ThoughtsEnded) and response.ended
+        reply = await self._send_order(frames.EndThoughts(0, request.id))
+        return reply is not None and bool(reply.value["ended"])
 
     async def limit_cache(self, max_bytes: int) -> int | None:
         """Limit the cache for prompts without a slot to `max_bytes` bytes, or to the bytes in use.
 
         Return the new limit, or None if the worker did not respond and keeps the old one.
         """
-        response = await self._send_order(lambda number: frames.Spare(number, max_bytes))
-        return response.room if isinstance(response, frames.Spared) else None
+        reply = await self._send_order(frames.Spare(0, max_bytes))
+        return None if reply is None else int(reply.value["room"])
 
-    async def _send_order(
-        self, order: Callable[[int], frames.Forget | frames.Spare | frames.EndThoughts]
-    ) -> OrderReply | None:
-        """Send an order with a new number and return its confirmation, or None after _ORDER_TIMEOUT_S."""
-        number = next(self._numbers)
-        done = self._orders[number] = asyncio.get_running_loop().create_future()
+    async def _send_order(self, order: Order) -> frames.Reply | None:
+        """Send an order with a new number and return the reply, or None after _ORDER_TIMEOUT_S."""
+        order.id = next(self._numbers)
+        done = self._orders[order.id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(order(number))
+            self._send(order)
             await asyncio.wait(
                 {done, self._life}, timeout=_ORDER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
             )
             return done.result() if done.done() else None
         finally:
-            del self._orders[number]
+            del self._orders[order.id]
 
     # ------------------------------------------------------------------ end
 
@@ -361,9 +359,8 @@ class Worker:
                 self._fail_load(errors.LoadFailed(frame.message))
             case frames.Pong():
                 self._still_s = frame.still_s
-            case frames.Forgotten() | frames.Spared() | frames.ThoughtsEnded():
-                done = self._orders.get(frame.id)
-                if done and not done.done():
+            case frames.Reply() if done := self._orders.get(frame.id):
+                if not done.done():
                     done.set_result(frame)
             case frames.Notice():
                 log.warning("%s", frame.text)
