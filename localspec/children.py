@@ -97,9 +97,7 @@ class Deadline:
 
     limit_s: float  # seconds until TimeoutError
     is_cancelled: Callable[[], bool] = bool  # whether the wait is to end with Cancelled
-    long_s: float = (
-        math.inf
-    )  # seconds after which `on_long` is called once, so that long work gives way
+    long_s: float = math.inf  # seconds after which `on_long` is called once, to give way
     on_long: Callable[[], None] = lambda: None
     _start: float = field(default_factory=time.monotonic)
 

@@ -57,9 +57,7 @@ class Compatibility:
     reason: str
     common: int = 0  # how many ids, from 0, both sides have
     differing: tuple[int, ...] = ()  # the common ids whose texts differ
-    coverage: float = (
-        1.0  # estimated share (0 to 1) of the target's used tokens that both models know
-    )
+    coverage: float = 1.0  # estimated share of the target's used tokens that both models know
     note: str = ""  # what is not shared, as a clause, or ""
 
     @property

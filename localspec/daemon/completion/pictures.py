@@ -146,9 +146,8 @@ def converted_format(picture: bytes) -> str:
         is_transparent = has_alpha or any(kind == b"tRNS" for kind, _, _ in chunks)
     elif picture.startswith(b"GIF89a"):
         is_transparent = _GIF_TRANSPARENCY.search(picture) is not None
-    elif picture.startswith(
-        b"BM"
-    ):  # from its third version on, the header has a mask for these bits
+    elif picture.startswith(b"BM"):
+        # From its third version on, the header has a mask for these bits.
         has_mask = (picture[14:15], picture[28:29]) >= (b"8", b" ")
         is_transparent = has_mask and any(picture[66:70])
     return "a picture with transparency" if is_transparent else ""

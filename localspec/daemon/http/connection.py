@@ -38,12 +38,9 @@ SPARE_DESCRIPTORS = 32  # descriptors for the log, the worker, models and databa
 # Excess connections that still get a response with status 503. Those beyond are closed unread.
 MAX_REFUSED_CONNECTIONS = 8
 MAX_DESCRIPTORS = 10_240  # the most descriptors that macOS allows
-UNIX_HOST = (
-    "unix"  # stands for the host in a client's address, and the pid of the peer for the port
-)
-GONE_CHECK_INTERVAL_S = (
-    0.25  # between checks whether a client that closed its sending side is there
-)
+# It stands for the host in a client's address, and the pid of the peer for the port.
+UNIX_HOST = "unix"
+GONE_CHECK_INTERVAL_S = 0.25  # whether a client that closed its sending side is there
 _ABSOLUTE_TARGET = re.compile(rb"(?i)http://([^/?#]*)(.*)")
 _FOLDED_HEADER = re.compile(rb"\n[ \t]")
 _HEAD_END = re.compile(rb"\n\r?\n")
