@@ -27,7 +27,7 @@ _EMBEDDING = frozenset(
     }
 )  # fmt: skip
 _EMBEDDING_WITH_CACHE = frozenset({"llama-embed"})  # they keep a KV cache, like models that write
-_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 # A sidecar is a file with a draft that reads inner states of its target.
 SidecarKind = Literal["mtp", "eagle3", "dflash", "dspark"]
@@ -103,7 +103,7 @@ def explain_no_text(
         return _EMBEDDING_REASON
     if pooling == _RANK:
         return "it is a reranker: it judges how well texts answer a question and writes none"
-    if architecture in _DIFFUSION:
+    if architecture in DIFFUSION:
         return "it is a diffusion model, which fills in a whole text at once instead of going on with it"
     if architecture in _SPEECH:
         return "it is a part of a model for speech: it makes sounds and no text"
@@ -128,7 +128,7 @@ def infer_pooling(
     models with non-causal attention.
     """
     is_encoder = architecture in _EMBEDDING or not causal or _NO_POOLING < pooling <= _RANK
-    other_kinds = _PROJECTORS | _DIFFUSION | _SPEECH | _HEADS | _ENCODER_DECODER
+    other_kinds = _PROJECTORS | DIFFUSION | _SPEECH | _HEADS | _ENCODER_DECODER
     if not is_encoder or kind in _TYPE_REASONS or architecture in other_kinds:
         return None
     return POOLINGS[pooling - 1] if _NO_POOLING < pooling <= _RANK else "mean"

@@ -411,7 +411,11 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"registry", "registry/header", "registry/store"},
         "what lies on this machine, ours or not, and no network",
     ),
-    "registry/pulls": ({"*"}, "a pull joins them all"),
+    "registry/pulls": (
+        {"registry", "registry/disk", "registry/header", "registry/hub", "registry/store"},
+        "a pull joins them all",
+    ),
+    "registry/registry": ({"*"}, "what the daemon calls joins the rooms, and no room calls it"),
     "cli": ({"cli/terminal"}, "commands are imported by name, each when it is called"),
     "cli/terminal": (set(), "how things look, and not what they are"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),

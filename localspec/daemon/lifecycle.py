@@ -24,12 +24,14 @@ from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp
 from localspec.daemon.http.connection import ClientConnection, raise_file_limit
 from localspec.daemon.http.sockets import bind, notify, take_inherited_sockets
-from localspec.daemon.pairs import names
-from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.pairs.names import resolve_default
 from localspec.daemon.state import DaemonState
+from localspec.daemon.worker.plan import free_memory
 from localspec.daemon.worker.process import DEFAULT_COMMAND
 from localspec.daemon.worker.table import PairTable
 from localspec.paths import Paths
+from localspec.registry.catalogue import shipped_catalogue_path
+from localspec.registry.registry import Registry
 
 log = logging.getLogger("localspec.daemon")
 _watch_log = logging.getLogger("localspec.watch")
@@ -61,8 +63,6 @@ def _watch(state: DaemonState, stop: threading.Event, configure: Callable[[], ob
     if stop.wait(_START_DELAY_S):
         return
     import watchfiles
-
-    from localspec.registry.catalogue import shipped_catalogue_path
 
     config, catalogue = state.paths.config_file, state.paths.user_catalogue
     # Folders are watched, because editors replace files. Ours must exist, or its creation would be missed.
@@ -246,8 +246,14 @@ class Daemon:
             config, paths, worker_command=worker_command, elsewhere=self._create_upstreams
         )
         checks = tuple(worker_command) == DEFAULT_COMMAND
-        registry = Registry(paths, table.is_loaded_or_loading, lambda: table.pids, checks=checks)
-        table.retention_policy = registry.retention_policy
+        registry = Registry(
+            paths,
+            table.is_loaded_or_loading,
+            lambda: free_memory(workers=table.pids),
+            checks=checks,
+            by_tcp=tcp.is_tcp_request,
+        )
+        table.preset = registry.preset
         database = paths.data / "conversations.sqlite"
         conversations = ConversationStore(
             database, paths.model_states, paths.typed_lines, paths.unsaved_notice, paths.tuned
@@ -304,7 +310,7 @@ class Daemon:
         uninstalled = asyncio.create_task(self._drain_once_uninstalled())
         nightly = extras.load("tune", "nightly")
         tuner = nightly.start(state, stop_watching) if nightly else None
-        threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
+        threading.Thread(target=state.registry.pulls.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=sockets)
         finally:
@@ -316,7 +322,7 @@ class Daemon:
                 await asyncio.to_thread(tuner.join)
             state.pair_checks.close()
             if state.registry.running_pulls:
-                await asyncio.to_thread(state.registry.close)
+                await asyncio.to_thread(state.registry.pulls.close)
             await state.recordings.close(max(0.0, self._drain_deadline - loop.time()))
             await state.pairs.close()
             await asyncio.to_thread(state.conversations.close)
@@ -330,7 +336,9 @@ class Daemon:
         if server is None:
             raise errors.Unavailable("This installation of localspec lacks the extra 'upstream'.")
         state = self._state
-        return server.Upstreams(lambda name: names.resolve_pair(name, state.config, state.registry))
+        return server.Upstreams(
+            lambda name: state.registry.resolve(resolve_default(name, state.config))
+        )
 
     async def configure(self) -> None:
         """Read the configuration again and use it. Calls are handled one after the other."""
@@ -394,7 +402,7 @@ class Daemon:
         log.info("draining: %d requests run", running)
         notify("STOPPING=1", f"STATUS=Stopping; finishing {running} answers")
         state.draining = True
-        state.registry.stop()
+        state.registry.pulls.close(timeout=0)
         self._server.end()
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_seconds, self._abort)

@@ -23,11 +23,11 @@ from localspec.daemon.http.requests import from_our_client, read_shell_variables
 from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.daemon.pairs import names
-from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.table import PairTable
 from localspec.errors import ModelNotFound
 from localspec.paths import Paths
 from localspec.protocol.frames import Generate, PairFiles
+from localspec.registry.registry import BUILTIN, NoSuchPair, NotPulled, Registry, is_file_name
 
 _CHECK_THREADS = 8  # pairs that are checked at once
 _LONG_WORK_THREADS = 4
@@ -98,16 +98,16 @@ class DaemonState:
         except ModelNotFound as error:
             if name in names.DEFAULT_NAMES:
                 raise self._without_configured(role, resolved_name, error) from None
-            if not isinstance(error, names.NoSuchPair):
+            if not isinstance(error, NoSuchPair):
                 raise
             if not self.config.any_model:
                 if from_our_client():
                     raise  # the hint is for other programs: a person wants the pair that was named
-                if tcp.is_tcp_request() and names.is_file_name(name):
+                if tcp.is_tcp_request() and is_file_name(name):
                     raise  # without the hint: all paths get one message, see names.hidden_file_errors
                 # A new error, because several requests may share the check and its error.
                 message = f"{error.message}; {_ANY_MODEL_HINT}"
-                raise names.NoSuchPair(message, param=error.param) from None
+                raise NoSuchPair(message, param=error.param) from None
         return await self.resolve_named(await self._in_role("", role), receive)
 
     def _without_configured(
@@ -116,8 +116,8 @@ class DaemonState:
         """Return the error that a configured pair does not exist here, with ways out."""
         key = f"pair_{role}" if role != "chat" and getattr(self.config, f"pair_{role}") else "pair"
         pair = getattr(self.config, key)
-        hidden = tcp.is_tcp_request() and names.is_file_name(pair)
-        if hidden or pair == names.BUILTIN or name not in (*names.DEFAULT_NAMES, pair):
+        hidden = tcp.is_tcp_request() and is_file_name(pair)
+        if hidden or pair == BUILTIN or name not in (*names.DEFAULT_NAMES, pair):
             return error
         subject = "The configured pair" if key == "pair" else f"The pair that '{key}' configures"
         origin = self.config.origin.get(key, "")
@@ -125,9 +125,9 @@ class DaemonState:
         reset = f"unset {variable}" if variable else f"localspec config unset {key}"
         choose = "localspec use NAME" if key == "pair" else f"localspec config set {key} NAME"
         cure = f"To choose another: {choose}; to go back to the default: {reset}"
-        if isinstance(error, names.NotPulled):
+        if isinstance(error, NotPulled):
             predicate = f"'{pair}' is not pulled yet; run: localspec pull {pair}."
-        elif isinstance(error, names.NoSuchPair):
+        elif isinstance(error, NoSuchPair):
             predicate = f"'{pair}' does not exist."
         else:
             predicate = f"cannot be used. {error.message}"
@@ -141,17 +141,15 @@ class DaemonState:
         return await asyncio.to_thread(names.pair_of_role, role, self.config, self.registry)
 
     async def resolve_named(self, name: str, receive: Receive) -> PairFiles:
-        """Return the files of a pair, checked unless it is loaded already; see `names.resolve_pair`."""
-        name, config = names.resolve_default(name, self.config), self.config
+        """Return the files of a pair, checked unless it is loaded already; see `Registry.resolve`."""
+        name, resolve = names.resolve_default(name, self.config), self.registry.resolve
         files = self.pairs.loaded_files(name)
-        if name == names.BUILTIN and not files:
-            files = names.resolve_pair(name, config, self.registry)
+        if name == BUILTIN and not files:
+            files = resolve(name)
         elif not files or self._is_retired(files.draft):
-            check = self.pair_checks.get(
-                name, lambda cancelled: names.resolve_pair(name, config, self.registry, cancelled)
-            )
+            check = self.pair_checks.get(name, lambda cancelled: resolve(name, cancelled))
             # Requests share one check, so errors are hidden here for each request that came over TCP.
-            is_file = names.is_file_name(name)
+            is_file = is_file_name(name)
             with names.hidden_file_errors() if is_file else contextlib.nullcontext():
                 files = await while_connected(receive, check)
         if self.registry.has_presets:

@@ -1,7 +1,7 @@
 """Pairs and pulls as they are sent over HTTP: /localspec/pairs, /pulls, /gc.
 
 Sizes are bytes, contexts are tokens, times are Unix seconds. The state of a pull is sent as the
-`PullState` of registry/pulls/pull.py.
+`PullState` of registry/pulls/messages.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from localspec.protocol.tuned import TunedDraft
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Source = Annotated[str, Meta(min_length=1, max_length=1024)]
+_Roles = Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
 FileName = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 # ---------------------------------------------------------------------------- requests
@@ -96,9 +97,7 @@ class AddRequest(Request):
     no_draft: OrDefault[bool] = False
     projector: FileName | None = None
     no_projector: OrDefault[bool] = False
-    roles: OrDefault[
-        Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
-    ] = ("chat",)
+    roles: OrDefault[_Roles] = ("chat",)
     replace: OrDefault[bool] = False
     pooling: Literal["mean", "cls", "last"] | None = None
     hash_now: OrDefault[bool] = True
@@ -119,9 +118,7 @@ class AddUpstreamRequest(Request):
     key_file: OrDefault[str] = ""
     ca: OrDefault[str] = ""
     fallback: OrDefault[str] = ""
-    roles: OrDefault[
-        Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
-    ] = ("chat",)
+    roles: OrDefault[_Roles] = ("chat",)
     replace: OrDefault[bool] = False
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from localspec import extras
-from localspec.errors import CatalogueError, ModelNotFound
+from localspec.errors import CatalogueError, InvalidRequest, ModelNotFound
 from localspec.model_traits import draft_kind, file_draft_kind
 from localspec.paths import expand_user, read_file
 from localspec.protocol.pairs import DraftKind
@@ -61,6 +61,18 @@ def explain_reserved_name(name: str) -> str:
     if name in ("default", "localspec"):
         return "it stands for the configured pair"
     return "it would be taken for a file" if name.endswith(".gguf") else ""
+
+
+def check_pair_name(name: str) -> None:
+    """Check the name of a new pair. Raises InvalidRequest."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise InvalidRequest(
+            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
+            "digits, '.', '_' and '-', starting with a letter or digit.",
+            param="name",
+        )
+    if meaning := explain_reserved_name(name):
+        raise InvalidRequest(f"'{name}' cannot be a pair's name: {meaning}.", param="name")
 
 
 class HubFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -222,8 +234,7 @@ def suggest_names(name: str, names: Iterable[str]) -> str:
     """Return a question that suggests similar names, after a space, or an empty text."""
     if len(name) > _MAX_NAME_CHARACTERS:
         return ""  # nothing is similar, and comparing long texts is slow
-    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(matches)}?" if matches else ""
+    return ask_which(difflib.get_close_matches(name, names, n=3, cutoff=0.5))
 
 
 def shipped_catalogue_path() -> Path:
@@ -492,11 +503,6 @@ class LiveCatalogue:
                 load_catalogue(self._shipped, self._shipped),
                 problem=f"{error.message} Your file is ignored until it is corrected.",
             )
-
-    @property
-    def files(self) -> tuple[Path, Path]:
-        """The files to watch for changes."""
-        return self._shipped, self._user
 
     def reload(self) -> bool:
         """Read both files again; return False if they are wrong and the last catalogue stays."""

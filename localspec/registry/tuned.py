@@ -60,9 +60,7 @@ def remove_tuned_drafts(root: Path, conversation: str | None) -> list[TunedDraft
             shutil.rmtree(folder)
             removed += [record] if record else []
             continue
-        for draft in folder.glob(
-            "*.gguf"
-        ):  # of an adoption that was killed before it wrote its record
+        for draft in folder.glob("*.gguf"):  # of an adoption that was killed before its record
             if draft.name != Path(record.file).name:
                 draft.unlink(missing_ok=True)
     return removed

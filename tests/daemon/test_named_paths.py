@@ -152,11 +152,12 @@ def test_over_tcp_no_folder_is_searched(home: Home) -> None:
 
 
 def test_a_usable_path_is_checked_once_until_it_changes(tmp_path: Path) -> None:
-    from localspec.daemon.pairs.registry import Registry
     from localspec.errors import RegistryError
     from localspec.paths import Paths
+    from localspec.registry.header.fit import FreeMemory
+    from localspec.registry.registry import Registry
 
-    registry = Registry(Paths(*[tmp_path] * 5), lambda _: False, lambda: ())
+    registry = Registry(Paths(*[tmp_path] * 5), lambda _: False, lambda: FreeMemory(0))
     file = tmp_path / "good.gguf"
     shutil.copy(SHIPPED / "target.gguf", file)
     registry.check_files(file)

@@ -8,13 +8,12 @@ import pytest
 
 from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
 from benchmarks.synthetic_projector import write_projector
-from localspec.config import Config
-from localspec.daemon.pairs.names import resolve_pair
-from localspec.daemon.pairs.registry import Registry, add_local_pair
 from localspec.errors import ModelNotFound
 from localspec.paths import Paths
 from localspec.protocol.pairs import AddRequest
 from localspec.registry.disk.discovery import DiskSearch
+from localspec.registry.header.fit import FreeMemory
+from localspec.registry.registry import Registry, add_local_pair
 from localspec.registry.store.store import Record
 from tests.support.gguf_files import sha256
 from tests.support.programs import in_ollama
@@ -26,7 +25,7 @@ LIBRARY = "registry.ollama.ai/library/see"
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
-    return Registry(Paths(*[tmp_path / "home"] * 5), lambda _: False, lambda: ())
+    return Registry(Paths(*[tmp_path / "home"] * 5), lambda _: False, lambda: FreeMemory(0))
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_projector_comes_along(
     assert record.projector.parts[0].path == str(blob)
     assert any("The projector of see:latest in Ollama" in note for note in record.notes)
     for name in ("latest", "see:latest"):
-        assert resolve_pair(name, Config(), registry).projector == str(blob)
+        assert registry.resolve(name).projector == str(blob)
     left_out = AddRequest("text", "see:latest", no_projector=True)
     assert add_local_pair(registry, left_out).projector is None
 
@@ -72,7 +71,7 @@ def test_a_projector_that_cannot_be_used_is_said(
     sentence = "It reads no pictures: the projector of see:latest in Ollama cannot be used."
     assert record.projector is None
     assert sentence in record.notes
-    files = resolve_pair("see:latest", Config(), registry)
+    files = registry.resolve("see:latest")
     assert (files.projector, files.projector_hint) == (None, sentence)
 
 
@@ -82,7 +81,7 @@ def test_a_model_with_adapters_is_refused(registry: Registry, tmp_path: Path, co
     put(tmp_path, "base")
     for use in (
         lambda: add(registry, "tuned"),
-        lambda: resolve_pair("see:tuned", Config(), registry),
+        lambda: registry.resolve("see:tuned"),
         lambda: add_local_pair(registry, AddRequest("pair", "see:base", draft="see:tuned")),
     ):
         with pytest.raises(ModelNotFound, match=r"'see:tuned' of Ollama .* LoRA adapter.* merge"):

@@ -11,13 +11,12 @@ from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, target_cycle, write_mo
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import TINY_HEADS, write_heads
-from localspec.config import Config
-from localspec.daemon.pairs.names import resolve_pair
-from localspec.daemon.pairs.registry import Registry, add_local_pair
 from localspec.daemon.pairs.views import rank_drafts_for
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import AddRequest
+from localspec.registry.header.fit import FreeMemory
+from localspec.registry.registry import Registry, add_local_pair
 from tests.support.daemons import Home, RunningDaemon
 
 CYCLE = target_cycle(TINY_TARGET.n_vocab)
@@ -25,7 +24,7 @@ CYCLE = target_cycle(TINY_TARGET.n_vocab)
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    return Registry(Paths(*[tmp_path / "home"] * 5), lambda _: False, lambda: ())
+    return Registry(Paths(*[tmp_path / "home"] * 5), lambda _: False, lambda: FreeMemory(0))
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def resolve(registry: Registry, name: str) -> tuple[str | None, list[str], bool]:
     """Return the names of the draft and of the other drafts, and whether the draft was named."""
-    files: PairFiles = resolve_pair(name, Config(), registry)
+    files: PairFiles = registry.resolve(name)
     draft = Path(files.draft).name if files.draft else None
     return draft, [Path(other).name for other in files.other_drafts], files.draft_named
 
@@ -101,7 +100,7 @@ def test_the_drafts_of_a_pair_are_listed_wherever_they_lie(
     small = (folder / "small.gguf").rename(folder / "elsewhere" / "small.gguf")
 
     def list_drafts(name: str) -> list[str]:
-        pair = resolve_pair(name, Config(), registry)
+        pair = registry.resolve(name)
         report = rank_drafts_for(registry, pair, [], None, lambda _: None)
         return [view.name for view in report.drafts or [] if view.matched]
 

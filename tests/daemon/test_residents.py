@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from localspec.config import Config
-from localspec.daemon.pairs.names import builtin_files
-from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.death import MappedFiles
 from localspec.daemon.worker.eviction import MemorySnapshot
 from localspec.daemon.worker.loaded import LoadedEngine
 from localspec.daemon.worker.plan import LoadPlanner, engine_settings
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.table import PairTable, RetentionPolicy
+from localspec.daemon.worker.table import PairTable
 from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
 from localspec.protocol.frames import Loaded, PairFiles, Tokenize
+from localspec.registry.catalogue import Preset
 from localspec.registry.header.fit import FreeMemory
+from localspec.registry.registry import Registry, builtin_files
 from tests.support.asynchronous import asynchronous, pair_table
 from tests.support.daemons import Home, RunningDaemon, scripted_home, wait_for
 
@@ -402,8 +402,8 @@ def test_infill_requests_go_to_the_pair_with_that_role(home: Home, start_daemon:
 async def test_a_pair_that_is_kept_is_never_evicted(tmp_path: Path) -> None:
     pinned = {"one"}
     async with pair_table(tmp_path, Config(memory=MEMORY_FOR_TWO_MIB)) as table:
-        table.retention_policy = lambda name: RetentionPolicy(
-            name in pinned, 0.05 if name == "three" else None
+        table.preset = lambda name: Preset(
+            keep=name in pinned, idle_unload=0.05 if name == "three" else None
         )
         for name in ("one", "two", "three"):
             await table.get(name).ready(PairFiles(name, f"/{name}.gguf"))
@@ -421,14 +421,14 @@ async def test_a_pair_that_is_kept_is_never_evicted(tmp_path: Path) -> None:
 
 def test_models_toml_sets_how_long_a_pair_stays(tmp_path: Path) -> None:
     paths = Paths(*[tmp_path] * 5)
-    registry = Registry(paths, lambda _: False, lambda: ())
-    assert registry.retention_policy("coder-7b") == RetentionPolicy()
+    registry = Registry(paths, lambda _: False, lambda: FreeMemory(0))
+    assert registry.preset("coder-7b") == Preset()
     paths.user_catalogue.write_text(
         "[pairs.coder-7b]\nkeep = true\n[pairs.builtin]\nidle_unload = 5\n"
     )
-    assert registry.retention_policy("coder-7b") == RetentionPolicy(keep=True)
-    assert registry.retention_policy("builtin") == RetentionPolicy(idle_unload=5.0)
+    assert registry.preset("coder-7b") == Preset(keep=True)
+    assert registry.preset("builtin") == Preset(idle_unload=5.0)
     paths.user_catalogue.write_text("[pairs.coder-7b]\nidle_unload = -1\n")
     registry.reload()
     assert "pairs.coder-7b.idle_unload" in registry.problem
-    assert registry.retention_policy("coder-7b") == RetentionPolicy(keep=True)
+    assert registry.preset("coder-7b") == Preset(keep=True)

@@ -57,7 +57,9 @@ def create_pulls(puller: Puller, unfinished: UnfinishedPulls | None = None) -> P
         return Job(target=target, store=str(puller.store.root), tuning=puller.tuning)
 
     unfinished = unfinished or UnfinishedPulls(puller.store.root / "pulls.json")
-    return Pulls(make_job, unfinished)
+    pulls = Pulls(make_job, unfinished)
+    pulls.resume()
+    return pulls
 
 
 def flip_byte(path: Path) -> None:

@@ -140,7 +140,7 @@ def test_an_unsupported_cache_type_is_not_proposed(target: ModelInfo) -> None:
     odd = replace(target, kept=KvSize(48 * 8 * 80, 48 * 8 * 80, (OF_80, OF_80), 0, 0))
     chosen = fit.fit_pair(odd, None, FreeMemory(12 * GIB), LoadOptions())
     assert chosen.context < 65536
-    assert chosen.others == ()
+    assert not chosen.others
     assert "kv_type" not in chosen.notes[0]
 
 
@@ -214,7 +214,7 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
         assert -1 <= chosen.gpu_layers <= target.layers
         if not vram:
             assert chosen.gpu_layers == chosen.draft_gpu_layers == 0
-        assert all(context > chosen.context for _, context in chosen.others)
+        assert all(context > chosen.context for context in chosen.others.values())
     larger = plan_or_none(target, draft, FreeMemory(ram + extra, vram), load)
     assert rank_plan(larger) >= rank_plan(chosen)
     small_cache = replace(load, kv_types=fit.F16)

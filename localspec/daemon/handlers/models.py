@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -24,9 +24,7 @@ from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import EventStream, stream_reports
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs import names, tasks, views
-from localspec.daemon.pairs import registry as local
-from localspec.daemon.pairs.names import BUILTIN, hidden_file_errors, is_file_name
-from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.pairs.names import hidden_file_errors
 from localspec.daemon.pairs.tasks import verify_pair
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import (
@@ -41,11 +39,9 @@ from localspec.protocol import pairs
 from localspec.protocol.answers import Model, ModelList, ModelMeta, ModelStatus
 from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.pairs import DiskRequest, DraftsRequest, PullRequest
-
-if TYPE_CHECKING:
-    from localspec.registry.pulls.messages import PullState
-    from localspec.registry.pulls.running import Pull
-
+from localspec.registry.pulls.messages import RUNNING_STATES, PullState
+from localspec.registry.pulls.running import Pull
+from localspec.registry.registry import BUILTIN, Registry, add_local_pair, is_file_name
 
 _LEARN_TIMEOUT_S = 30.0  # for the processes to start and to render a few short chats
 _RANDOM_SEED = (1 << 32) - 1  # llama-server's value for "draw a random seed"
@@ -79,9 +75,7 @@ async def find_model(request: Request) -> Model:
 
     def build() -> Model:
         created = _creation_times(daemon).get(name)
-        if (
-            created is None
-        ):  # `views.pair_details` knows further names, and its error lists the pairs.
+        if created is None:  # `views.pair_details` knows further names.
             created = int(views.pair_details(daemon.registry, name, 0, daemon.config).created)
         return _model(daemon, name, created, statuses)
 
@@ -254,12 +248,7 @@ async def cancel_pull(request: Request) -> Response:
     """Cancel a pull and return its state."""
     pull = await _pull(request)
     pull.cancel()
-
-    async def discard(_state: object) -> None:
-        pass
-
-    with suppress(TimeoutError):  # A request to the hub that hangs ends by itself later.
-        await asyncio.wait_for(report_states(pull, discard), _CANCEL_TIMEOUT_S)
+    await asyncio.to_thread(pull.wait, _CANCEL_TIMEOUT_S)
     return json_response(pull.state)
 
 
@@ -270,8 +259,6 @@ async def pull_events(request: Request) -> Response:
 
 async def report_states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
     """Call `emit` with every state of the pull, the present one first and the final one last."""
-    from localspec.registry.pulls.messages import RUNNING_STATES
-
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def notify() -> None:
@@ -362,7 +349,7 @@ async def add_pair(request: Request) -> Response:
     if body.replace:
         await daemon.unload_if_idle(body.name)
     with hidden_file_errors():
-        record = await daemon.long_work.run(local.add_local_pair, registry, body)
+        record = await daemon.long_work.run(add_local_pair, registry, body)
     return json_response(views.pair_entry(record, registry.in_use), 201)
 
 

@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from localspec.daemon.http.sse import rate_limited
-from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.table import PairTable
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NetworkSettings, Unavailable
 from localspec.protocol import frames
@@ -20,11 +19,12 @@ from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import DraftKind, DraftView, Network, PullRequest, Verifying
 from localspec.registry.disk.drafts import Trial
 from localspec.registry.header.model import read_local_model
-
-if TYPE_CHECKING:
-    from localspec.registry.pulls.running import Pull
-    from localspec.registry.pulls.targets import PullTarget
-    from localspec.registry.store.store import Record
+from localspec.registry.hub.offline import check_online, find_endpoint, is_hub_url
+from localspec.registry.pulls.running import Pull
+from localspec.registry.pulls.targets import PullTarget, is_cached, resolve_target
+from localspec.registry.registry import Registry
+from localspec.registry.store import integrity, local
+from localspec.registry.store.store import Record, explain_own_pair
 
 
 def start_pull(registry: Registry, request: PullRequest, *, whole_disk: bool = True) -> Pull:
@@ -39,9 +39,6 @@ def start_pull(registry: Registry, request: PullRequest, *, whole_disk: bool = T
         InvalidRequest: The endpoint is not an address, or the name is not a repository.
         Conflict: Another pair or another pull has the name.
     """
-    from localspec.registry.hub.offline import check_online, find_endpoint, is_hub_url
-    from localspec.registry.pulls.targets import is_cached
-
     registry.refuse_reserved(request.name)
     environment = pull_environment(request)
     endpoint = (request.endpoint or find_endpoint(environment)).rstrip("/")
@@ -78,9 +75,8 @@ def pull_environment(request: PullRequest) -> dict[str, str]:
         environment |= {name: value for name, value in stated.items() if value is not None}
     if request.offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    environment.pop(
-        "HF_OIDC_RESOURCE", None
-    )  # huggingface_hub would log in as the daemon's service
+    # With it huggingface_hub would log in as the daemon's service.
+    environment.pop("HF_OIDC_RESOURCE", None)
     environment["HF_TOKEN"] = "".join(environment.get("HF_TOKEN", "").split())
     for name, value in environment.items():
         if name.upper() in names and not value.strip().isprintable():
@@ -92,9 +88,6 @@ def _new_target(
     registry: Registry, request: PullRequest, endpoint: str, whole_disk: bool
 ) -> PullTarget:
     """Return the target of a request, under a name that is not taken."""
-    from localspec.registry.pulls.targets import resolve_target
-    from localspec.registry.store.store import explain_own_pair
-
     target = resolve_target(
         request,
         registry.catalogue,
@@ -124,8 +117,6 @@ def verify_pair(registry: Registry, pair: str | PairFiles, report: Report) -> Ve
         InvalidRequest: It is the built-in pair.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: Own files cannot be used as they are now.
     """
-    from localspec.registry.store import integrity, local
-
     if pair == "builtin":
         raise InvalidRequest(
             "The pair 'builtin' is part of the installation; only pulled pairs have checksums."

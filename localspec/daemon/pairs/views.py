@@ -7,20 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from localspec import extras
 from localspec.config import Config
 from localspec.daemon.http.sse import rate_limited
-from localspec.daemon.pairs.names import (
-    BUILTIN,
-    builtin_files,
-    files_of,
-    hidden_file_errors,
-    is_file_name,
-    resolve_default,
-)
-from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.pairs.names import hidden_file_errors, resolve_default
 from localspec.daemon.pairs.tasks import DraftTrials, Interrupted
 from localspec.daemon.worker.plan import engine_settings, memory_load
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
@@ -35,13 +26,15 @@ from localspec.protocol.pairs import (
     PairList,
     PairView,
 )
+from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile, Preset
+from localspec.registry.disk import discovery, drafts
+from localspec.registry.disk.discovery import FoundModel
+from localspec.registry.disk.drafts import Trial
+from localspec.registry.header import fit
+from localspec.registry.registry import BUILTIN, Registry, builtin_files, is_file_name
+from localspec.registry.store import integrity, local
+from localspec.registry.store.store import Record
 from localspec.registry.tuned import find_tuned_draft
-
-if TYPE_CHECKING:
-    from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile, Preset
-    from localspec.registry.disk.drafts import Trial
-    from localspec.registry.store.store import Record
-
 
 BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard library"
 
@@ -57,9 +50,6 @@ def search_disk(
     `environment`: variables of the client's shell. Of these, MODEL_FOLDER_VARIABLES override the daemon's.
     Raises InvalidRequest if one of `folders` does not exist.
     """
-    from localspec.registry.disk import drafts
-    from localspec.registry.disk.discovery import DiskSearch
-
     _check_folders(folders)
     limited_report = rate_limited(report)
 
@@ -68,7 +58,9 @@ def search_disk(
 
     places = {name: environment[name] for name in MODEL_FOLDER_VARIABLES if name in environment}
     environment = {**os.environ, **places}
-    search = DiskSearch(registry.store, [*map(Path, folders)], environment, report_progress)
+    search = discovery.DiskSearch(
+        registry.store, [*map(Path, folders)], environment, report_progress
+    )
     models = drafts.judge_all(search.models, report_progress)
     paired = {str(model.path) for model in search.models if model.pair}
     pairs = drafts.propose_pairs(models, paired, taken_names(registry), model_namer())
@@ -94,8 +86,6 @@ def model_namer() -> Callable[[str, Path], str]:
 
     This is its name in Ollama if that name leads to the file, and else its path.
     """
-    from localspec.registry.disk import discovery
-
     files: dict[str, Path | None] = {}
     for home in discovery.model_folders():
         for model in discovery.list_models(home):
@@ -106,9 +96,6 @@ def model_namer() -> Callable[[str, Path], str]:
 
 def list_pairs(registry: Registry, everything: bool) -> PairList:
     """Return the installed pairs, and with `everything` those of the catalogue too."""
-    from localspec.registry.header import fit
-    from localspec.registry.store import integrity
-
     store = registry.store
     stored = store.listing()
     free = registry.free_memory()
@@ -226,7 +213,6 @@ def pair_details(
     StoreError if its files cannot be read.
     """
     from localspec import machine
-    from localspec.registry.store import integrity, local
 
     if not name:  # a request for an answer may leave `model` empty, but this one must name a pair
         raise registry.unknown_pair_error(name)
@@ -240,7 +226,7 @@ def pair_details(
         return view
     if name == BUILTIN or is_file_name(name):
         with hidden_file_errors() if name != BUILTIN else contextlib.nullcontext():
-            files = builtin_files() if name == BUILTIN else files_of(name, registry)
+            files = builtin_files() if name == BUILTIN else registry.files_of(name)
             draft = Path(files.draft) if files.draft else None
             record = local.recall_record(name, Path(files.target), draft)
     else:
@@ -301,12 +287,9 @@ def rank_drafts_for(
         BadGguf: The target cannot be read.
         Conflict: The engine is needed for a request.
     """
-    from localspec.registry.disk.discovery import FoundModel, find_models
-    from localspec.registry.disk.drafts import free_name, rank_drafts
-
     _check_folders(folders)
     target = pair.target
-    models = find_models(registry.store, map(Path, folders))
+    models = discovery.find_models(registry.store, map(Path, folders))
     found = {model.path.resolve() for model in models}
     own = [Path(draft) for draft in (pair.draft, *pair.other_drafts) if draft]
     others = [draft for draft in own if draft.resolve() not in found]
@@ -322,12 +305,12 @@ def rank_drafts_for(
         return trials(Path(target), draft)
 
     try:
-        ranked = rank_drafts(Path(target), models, measure if trials else None, to_name)
+        ranked = drafts.rank_drafts(Path(target), models, measure if trials else None, to_name)
     except Interrupted:
         raise Conflict("The engine was needed for a request; measure when it is idle.") from None
     finally:
         if trials:
             trials.end()
     ranked.target, ranked.file = target, to_name(model.name, model.path)
-    ranked.pair = free_name(model.name, taken_names(registry))
+    ranked.pair = drafts.free_name(model.name, taken_names(registry))
     return ranked

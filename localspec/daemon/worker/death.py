@@ -27,6 +27,7 @@ from localspec.errors import (
 )
 from localspec.paths import read_file
 from localspec.protocol import frames
+from localspec.registry.header.model import shard_paths
 
 log = logging.getLogger("localspec.safe_mode")
 
@@ -251,8 +252,6 @@ class MappedFiles:
     """
 
     def __init__(self, pair: frames.PairFiles) -> None:
-        from localspec.registry.header.model import shard_paths
-
         model_files: list[Path] = []
         for name in (pair.target, pair.draft, *pair.other_drafts):
             with contextlib.suppress(BadGguf):  # the load reports it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from localspec.daemon.worker.plan import (
     MIB,
@@ -20,9 +20,7 @@ from localspec.daemon.worker.plan import (
     worker_bytes,
 )
 from localspec.protocol.frames import PairFiles
-
-if TYPE_CHECKING:
-    from localspec.registry.header.fit import FreeMemory
+from localspec.registry.header.fit import RUNTIME_BYTES, USUAL_CONTEXT, FreeMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,6 @@ class PairMemory:
 
         `n_ctx` is the requested context in tokens, 0 for any.
         """
-        from localspec.registry.header.fit import RUNTIME_BYTES, USUAL_CONTEXT
-
         files, plan = file_sizes(pair), planned.plan
         if plan is None:  # its headers could not be read
             needed = sum(files.values()) + RUNTIME_BYTES
@@ -83,8 +79,6 @@ class MemorySnapshot:
 
         With other pairs in memory, a margin is left to other programs.
         """
-        from localspec.registry.header.fit import FreeMemory
-
         ram = self.free.ram + sum(self.own.get(holding.pid, 0) for holding in leaving)
         vram = self.free.vram + sum(holding.on_gpu for holding in leaving)
         taken_bytes = 0
@@ -120,8 +114,6 @@ class AvailableMemory(NamedTuple):
 
     def reserve(self, reserved: Sequence[PairMemory], budget: int) -> AvailableMemory:
         """Subtract the least memory of `reserved`, and limit all pairs to `budget` bytes (0: no limit)."""
-        from localspec.registry.header.fit import RUNTIME_BYTES, FreeMemory
-
         ram, vram = self.free.ram, self.free.vram
         for holding in reserved:
             ram -= RUNTIME_BYTES if holding.on_gpu else holding.least
@@ -235,8 +227,6 @@ def _decide_without_sparing(
 
 def _is_as_good(planned: LoadPlan, best: LoadPlan, plans: LoadPlanner) -> bool:
     """Return whether evicting more pairs would gain nothing. A context beyond the usual one is no gain."""
-    from localspec.registry.header.fit import USUAL_CONTEXT
-
     if best.plan is None or planned.plan is None:
         return best.plan is None
     enough = best.plan.context

@@ -24,13 +24,15 @@ from localspec.paths import Paths, read_file
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.pairs import FitView
 from localspec.protocol.settings import SHORT_CONTEXT_TOKENS
+from localspec.registry.header import fit
+from localspec.registry.header.fit import FreeMemory, LoadOptions
+from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
+from localspec.registry.header.projector import projector_bytes
+from localspec.registry.header.rate import MemorySpeeds, PassBytes, share_on_gpu
+from localspec.registry.store.local import fit_view
 
 if TYPE_CHECKING:
     from localspec.machine import Host
-    from localspec.registry.header.fit import FreeMemory, LoadOptions
-    from localspec.registry.header.model import ModelInfo
-    from localspec.registry.header.rate import MemorySpeeds
-
 
 MIB = 1 << 20
 # The longest pass, by its measured cost, as a fraction of the watchdog's time.
@@ -96,7 +98,7 @@ def setting_notes(pair: PairFiles, settings: EngineSettings, workers: Collection
     from localspec import machine
 
     planner = LoadPlanner(pair, settings, machine.installed_backend())
-    planned = planner.plan(free_memory(machine.Host.current(), workers))
+    planned = planner.plan(free_memory(workers=workers))
     return [note for note in (planned.beyond, *planned.notes) if note]
 
 
@@ -109,8 +111,6 @@ class LoadPlanner:
 
     def __init__(self, pair: PairFiles, settings: EngineSettings, built: str | None) -> None:
         """Read the headers. `built` is the backend that llama.cpp was built for."""
-        from localspec.registry.header.model import read_local_model
-
         self.pair = pair
         self.settings = settings
         self._built = built
@@ -134,10 +134,6 @@ class LoadPlanner:
 
     def plan(self, free: FreeMemory) -> LoadPlan:
         """Return the plan for the given amount of memory."""
-        from localspec.registry.header import fit
-        from localspec.registry.header.rate import share_on_gpu
-        from localspec.registry.store.local import fit_view
-
         pair, settings = self.pair, self.settings
         if self._models is None:
             return LoadPlan(pair, settings)
@@ -175,13 +171,9 @@ class LoadPlanner:
     @cached_property
     def _pass_gib(self) -> float:
         """The GiB of the target's weights that a pass of one row reads."""
-        from localspec.registry.header.rate import PassBytes
-
         return PassBytes(self._models[0]).count_gib() if self._models else 0.0
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
-        from localspec.registry.header.projector import projector_bytes
-
         projector = 0
         with contextlib.suppress(OSError):
             if self.pair.projector:
@@ -191,8 +183,6 @@ class LoadPlanner:
 
     def min_bytes(self) -> int:
         """Return the bytes that the smallest possible plan needs."""
-        from localspec.registry.header import fit
-
         if self._models is None:
             return sum(file_sizes(self.pair).values())
         target, _ = self._models
@@ -203,8 +193,6 @@ class LoadPlanner:
 
 def file_sizes(pair: PairFiles) -> dict[str, int]:
     """Return the sizes of the existing files in bytes, shards included."""
-    from localspec.registry.header.model import shard_paths
-
     sizes: dict[str, int] = {}
     for name in filter(None, (pair.target, pair.draft)):
         with contextlib.suppress(errors.LocalspecError, OSError):
@@ -214,8 +202,6 @@ def file_sizes(pair: PairFiles) -> dict[str, int]:
 
 def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
     """Return the settings that cost memory. `built` is the backend, as for `plan`."""
-    from localspec.registry.header.fit import LoadOptions
-
     on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
     # Which attention this CPU uses is only known once llama.cpp is loaded, so assume the larger one.
     attention = (
@@ -237,8 +223,6 @@ def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
 
 def load_speeds(state_dir: str) -> MemorySpeeds:
     """Return the speeds that earlier loads have measured, or those of a usual workstation."""
-    from localspec.registry.header.rate import MemorySpeeds
-
     with contextlib.suppress(OSError, ValueError):
         if state_dir:
             return msgspec.json.decode(read_file(Path(state_dir) / _SPEEDS_FILE), type=MemorySpeeds)
@@ -257,11 +241,11 @@ def learn_speeds(planned: LoadPlan, profile: Mapping[str, Any]) -> None:
         write_atomically(Path(state_dir) / _SPEEDS_FILE, msgspec.json.encode(speeds), sync=False)
 
 
-def free_memory(host: Host, workers: Collection[int] = ()) -> FreeMemory:
+def free_memory(host: Host | None = None, workers: Collection[int] = ()) -> FreeMemory:
     """Return the free memory, as if the engine workers with these pids were unloaded."""
-    from localspec.machine import available_bytes, memory_bytes
-    from localspec.registry.header.fit import FreeMemory
+    from localspec.machine import Host, available_bytes, memory_bytes
 
+    host = host or Host.current()
     if host.system == "Darwin":
         return FreeMemory(int(memory_bytes() * MAC_GPU_MEMORY_FRACTION), 0)
     ram = available_bytes(host) + sum(worker_bytes(host, pid) for pid in workers)

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -48,18 +48,11 @@ from localspec.protocol import frames
 from localspec.protocol.answers import Figures, PairStatus, UpstreamStatus
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.settings import MAX_PARALLEL
+from localspec.registry.catalogue import Preset
 
 log = logging.getLogger("localspec.pairs")
 
 _MAX_UNLOADED_PAIRS = 64  # unloaded pairs that are remembered, for their measured speed
-
-
-class RetentionPolicy(NamedTuple):
-    """How long a pair stays in memory."""
-
-    keep: bool = False  # whether it stays until it is told to leave
-    # Seconds without a request, 0 for no limit, None for the configured time.
-    idle_unload: float | None = None
 
 
 async def _ignore_event(_: Event) -> None:
@@ -89,8 +82,8 @@ class PairTable:
         self.counts = self.metrics.counts
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
         self.crashes = CrashHistory()
-        # Returns the policy of a pair by its name.
-        self.retention_policy: Callable[[str], RetentionPolicy] = lambda _: RetentionPolicy()
+        # Returns what models.toml states about a pair, by its name.
+        self.preset: Callable[[str], Preset] = lambda _: Preset()
         # The last load, even if it is unloaded by now.
         self.last_loaded: frames.Loaded | None = None
         self._upstreams: Any = None
@@ -336,14 +329,14 @@ class PairTable:
 
     def idle_seconds(self, name: str) -> float:
         """Return the idle time after which the pair is unloaded, 0 for never."""
-        stay = self.retention_policy(name)
+        stay = self.preset(name)
         if stay.idle_unload is not None:
             return stay.idle_unload
         return 0.0 if stay.keep else self.config.idle_unload
 
     def is_kept(self, name: str) -> bool:
         """Return whether the pair is never evicted for another one."""
-        return self.retention_policy(name).keep
+        return self.preset(name).keep
 
     async def wait_for_change(self) -> None:
         """Wait until the state of some pair changes."""
@@ -531,9 +524,7 @@ class PairTable:
     def _enforce_budget(self) -> None:
         """Evict idle pairs until all are within the budget. Busy ones leave later."""
         budget = self.config.memory * MIB
-        self._over_budget = (
-            False  # an eviction calls `notify_change`, which must not call this again
-        )
+        self._over_budget = False  # An eviction calls `notify_change`, which must not call this.
         for pair in reversed(self.present) if budget else ():
             engines = [other.engine for other in self.present if other.engine]
             if eviction.total_bytes(_holdings(engines)) <= budget:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -29,7 +29,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.http.sse import Emit, LineStream
 from localspec.daemon.pairs import views
-from localspec.daemon.pairs.names import Role, is_file_name, resolve_default
+from localspec.daemon.pairs.names import Role, resolve_default
 from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import (
     LocalspecError,
@@ -58,11 +58,9 @@ from localspec.protocol.answers import Unheeded
 from localspec.protocol.frames import Embed, PairFiles
 from localspec.protocol.pairs import PairView, PullRequest
 from localspec.protocol.requests import ChatRequest, CompletionRequest
-
-if TYPE_CHECKING:
-    from localspec.registry.pulls.messages import PullState
-    from localspec.registry.pulls.running import Pull
-
+from localspec.registry.pulls.messages import PullState
+from localspec.registry.pulls.running import Pull
+from localspec.registry.registry import is_file_name
 
 Found = TypeVar("Found")
 

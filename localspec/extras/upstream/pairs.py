@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from localspec.daemon.pairs import names
-from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.pairs.names import DEFAULT_NAMES
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.paths import expand_user, read_private_file
 from localspec.protocol.pairs import AddUpstreamRequest, ModelView, PairEntry, PairView, RemovedView
 from localspec.protocol.reading import explain
 from localspec.protocol.settings import Upstream
+from localspec.registry.registry import BUILTIN, Registry, is_file_name
 
 
 def add_upstream(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
@@ -23,22 +23,17 @@ def add_upstream(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
         CatalogueError, StoreError: models.toml cannot be read or written.
     """
     from localspec.extras.upstream import catalogue as upstreams
-    from localspec.registry.catalogue import NAME_PATTERN
+    from localspec.registry.catalogue import check_pair_name
 
     name, catalogue = request.name, registry.catalogue
     registry.refuse_reserved(name)
-    if not NAME_PATTERN.fullmatch(name):
-        raise InvalidRequest(
-            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, digits, '.', "
-            "'_' and '-', starting with a letter or digit.",
-            param="name",
-        )
+    check_pair_name(name)
     if registry.readable_record(name) or name in catalogue.pairs or name in catalogue.aliases:
         raise Conflict(
             f"There is a pair '{name}' of this machine or the catalogue; choose another name."
         )
-    fallback, known = request.fallback, (names.BUILTIN, *names.DEFAULT_NAMES)
-    if fallback and not names.is_file_name(fallback) and fallback not in known:
+    fallback, known = request.fallback, (BUILTIN, *DEFAULT_NAMES)
+    if fallback and not is_file_name(fallback) and fallback not in known:
         try:
             registry.installed(fallback)
         except ModelNotFound as error:

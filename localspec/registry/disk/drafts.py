@@ -208,16 +208,6 @@ def find_projector(candidates: Iterable[Path], model: ModelInfo) -> Path | None:
     return None
 
 
-def find_sidecar(target: Path) -> Path | None:
-    """Return the sidecar that drafts for a target without being named, or None.
-
-    Raises:
-        BadGguf, UnsafeModel: the target cannot be used.
-    """
-    drafts = find_own_drafts(target) if list_files_beside(target) else []
-    return drafts[0] if drafts and drafts[0] != target else None
-
-
 def _to_disk_model(
     file: FoundModel, weights: int = 0, problem: str = "", drafts: Sequence[FoundModel] = ()
 ) -> DiskModel:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from localspec.model_traits import explain_unusable_heads, reads_target_cache
+from localspec.model_traits import DIFFUSION, explain_unusable_heads, reads_target_cache
 from localspec.registry.header.gguf import Header, NumberArray
 
 # How many tokens can be rolled back. full: any number. short: any number with `swa_full`, else only a few
@@ -69,7 +69,6 @@ _ATTENTION_INTERVALS = {
 _DELTA_HEADS = frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"})
 # Each layer has both a cache and a state.
 _CACHE_AND_STATE = frozenset({"falcon-h1"})
-_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 # These keep only a window of the cache if the file states its size. phi3 reads the size but ignores it.
 _SLIDING_WINDOW = frozenset(
     {
@@ -89,7 +88,7 @@ def is_hybrid(architecture: str) -> bool:
 
 def rollback_kind(architecture: str, sliding_window: int) -> Rollback:
     """Return how far this architecture can roll back tokens after a rejected draft."""
-    if architecture in _DIFFUSION:
+    if architecture in DIFFUSION:
         return "none"
     if is_hybrid(architecture):
         return "snapshots" if architecture in _WITH_SNAPSHOTS else "none"

@@ -11,7 +11,7 @@ logits, the intermediate results of a layer for each row, and the attention mask
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -256,7 +256,7 @@ class MemoryFit:
     prefixes: int = 0
     on_gpu: int = 0
     compared: str = ""
-    others: tuple[tuple[KvType, int], ...] = ()
+    others: Mapping[KvType, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     beyond: str = ""
 
@@ -329,7 +329,7 @@ def fit_pair(
             f"tokens of context, but only {(free.ram + free.vram) // MIB} MiB are free; "
             "choose a smaller pair (localspec catalogue --fits)."
         )
-    alternatives = []
+    others: dict[KvType, int] = {}
     for kv_type in KV_BYTES:
         keys, values = load.kv_types
         smaller = KV_BYTES[kv_type] < KV_BYTES[keys] and keys == values and load.quantizes
@@ -337,13 +337,13 @@ def fit_pair(
             quantized = replace(load, kv_types=same_types, attention="auto", chosen=False)
             alternative = _choose(target, draft, free, quantized)
             if alternative and alternative.context > chosen.context:
-                alternatives.append((kv_type, alternative.context))
+                others[kv_type] = alternative.context
     beyond = ""
     if target.pooling:
-        return replace(chosen, others=())
+        return chosen
     if load.context > max_context:
         beyond = f"The model supports at most {max_context} tokens of context; {load.context} were requested."
-    chosen = replace(chosen, others=tuple(alternatives), beyond=beyond)
+    chosen = replace(chosen, others=others, beyond=beyond)
     requested_context = min(load.context or AGENTS_CONTEXT, max_context)
     dropped = "draft model" if draft else "model's MTP heads"
     dropped = dropped if has_drafts(target, draft) and not chosen.draft else ""
@@ -355,8 +355,9 @@ def _describe_limits(
 ) -> Iterator[str]:
     if chosen.context < requested:
         free = f"({chosen.needed // MIB} MiB of {chosen.free // MIB} MiB free)"
-        option = next((item for item in chosen.others if item[1] >= requested), None)
-        option = option or (chosen.others[-1] if chosen.others else None)
+        others = [*chosen.others.items()]
+        option = next((item for item in others if item[1] >= requested), None)
+        option = option or (others[-1] if others else None)
         hint = f' With kv_type = "{option[0]}" it would be {option[1]}.' if option else ""
         if load.context:
             yield (

@@ -108,9 +108,8 @@ class _Decider:
         self._known: dict[HubFile, PlannedModel] = {}
         self._purposes: dict[tuple[str, tuple[str, str]], _Purpose] = {}  # by repository and model
         self._offers: tuple[Offer, ...] = ()
-        self._earlier: Record | None = (
-            None  # the pair that was pulled from the same reference before
-        )
+        # The pair that was pulled from the same reference before.
+        self._earlier: Record | None = None
         with suppress(ModelNotFound, RegistryError):
             record = puller.store.get(request.name)
             if (record.source, record.asked) == ("hub", request.asked):

@@ -64,6 +64,7 @@ from localspec.registry.store.store import (
     StoredModel,
     list_local_parts,
     roles_for_pooling,
+    store_model,
 )
 
 # Bytes that must stay free on the disk besides the files, for logs, state and other programs.
@@ -206,16 +207,7 @@ class Puller:
         repo, revision = planned.weights.repo, planned.files[0].remote.commit
         if isinstance(planned, PlannedProjector):
             return StoredModel(parts=parts, architecture=ARCHITECTURE, repo=repo, revision=revision)
-        return StoredModel(
-            parts=parts,
-            architecture=planned.model.architecture,
-            repo=repo,
-            revision=revision,
-            parameters=planned.model.parameters,
-            heads=planned.model.drafting_heads,
-            pooling=planned.model.pooling,
-            sidecar=planned.model.sidecar,
-        )
+        return store_model(planned.model, parts, repo, revision)
 
     def _to_part(self, remote: RemoteFile, cached_paths: Mapping[str, Path]) -> Part:
         path = cached_paths.get(remote.sha256)
@@ -344,13 +336,7 @@ class Puller:
             for model in record.models:
                 if self.store.part_path(model.parts[0]) == path:
                     return model
-        parts = list_local_parts(path)
-        return StoredModel(
-            parts=parts,
-            architecture=header_model.architecture,
-            pooling=header_model.pooling,
-            sidecar=header_model.sidecar,
-        )
+        return store_model(header_model, list_local_parts(path))
 
     def _open_source(self, remote: RemoteFile) -> Source:
         """Return the source for a header: the disk if the file is there, else the hub."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -33,6 +34,7 @@ from localspec.registry.hub.repository import derive_pair_name, parse_reference
 from localspec.registry.pulls.messages import RUNNING_STATES, Job, PullState, Report, State
 from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
 
+log = logging.getLogger("localspec.daemon")
 # Failures that may be temporary. Such a pull is tried again when the daemon starts the next time.
 _TEMPORARY_ERRORS = (
     Unreachable,
@@ -198,15 +200,28 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of a daemon. The unfinished pulls of the previous daemon resume at once."""
+    """All pulls of a daemon."""
 
     def __init__(self, make_job: Callable[[PullTarget], Job], unfinished: UnfinishedPulls) -> None:
         self._make_job, self._unfinished = make_job, unfinished
         self._lock = threading.Lock()
-        self._pulls: dict[str, Pull] = {
-            target.name: Pull(target, make_job, os.environ, unfinished, resumed=True)
-            for target in unfinished.all()
-        }
+        self._pulls: dict[str, Pull] = {}
+
+    def resume(self) -> None:
+        """Continue the unfinished pulls of the previous daemon."""
+        with self._lock:
+            for target in self._unfinished.all():
+                if target.name not in self._pulls:
+                    log.info("a pull of the last daemon goes on: %s", target.name)
+                    self._pulls[target.name] = Pull(
+                        target, self._make_job, os.environ, self._unfinished, resumed=True
+                    )
+
+    @property
+    def running(self) -> list[Pull]:
+        """The pulls that are not ended."""
+        with self._lock:
+            return [pull for pull in self._pulls.values() if pull.is_running]
 
     def start(
         self,

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from localspec import files
 from localspec.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly, UnsafePath
 from localspec.files import format_size
 from localspec.paths import open_file
+from localspec.protocol.answers import Hashing
 
 CHUNK_BYTES = 4 << 20
 _LOCK_POLL_S = 0.2  # between two tries, so that a waiting pull can be cancelled
@@ -136,13 +137,23 @@ def check_cancel(cancel: threading.Event | None) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HashProgress:
-    """The progress of hashing a file, in bytes."""
+class FileState(NamedTuple):
+    """Which file lies at a path, and in which state. A file that was replaced has another one."""
 
-    file: str
-    done: int
-    size: int
+    path: str
+    inode: int = 0
+    size: int = 0
+    modified_ns: int = 0
+    changed_ns: int = 0
+
+
+def file_state(path: Path) -> FileState:
+    """Return the state of the file at a path."""
+    try:
+        info = path.stat()
+    except OSError:  # whoever reads it will say so
+        return FileState(str(path))
+    return FileState(str(path), info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 class HashCache:
@@ -155,10 +166,10 @@ class HashCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _HashEntry] = {}
-        self._reading: dict[int, HashProgress] = {}  # by the id of the reading thread
+        self._reading: dict[int, Hashing] = {}  # by the id of the reading thread
 
     @property
-    def reading(self) -> HashProgress | None:
+    def reading(self) -> Hashing | None:
         """The file that is being hashed; of several, the largest."""
         with self._lock:
             return max(self._reading.values(), key=lambda reading: reading.size, default=None)
@@ -189,7 +200,7 @@ class HashCache:
 
                 def report(done: int) -> None:
                     entry.done = done
-                    reading = HashProgress(path.name, done, stamp[0])
+                    reading = Hashing(path.name, done, stamp[0])
                     with self._lock:
                         self._reading[threading.get_ident()] = reading
                     progress(done)

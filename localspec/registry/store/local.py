@@ -19,12 +19,11 @@ from localspec.protocol.pairs import (
     ContextView,
     FitView,
     ModelView,
-    NeedView,
     PairView,
     ProjectorView,
 )
 from localspec.protocol.settings import Pooling
-from localspec.registry.catalogue import NAME_PATTERN, explain_reserved_name
+from localspec.registry.catalogue import check_pair_name
 from localspec.registry.header import fit
 from localspec.registry.header.gguf import FileSource, NumberArray, StringArray, read_header
 from localspec.registry.header.model import (
@@ -46,13 +45,14 @@ from localspec.registry.header.projector import (
 )
 from localspec.registry.header.weights import check_weights
 from localspec.registry.store import integrity
-from localspec.registry.store.files import HashCache
+from localspec.registry.store.files import FileState, HashCache, file_state
 from localspec.registry.store.store import (
     Record,
     Store,
     StoredModel,
     list_local_parts,
     roles_for_pooling,
+    store_model,
 )
 
 _LISTED_CONTEXTS = [4096 << doublings for doublings in range(16)]  # tokens
@@ -111,7 +111,7 @@ def describe_pair(
 
 def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
     path = store.part_path(stored.parts[0])
-    kind = _read_projector_kind(_file_state(path))
+    kind = _read_projector_kind(file_state(path))
     return ProjectorView(stored.file, str(path), stored.repo, stored.size, kind)
 
 
@@ -132,40 +132,7 @@ def _fit_pair(
 
 def fit_view(fitted: fit.MemoryFit) -> FitView:
     """Convert a fit to its form in the API."""
-    target_need, drafting_need = (
-        NeedView(need.weights, need.cache, need.compute)
-        for need in (fitted.target, fitted.drafting)
-    )
-    return FitView(
-        context=fitted.context,
-        draft=fitted.draft,
-        gpu_layers=fitted.gpu_layers,
-        needed=fitted.needed,
-        free=fitted.free,
-        target=target_need,
-        drafting=drafting_need,
-        prefixes=fitted.prefixes,
-        on_gpu=fitted.on_gpu,
-        others=dict(fitted.others),
-    )
-
-
-class FileState(NamedTuple):
-    """Which file lies at a path, and in which state. A file that was replaced has another one."""
-
-    path: str
-    inode: int = 0
-    size: int = 0
-    modified_ns: int = 0
-    changed_ns: int = 0
-
-
-def _file_state(path: Path) -> FileState:
-    try:
-        info = path.stat()
-    except OSError:  # whoever reads it will say so
-        return FileState(str(path))
-    return FileState(str(path), info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+    return msgspec.convert(fitted, FitView, from_attributes=True)
 
 
 class _StoredFiles(NamedTuple):
@@ -179,7 +146,7 @@ class _StoredFiles(NamedTuple):
 
 def _stored_files(store: Store, role: str, stored: StoredModel) -> _StoredFiles:
     return _StoredFiles(
-        tuple(_file_state(store.part_path(part)) for part in stored.parts),
+        tuple(file_state(store.part_path(part)) for part in stored.parts),
         tuple(shard_names(Path(stored.file).name)),
         role == "draft",
         stored.pooling,
@@ -285,7 +252,7 @@ def add_own_pair(
         Conflict: the name is taken.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: the files cannot be used.
     """
-    _check_name(name)
+    check_pair_name(name)
     if not replace:
         with contextlib.suppress(ModelNotFound):
             store.get(name)
@@ -317,17 +284,6 @@ def _swap_note(name: str, target: Path, draft: Path) -> str:
         f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
         f"can save. If the two are swapped: localspec add {name} {files} --replace"
     )
-
-
-def _check_name(name: str) -> None:
-    if not NAME_PATTERN.fullmatch(name):
-        raise InvalidRequest(
-            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
-            "digits, '.', '_' and '-', starting with a letter or digit.",
-            param="name",
-        )
-    if meaning := explain_reserved_name(name):
-        raise InvalidRequest(f"'{name}' cannot be a pair's name: {meaning}.", param="name")
 
 
 def refresh_own_pair(
@@ -400,8 +356,10 @@ def make_record(
         check_projector(target_model, read_local_projector(projector))
     return Record(
         name=name,
-        target=_to_stored(target_model, target, hashes),
-        draft=_to_stored(draft_model, draft, hashes) if draft_model and draft else None,
+        target=store_model(target_model, list_local_parts(target, hashes)),
+        draft=store_model(draft_model, list_local_parts(draft, hashes))
+        if draft_model and draft
+        else None,
         projector=StoredModel(parts=list_local_parts(projector, hashes), architecture=ARCHITECTURE)
         if projector
         else None,
@@ -417,7 +375,7 @@ def make_record(
 def recall_record(name: str, target: Path, draft: Path | None) -> Record:
     """Return `make_record` of these files, which are read again only after they have changed."""
     paths = [*shard_paths(target), *(shard_paths(draft) if draft else ())]
-    return _recall_record(name, target, draft, tuple(map(_file_state, paths)))
+    return _recall_record(name, target, draft, tuple(map(file_state, paths)))
 
 
 @functools.lru_cache(maxsize=_MAX_REMEMBERED_PAIRS)
@@ -451,14 +409,3 @@ def _check_model(path: Path, *, as_draft: bool = False) -> ModelInfo:
     for part in shard_paths(path):
         check_weights(part)
     return model
-
-
-def _to_stored(model: ModelInfo, path: Path, hashes: HashCache | None) -> StoredModel:
-    return StoredModel(
-        parts=list_local_parts(path, hashes),
-        architecture=model.architecture,
-        parameters=model.parameters,
-        heads=model.drafting_heads,
-        pooling=model.pooling,
-        sidecar=model.sidecar,
-    )

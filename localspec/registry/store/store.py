@@ -33,7 +33,7 @@ from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.settings import Pooling
 from localspec.registry.catalogue import NAME_PATTERN
-from localspec.registry.header.model import shard_paths
+from localspec.registry.header.model import ModelInfo, shard_paths
 from localspec.registry.store.files import (
     HashCache,
     hold_lock,
@@ -167,6 +167,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Versioned(msgspec.Struct):
     version: int
+
+
+def store_model(
+    model: ModelInfo, parts: tuple[Part, ...], repo: str = "", revision: str = ""
+) -> StoredModel:
+    """Return what a record keeps of a model with these files."""
+    return StoredModel(
+        parts=parts,
+        architecture=model.architecture,
+        repo=repo,
+        revision=revision,
+        parameters=model.parameters,
+        heads=model.drafting_heads,
+        pooling=model.pooling,
+        sidecar=model.sidecar,
+    )
 
 
 def roles_for_pooling(pooling: Pooling | None) -> tuple[Literal["embed", "rerank"], ...]:

@@ -29,7 +29,6 @@ from hypothesis import strategies as st
 from benchmarks.synthetic import TINY_TARGET, target_cycle
 from benchmarks.synthetic_targets import TargetArchitecture, write_layer_reader, write_target
 from localspec.client.pairs import PairsClient
-from localspec.daemon.pairs.names import builtin_files
 from localspec.errors import LocalspecError, NotFound, Unavailable, UsageError
 from localspec.extras.tune import running, tuning
 from localspec.extras.tune import texts as collecting
@@ -44,6 +43,7 @@ from localspec.extras.tune.texts import (
 )
 from localspec.files import hold_folder
 from localspec.protocol.tuned import NEW_DRAFT, TunedDraft, tuned_folder
+from localspec.registry.registry import builtin_files
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
 from tests.extras.tune.test_training import write_sidecar
 from tests.support.daemons import Home, alive, temporary_home, wait_for

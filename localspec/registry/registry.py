@@ -1,56 +1,124 @@
-"""The registry as the daemon uses it. Everything here blocks, so call it in a thread.
+"""The store, the catalogue and the pulls of one user, and the files that any name of a pair means.
 
-The modules of the registry are imported when they are first needed, so that an idle daemon stays small
-and starts quickly.
+Everything here blocks, so call it in a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import shlex
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from localspec.daemon.http import tcp
-from localspec.daemon.pairs import names
-from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, builtin_files, is_file_name
-from localspec.daemon.worker.plan import free_memory
-from localspec.daemon.worker.table import RetentionPolicy
 from localspec.errors import (
     Conflict,
     InvalidRequest,
     LocalspecError,
     ModelNotFound,
+    PullCancelled,
     RecordTooNew,
     RegistryError,
+    Unavailable,
 )
-from localspec.paths import Paths
+from localspec.paths import Paths, expand_user, split_model_names
 from localspec.protocol.answers import Hashing
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import AddRequest, CollectedView, RemovedView
 from localspec.protocol.settings import Pooling
-from localspec.registry.tuned import collect_tuned_drafts
-
-if TYPE_CHECKING:
-    from localspec.machine import Host
-    from localspec.registry.catalogue import Catalogue, LiveCatalogue
-    from localspec.registry.header.fit import FreeMemory
-    from localspec.registry.pulls.messages import Job
-    from localspec.registry.pulls.running import Pulls
-    from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
-    from localspec.registry.store.files import HashCache
-    from localspec.registry.store.store import Record, Store
-
+from localspec.registry.catalogue import (
+    REPO_PATTERN,
+    Catalogue,
+    LiveCatalogue,
+    Preset,
+    ask_which,
+    explain_reserved_name,
+    suggest_names,
+)
+from localspec.registry.disk import discovery
+from localspec.registry.disk.drafts import (
+    find_own_drafts,
+    find_projector,
+    list_files_beside,
+    list_projectors,
+)
+from localspec.registry.header.fit import FreeMemory
+from localspec.registry.header.model import read_local_model
+from localspec.registry.hub.offline import find_endpoint
+from localspec.registry.hub.repository import derive_pair_name, parse_reference
+from localspec.registry.ollama_names import find_same_family, find_same_model, is_ollama_name
+from localspec.registry.pulls.messages import Job
+from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.targets import PullTarget, UnfinishedPulls
+from localspec.registry.store import integrity, local
+from localspec.registry.store.files import FileState, HashCache, file_state, store_error
+from localspec.registry.store.store import Record, Store
+from localspec.registry.tuned import collect_tuned_drafts, find_tuned_draft
 
 log = logging.getLogger("localspec.daemon")
 
-FileState = tuple[str, int, int, int]  # path, inode, bytes and time of change
-_MAX_CHECKED_PAIRS = 32  # results that are kept for pairs of files named by path
-Result = TypeVar("Result")
+BUILTIN = "builtin"
+_MAX_SHOWN_CHARACTERS = 300  # of a path in an error message
+_MAX_REMEMBERED_TARGETS = 32  # whose drafts are known until a file changes
+
+
+class NoSuchPair(ModelNotFound):
+    """No pair and no model of Ollama's has this name, so a client may have meant any pair."""
+
+
+class NotPulled(ModelNotFound):
+    """The pair is in the catalogue, but not on this machine."""
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether the name means files. No name of a pair has such a form."""
+    return any(
+        part.lower().endswith(".gguf") or part.startswith(("/", "~")) or ":" in part
+        for part in name.split(",")
+    )
+
+
+def builtin_files() -> PairFiles:
+    """Return the files of the pair inside the package. Raises ModelNotFound if it has none."""
+    folder = Path(__file__).parent.parent / "builtin"
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    if not target.is_file():
+        raise ModelNotFound(f"The built-in pair is missing: there is no {target}.", param="model")
+    return PairFiles(BUILTIN, str(target), str(draft) if draft.is_file() else None)
+
+
+def find_file(name: str) -> Path:
+    """Return the file at an absolute path, or Ollama's by a name with a tag. Raises ModelNotFound."""
+    path = expand_user(name)
+    if path.is_absolute():
+        with contextlib.suppress(OSError):  # the path is too long, or a folder may not be read
+            if path.is_file():
+                return path
+        shown = str(path)[:_MAX_SHOWN_CHARACTERS]
+        raise ModelNotFound(f"There is no file {shown}.", param="model")
+    if ":" in name:
+        model = discovery.find_model(name)
+        if model and model.file:
+            return model.file
+        if model:
+            raise ModelNotFound(
+                f"'{name[:80]}' of Ollama cannot be used: {model.problem}.", param="model"
+            )
+        raise NoSuchPair(
+            f"Ollama has no model '{name[:80]}'. To list its models: localspec import",
+            param="model",
+        )
+    if name.startswith("~"):
+        raise ModelNotFound(f"'{name[:80]}' is not a file: there is no such user.", param="model")
+    raise ModelNotFound(
+        f"'{name[:80]}' is neither an absolute path nor two of them, target and draft, "
+        "separated by a comma.",
+        param="model",
+    )
 
 
 def add_local_pair(registry: Registry, request: AddRequest) -> Record:
@@ -59,10 +127,6 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     Raises InvalidRequest if a name is not allowed, Conflict if the pair's is taken or in use, ModelNotFound
     if there is no such file, and BadGguf, UnsafeModel, NotMatched or CannotRollBack if one cannot be used.
     """
-    from localspec.registry.disk.discovery import find_model
-    from localspec.registry.disk.drafts import find_sidecar
-    from localspec.registry.store import local
-
     name = request.name
     registry.refuse_reserved(name)
     if request.replace and registry.in_use(name):
@@ -70,11 +134,12 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     file_names = [file for file in (request.target, request.draft) if file]
     _check_files_of(request, file_names)
     target, *drafts = (
-        Path(file) if file.startswith("/") else names.find_file(file) for file in file_names
+        Path(file) if file.startswith("/") else find_file(file) for file in file_names
     )
     draft = drafts[0] if drafts else None
     notes: tuple[str, ...] = ()
-    if not drafts and not request.no_draft and target.is_file() and (draft := find_sidecar(target)):
+    if not drafts and not request.no_draft and (sidecar := registry.find_sidecar(target)):
+        draft = Path(sidecar)
         notes = (f"{draft.name}, which lies beside the target, drafts for it.",)
     projector = Path(request.projector) if request.projector else None
     if not (projector or request.no_projector):
@@ -85,7 +150,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     notes += tuple(
         f"Not used of {model.name} in Ollama: {', '.join(model.unused)}. The chat template in its file is "
         "used; models.toml may set another one, and sampling parameters."
-        for model in map(find_model, from_ollama)
+        for model in map(discovery.find_model, from_ollama)
         if model and model.unused
     )
     return local.add_own_pair(
@@ -126,77 +191,39 @@ class Registry:
         self,
         paths: Paths,
         in_use: Callable[[str], bool],
-        workers: Callable[[], Collection[int]],
-        host: Host | None = None,
+        free_memory: Callable[[], FreeMemory],
         *,
         checks: bool = True,
+        by_tcp: Callable[[], bool] = bool,
     ) -> None:
-        """Create the registry. `in_use` returns whether a pair is loaded, `workers` the engines' pids.
+        """Create the registry. `in_use` returns whether a pair is loaded.
 
-        With `checks` False, files named by path are not checked: a foreign engine decides itself what it
-        can read.
+        free_memory: returns the memory that a pair could have if it were loaded instead of the present one.
+        checks: if False, files named by path are not checked: a foreign engine decides itself what it can
+        read. by_tcp: returns whether the current request came over TCP, so that no error reveals a path.
         """
         self.paths = paths
         self.in_use = in_use
-        self._workers = workers
-        self._host = host
-        self._lock = threading.Lock()
+        self.free_memory = free_memory
         self._checks = checks
-        self._checking = threading.Lock()
-        self._checked: dict[tuple[FileState, ...], Pooling | None] = {}
-        self._own_drafts: dict[tuple[FileState, ...], tuple[str, ...]] = {}
-        self._catalogue: LiveCatalogue | None = None
-        self._pulls: Pulls | None = None
-        self._hashes: HashCache | None = None
+        self._by_tcp = by_tcp
+        self._lock = threading.Lock()
+        self._hashes = HashCache()
+        unfinished = UnfinishedPulls(paths.unfinished_pulls)
+        self.store = Store(paths.store, self._hashes, unfinished.files)
+        self.pulls = Pulls(self._make_job, unfinished)
+        self._catalogue: LiveCatalogue | None = None  # read when it is first needed
         self._notices: dict[str, str] = {}  # by pair, until an answer has mentioned them
-        self._unfinished_pulls: UnfinishedPulls | None = None
-        self._ending = False
 
     # ------------------------------------------------------------------ parts
 
     @property
-    def store(self) -> Store:
-        from localspec.registry.store.files import HashCache
-        from localspec.registry.store.store import Store
-
-        with self._lock:
-            self._hashes = self._hashes or HashCache()
-        return Store(self.paths.store, self._hashes, self._unfinished().files)
-
-    def _unfinished(self) -> UnfinishedPulls:
-        from localspec.registry.pulls.targets import UnfinishedPulls
-
-        with self._lock:
-            self._unfinished_pulls = self._unfinished_pulls or UnfinishedPulls(
-                self.paths.unfinished_pulls
-            )
-            return self._unfinished_pulls
-
-    @property
     def catalogue(self) -> Catalogue:
-        from localspec.registry.catalogue import LiveCatalogue
-
         with self._lock:
-            if self._catalogue is None:
-                self._catalogue = LiveCatalogue(self.paths.user_catalogue)
-            return self._catalogue.current
-
-    @property
-    def pulls(self) -> Pulls:
-        from localspec.registry.pulls.running import Pulls
-
-        unfinished = self._unfinished()
-        with self._lock:
-            if self._pulls is None:
-                self._pulls = Pulls(self._make_job, unfinished)
-                if self._ending:
-                    self._pulls.close(timeout=0)
-            return self._pulls
+            self._catalogue = self._catalogue or LiveCatalogue(self.paths.user_catalogue)
+        return self._catalogue.current
 
     def _make_job(self, target: PullTarget) -> Job:
-        from localspec.registry.hub.offline import find_endpoint
-        from localspec.registry.pulls.messages import Job
-
         return Job(
             target=target,
             store=str(self.paths.store),
@@ -205,23 +232,17 @@ class Registry:
             login_endpoint=find_endpoint(),
         )
 
-    def free_memory(self) -> FreeMemory:
-        """Return the memory that a pair could have if it were loaded instead of the present one."""
-        from localspec.machine import Host
-
-        return free_memory(self._host or Host.current(), self._workers())
-
     def apply_preset(self, pair: PairFiles) -> PairFiles:
         """Return the pair with the settings of models.toml, which override those of its target's file."""
-        preset = self.catalogue.presets.get(pair.name)
-        template, sampling = (preset.chat_template, preset.sampling) if preset else ("", {})
-        rpc = preset.rpc if preset else ()
-        return msgspec.structs.replace(pair, chat_template=template, sampling=sampling, rpc=rpc)
+        preset = self.preset(pair.name)
+        return msgspec.structs.replace(
+            pair, chat_template=preset.chat_template, sampling=preset.sampling, rpc=preset.rpc
+        )
 
-    def retention_policy(self, name: str) -> RetentionPolicy:
-        """Return how long models.toml keeps the pair in memory."""
-        preset = self.catalogue.presets.get(name) if self.has_presets else None
-        return RetentionPolicy(preset.keep, preset.idle_unload) if preset else RetentionPolicy()
+    def preset(self, name: str) -> Preset:
+        """Return what models.toml states about the pair of that name."""
+        presets = self.catalogue.presets if self.has_presets else {}
+        return presets.get(name) or Preset()
 
     @property
     def has_presets(self) -> bool:
@@ -249,40 +270,93 @@ class Registry:
     @property
     def running_pulls(self) -> tuple[str, ...]:
         """The names of the pairs that are being pulled."""
-        if self._pulls is None:
-            return ()
-        from localspec.registry.pulls.messages import RUNNING_STATES
-
-        return tuple(state.name for state in self._pulls.states() if state.state in RUNNING_STATES)
+        return tuple(pull.name for pull in self.pulls.running)
 
     @property
     def hashing(self) -> Hashing | None:
         """The progress of hashing a file before its pair is loaded or added."""
-        reading = self._hashes.reading if self._hashes else None
-        return Hashing(reading.file, reading.done, reading.size) if reading else None
+        return self._hashes.reading
 
     def reload(self) -> None:
         """Read models.toml again, if it has been read at all."""
         if self._catalogue:
             self._catalogue.reload()
 
-    def resume(self) -> None:
-        """Continue the pulls that the last daemon did not finish."""
-        if self.paths.unfinished_pulls.exists():
-            log.info("pulls of the last daemon go on: %d", len(self.pulls.states()))
-
-    def stop(self) -> None:
-        """Stop every pull. The data that they fetched is kept, and the next daemon continues them."""
-        self._ending = True
-        if self._pulls:
-            self._pulls.close(timeout=0)
-
-    def close(self) -> None:
-        """Stop the pulls and wait for them for a short time."""
-        if self._pulls:
-            self._pulls.close()
-
     # ------------------------------------------------------------------ names
+
+    def resolve(self, name: str, cancelled: threading.Event | None = None) -> PairFiles:
+        """Return the files of the pair `name`.
+
+        `name` is "builtin", the name of a pair that was pulled or added or that another server answers for,
+        or TARGET or "TARGET,DRAFT", where each is an absolute path or a name of Ollama's with its tag.
+
+        The files of a pulled pair are checked first, and hashed if they never were or have changed, so call
+        this in a thread. Setting `cancelled` ends that when nobody waits for the result any more.
+
+        Raises:
+            ModelNotFound: There is no pair of that name, or one of its files is missing.
+            Damaged, StoreError: Its files or its record are damaged.
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack: Files named by path, or own files that
+                have changed, cannot be used.
+        """
+        if name == BUILTIN:
+            return with_tuned_draft(builtin_files(), self.paths.tuned)
+        if upstream_pair := self.upstream(name):
+            return upstream_pair
+        name = self.resolve_alias(name)
+        if is_file_name(name):
+            files = self.files_of(name)
+            files.pooling = self.check_files(
+                *(Path(path) for path in (files.target, files.draft) if path)
+            )
+            found, hint = self.find_projector(Path(files.target), split_model_names(name)[0])
+            files.projector, files.projector_hint = (str(found), "") if found else (None, hint)
+            return files
+        try:
+            record = integrity.ensure_ready(
+                self.store, self.refresh(name, cancelled).name, cancelled
+            )
+        except PullCancelled:  # the daemon is ending while a client still waits
+            raise Unavailable("The daemon is shutting down; try again.", retry_after=2) from None
+        target, draft = self.store.model_paths(record)
+        files = PairFiles(record.name, str(target), str(draft) if draft else None)
+        files.pooling = record.target.pooling
+        files.draft_named = draft is not None and not record.draft_found
+        if record.projector:
+            files.projector = str(self.store.model_path(record.projector))
+        files.projector_hint = _projector_hint(record)
+        if draft:  # a pair that was added with --no-draft gets none
+            _add_other_drafts(files, self.find_own_drafts(target))
+        return with_tuned_draft(files, self.paths.tuned)
+
+    def files_of(self, name: str) -> PairFiles:
+        """Return the files that `name` means, with what drafts for a lone target, without reading the target.
+
+        A name of two files means exactly these, so that drafts can be compared.
+
+        Raises:
+            NoSuchPair: Ollama has no model of that name. The message names pairs with the same model.
+            ModelNotFound: There is no such file, or the name is one of more than two.
+        """
+        parts = split_model_names(name)
+        if len(parts) > 2:
+            problem = f"'{name[:80]}' names more than two files, a target and a draft."
+            raise ModelNotFound(problem, param="model")
+        try:
+            target, *drafts = map(find_file, parts)
+        except NoSuchPair as error:
+            if len(parts) == 1 and is_ollama_name(name):
+                raise self.not_in_ollama_error(name) from None
+            if len(parts) == 1:
+                raise
+            # A plain ModelNotFound: the configured pair never answers for a name of two files, so that no
+            # response reveals whether one of them exists.
+            raise ModelNotFound(error.message, param=error.param) from None
+        files = PairFiles(name, str(target), str(drafts[0]) if drafts else None)
+        if files.draft is None:
+            files.draft = self.find_sidecar(target)
+            _add_other_drafts(files, self.find_own_drafts(target))
+        return files
 
     def installed(self, name: str) -> Record:
         """Return the record of an installed pair, by its name or by an alias of the catalogue.
@@ -313,7 +387,7 @@ class Registry:
 
     def listed_name(self, name: str) -> str:
         """Return the name of a pair in the list of pairs, for any of its names."""
-        # These two need no import. The status of an idle daemon may be requested every second.
+        # The status of an idle daemon may be requested every second.
         if name == BUILTIN or name.startswith(("/", "~")):
             return name
         try:
@@ -331,10 +405,6 @@ class Registry:
         A model in Ollama's own store takes precedence over a pair. Any other name, and one that several pairs
         have, is returned unchanged.
         """
-        from localspec.registry.disk import discovery
-        from localspec.registry.hub.repository import derive_pair_name, parse_reference
-        from localspec.registry.ollama_names import is_ollama_name
-
         if is_ollama_name(name):
             if discovery.find_model(name):
                 return name
@@ -351,17 +421,12 @@ class Registry:
 
     def _pairs_with_model(self, name: str) -> list[str]:
         """Return the names of the pairs with the model that Ollama calls `name`, installed ones first."""
-        from localspec.registry.ollama_names import find_same_model
-
         installed = [record.name for record in self.store.listing().records]
         same = [*find_same_model(name, installed), *self.catalogue.find_same_model(name)]
         return list(dict.fromkeys(same))
 
     def not_in_ollama_error(self, name: str) -> NoSuchPair:
         """Return the error that Ollama has no model of that name, and which pairs have the same model."""
-        from localspec.registry.catalogue import ask_which
-        from localspec.registry.ollama_names import find_same_family
-
         message = f"Ollama has no model '{name[:80]}'."
         installed = [record.name for record in self.store.listing().records]
         pairs = self._pairs_with_model(name)
@@ -388,8 +453,6 @@ class Registry:
         `take_notice` then mentions the change once. `progress(done, total)` is called with the bytes hashed.
         Raises BadGguf, UnsafeModel, NotMatched or CannotRollBack if the files cannot be used as they are now.
         """
-        from localspec.registry.store import local
-
         record, notice = local.refresh_own_pair(self.store, self.installed(name), cancel, progress)
         if notice:
             log.info("%s: %s", record.name, notice)
@@ -410,16 +473,14 @@ class Registry:
 
     def unknown_pair_error(self, name: str) -> NoSuchPair:
         """Return the error that there is no such pair. The message suggests similar names."""
-        from localspec.registry.catalogue import REPO_PATTERN, suggest_names
-
         catalogue = self.catalogue
         installed = [record.name for record in self.store.listing().records]
         listed = [*catalogue.pairs, *catalogue.aliases, *catalogue.upstreams]
-        names = dict.fromkeys(["builtin", *installed, *listed])
+        names = dict.fromkeys([BUILTIN, *installed, *listed])
         hint = suggest_names(name.strip().lower(), names)
         if REPO_PATTERN.fullmatch(name.strip()) and not hint:
             hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."
-        mistake = f". {self.problem}" if self.problem and not tcp.is_tcp_request() else ""
+        mistake = f". {self.problem}" if self.problem and not self._by_tcp() else ""
         return NoSuchPair(
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all{mistake}",
             param="model",
@@ -442,37 +503,12 @@ class Registry:
         Return the pooling of a model that turns texts into numbers. Raises BadGguf, UnsafeModel, NotMatched
         or CannotRollBack if the files cannot be used, and StoreError if a file cannot be read.
         """
-        from localspec.registry.store import local
-        from localspec.registry.store.files import store_error
-
         if not self._checks:
             return None
         try:
-            return self._once(
-                self._checked,
-                [path for path in (target, draft) if path],
-                lambda: local.make_record("named", target, draft).target.pooling,
-            )
+            return local.recall_record("named", target, draft).target.pooling
         except OSError as error:
             raise store_error(error, target) from error
-
-    def _once(
-        self,
-        results: dict[tuple[FileState, ...], Result],
-        files: Collection[Path],
-        work: Callable[[], Result],
-    ) -> Result:
-        """Return the result of `work`, which is done once for each state of the files."""
-        infos = [(path, path.stat()) for path in files]
-        state = tuple(
-            (str(path), info.st_ino, info.st_size, info.st_mtime_ns) for path, info in infos
-        )
-        with self._checking:
-            if state not in results:
-                results[state] = work()
-                while len(results) > _MAX_CHECKED_PAIRS:
-                    del results[next(iter(results))]
-            return results[state]
 
     def find_own_drafts(self, target: Path) -> tuple[str, ...]:
         """Return the paths of what drafts for a target without being named, the best first.
@@ -480,16 +516,16 @@ class Registry:
         The target's own path stands for the heads in its file. The files are read once for each state of
         them.
         """
-        from localspec.registry.disk.drafts import find_own_drafts, list_files_beside
-
         try:
-            return self._once(
-                self._own_drafts,
-                (target, *list_files_beside(target)),
-                lambda: tuple(map(str, find_own_drafts(target))),
-            )
+            files = (target, *list_files_beside(target))
+            return _recall_own_drafts(target, tuple(map(file_state, files)))
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
             return ()
+
+    def find_sidecar(self, target: Path) -> str | None:
+        """Return the path of the sidecar that drafts for a target without being named, or None."""
+        first = next(iter(self.find_own_drafts(target)), None)
+        return None if first == str(target) else first
 
     def find_projector(self, target: Path, name: str = "") -> tuple[Path | None, str]:
         """Return the projector of a target that fits it, or None, and a sentence about it.
@@ -497,11 +533,9 @@ class Registry:
         It lies beside the target, or the manifest of a model in Ollama names it. name: the target as the user
         named it. Reads the target's header if there is a projector.
         """
-        from localspec.registry.disk.discovery import find_model
-        from localspec.registry.disk.drafts import find_projector, list_projectors
-        from localspec.registry.header.model import read_local_model
-
-        model = find_model(name) if ":" in name and not name.startswith(("/", "~")) else None
+        model = (
+            discovery.find_model(name) if ":" in name and not name.startswith(("/", "~")) else None
+        )
         try:
             candidates = model.projectors if model else list_projectors(target)
             found = find_projector(candidates, read_local_model(target)) if candidates else None
@@ -523,16 +557,12 @@ class Registry:
 
     def remove(self, own_name: str) -> RemovedView:
         """Remove a pair and return what that freed. Raises Conflict if the pair is in use."""
-        from localspec.registry.store import integrity
-
         removed = integrity.remove_pair(self.store, own_name, in_use=self.in_use)
         removed.freed += sum(size for _, size in self._collect_tuned_drafts())
         return removed
 
     def collect_garbage(self, *, dry_run: bool = False) -> CollectedView:
         """Delete the files that no pair needs. Raises Conflict while a pull is running."""
-        from localspec.registry.store import integrity
-
         collected = integrity.collect_garbage(self.store, dry_run=dry_run)
         tuned = self._collect_tuned_drafts(dry_run=dry_run)
         collected.freed += sum(size for _, size in tuned)
@@ -554,9 +584,7 @@ class Registry:
     @staticmethod
     def refuse_reserved(name: str) -> None:
         """Refuse a name that no new pair may have. Raises InvalidRequest."""
-        from localspec.registry.catalogue import explain_reserved_name
-
-        if name == "builtin":
+        if name == BUILTIN:
             raise InvalidRequest(
                 "The pair 'builtin' is part of the installation; it cannot be pulled, replaced "
                 "or removed."
@@ -564,3 +592,43 @@ class Registry:
         reason = explain_reserved_name(name)
         if reason and not name.endswith(".gguf"):  # a file name is resolved elsewhere
             raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {reason}.")
+
+
+@functools.lru_cache(maxsize=_MAX_REMEMBERED_TARGETS)
+def _recall_own_drafts(target: Path, _states: tuple[FileState, ...]) -> tuple[str, ...]:
+    return tuple(map(str, find_own_drafts(target)))
+
+
+def _projector_hint(record: Record) -> str:
+    """Return what to do to have a projector for a pair that has none, as a sentence."""
+    if record.source == "own":
+        return (
+            "If there is a projector for its target (mmproj-….gguf): localspec add "
+            f"{record.name} --target {shlex.quote(record.target.parts[0].path)} --projector FILE --replace"
+        )
+    repository = record.target.repo
+    if record.other_projector:
+        return (
+            f"Its repository has a projector, {record.other_projector}, which was left out. To pull it: "
+            f"localspec rm {record.name}, then localspec pull {repository}"
+        )
+    return f"If its repository has a projector (mmproj-….gguf): localspec pull {record.asked or repository}"
+
+
+def with_tuned_draft(files: PairFiles, tuned: Path) -> PairFiles:
+    """Return the files of a pair with its tuned draft, if there is one in the folder `tuned`.
+
+    It was judged by the user's own texts. So the pair's own draft, or none, replaces it only if it cannot be
+    used or predicts next to nothing.
+    """
+    if found := find_tuned_draft(tuned, files.target, files.draft or ""):
+        files.other_drafts = (files.draft or files.target, *files.other_drafts)
+        files.draft_named = True
+        files.draft = files.tuned_draft = str(found[0])
+    return files
+
+
+def _add_other_drafts(files: PairFiles, drafts: Sequence[str]) -> None:
+    """Name the drafts that replace the pair's own one if it turns out to be of no use."""
+    used = Path(files.draft or files.target).resolve()
+    files.other_drafts = tuple(draft for draft in drafts if Path(draft).resolve() != used)
