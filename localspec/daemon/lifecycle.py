@@ -254,11 +254,7 @@ class Daemon:
             by_tcp=tcp.is_tcp_request,
         )
         table.preset = registry.preset
-        database = paths.data / "conversations.sqlite"
-        conversations = ConversationStore(
-            database, paths.model_states, paths.typed_lines, paths.unsaved_notice, paths.tuned
-        )
-        parts = paths, table, registry, conversations
+        parts = paths, table, registry, ConversationStore(paths)
         self._state = DaemonState(*parts, self.drain, self.configure)
         self._state.unreported_problems += self._state.problems
         self._server = _Server(

@@ -13,6 +13,7 @@ from localspec.daemon.history import database
 from localspec.daemon.history import store as store_module
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.history.unfinished import Turn
+from localspec.paths import Paths
 from localspec.protocol.conversations import Conversation, StoredMessage
 from tests.support.daemons import wait_for
 
@@ -24,8 +25,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversat
     """Yield a store that takes its history for a large one."""
     monkeypatch.setattr(store_module, "_CLEANED_AT_ONCE_BYTES", 0)
     monkeypatch.setattr(store_module, "_CLEAN_AFTER_S", 0.05)
-    names = ("history", "states", "typed", "lost", "tuned")
-    store = ConversationStore(*(tmp_path / name for name in names))
+    store = ConversationStore(Paths(*[tmp_path] * 5))
     for number in range(50):
         text = f"{WORD if number == 20 else number} " * 500
         messages = [StoredMessage("user", text, 1.0), StoredMessage("assistant", text, 1.0)]
@@ -36,14 +36,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversat
 
 
 def is_clean(folder: Path) -> bool:
-    with sqlite3.connect(folder / "history") as db:
+    with sqlite3.connect(folder / "conversations.sqlite") as db:
         (mark,) = db.execute("PRAGMA application_id").fetchone()
     db.close()
     return bool(mark == database._CLEAN_APPLICATION_ID)
 
 
 def holds_word(folder: Path) -> bool:
-    return any(WORD.encode() in path.read_bytes() for path in folder.glob("history*"))
+    return any(WORD.encode() in path.read_bytes() for path in folder.glob("conversations.sqlite*"))
 
 
 def remove(store: ConversationStore) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.history.unfinished import Turn
 from localspec.errors import NotFound
+from localspec.paths import Paths
 from localspec.protocol.conversations import Conversation, StoredMessage
 from tests.support.daemons import Home, RunningDaemon, Stream, temporary_home, wait_for
 
@@ -217,8 +218,7 @@ class Model:
         self.store = self.open()
 
     def open(self) -> ConversationStore:
-        names = ("history.db", "states", "typed", "lost", "tuned")
-        return ConversationStore(*(self.folder / name for name in names))
+        return ConversationStore(Paths(*[self.folder] * 5))
 
     def act(self, event: str, number: int) -> None:
         self.count += 1

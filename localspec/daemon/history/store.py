@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -27,7 +26,7 @@ from localspec.daemon import logs
 from localspec.daemon.history import database, responses, statistics, unfinished
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
 from localspec.files import write_atomically
-from localspec.paths import read_file, remove_tree
+from localspec.paths import Paths, read_file, remove_tree
 from localspec.protocol.conversations import (
     Conversation,
     ConversationEntry,
@@ -76,19 +75,12 @@ class ConversationStore:
     holds in memory.
     """
 
-    def __init__(
-        self, file: Path, states: Path, typed_lines: Path, lost: Path, tuned: Path
-    ) -> None:
-        """Create the store without opening its SQLite file.
-
-        states: the folder in which the engine saves prompt states, one folder per conversation id.
-        typed_lines: see `database.remove_typed_lines`. lost: a file that holds the reason why the newest
-        answer was not stored. tuned: the folder of the drafts that learned from conversations.
-        """
-        self._file = file
-        self._states = states
-        self._typed_lines = typed_lines
-        self._tuned = tuned
+    def __init__(self, paths: Paths) -> None:
+        """Create the store without opening its SQLite file."""
+        self._file = paths.data / "conversations.sqlite"
+        # In the folder of states is one of each conversation, in which the engine saves prompt states.
+        self._states, self._typed_lines = paths.model_states, paths.typed_lines
+        self._tuned = paths.tuned  # drafts that learned from conversations
         # Called in the store's thread for a turn of a conversation that was removed meanwhile, since the
         # engine may hold states of it that were made after the removal.
         self.on_removed_meanwhile: Callable[[str], object] = lambda _: None
@@ -97,10 +89,10 @@ class ConversationStore:
         # The keys of the unfinished turns of this daemon that are kept.
         self._kept: set[str] = set()
         self._clean_by: float | None = None  # when the file is to be cleaned at the latest
-        self._lost_file = lost
+        self._lost_file = paths.unsaved_notice
         self._lost = ""  # why the newest turn was not stored, "" if it was
         with contextlib.suppress(OSError):
-            self._lost = read_file(lost).decode("utf-8", "replace")
+            self._lost = read_file(self._lost_file).decode("utf-8", "replace")
         self._connection: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
