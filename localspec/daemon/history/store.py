@@ -392,7 +392,7 @@ class ConversationStore:
         prompts = [content for (content,) in rows]
         for _, turn in unfinished.load(self._db, found):
             prompts += [message.content for message in turn.addition.messages[:-1]]
-        with self._forgetting(found, prompts) as db:
+        with self._forgetting(found, prompts), self._deleting() as db:
             db.execute("DELETE FROM conversations WHERE id = ?", (found,))
             db.execute("DELETE FROM unfinished_turns WHERE conversation = ?", (found,))
         return found
@@ -411,7 +411,7 @@ class ConversationStore:
         ).fetchone()
         if not other_messages:
             return self.remove(conversation)
-        with self._forgetting(conversation, []) as db:
+        with self._forgetting(conversation, []), self._deleting() as db:
             db.execute(
                 "DELETE FROM messages WHERE conversation = ? AND position BETWEEN ? AND ?", turn
             )
@@ -420,11 +420,7 @@ class ConversationStore:
     def remove_all(self) -> int:
         """Remove every conversation and return their number."""
         count = 0
-        remove_tuned_drafts(self._tuned, None)
-        with contextlib.ExitStack() as cleanups:
-            cleanups.callback(self.remove_states, None)
-            cleanups.callback(logs.forget_prompts, None)
-            cleanups.callback(database.remove_typed_lines, self._typed_lines, None)
+        with self._forgetting(None, None):
             if self._file.exists():
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
@@ -468,7 +464,7 @@ class ConversationStore:
             ).fetchone()
         position, text = question
         if questions_left:
-            with self._forgetting(entry.id, [text]) as db:
+            with self._forgetting(entry.id, [text]), self._deleting() as db:
                 db.execute(
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",
                     (entry.id, position),
@@ -478,8 +474,8 @@ class ConversationStore:
         return Undone(entry.id, text, questions_left)
 
     @contextlib.contextmanager
-    def _forgetting(self, name: str, prompts: Sequence[str]) -> Iterator[sqlite3.Connection]:
-        """Open a transaction that deletes messages of a conversation, and delete what else holds their text.
+    def _forgetting(self, name: str | None, prompts: Sequence[str] | None) -> Iterator[None]:
+        """Delete what else holds the text of a conversation whose messages the block deletes; None: of all.
 
         Those are drafts that learned from it, saved states, the log, and the lines that were typed for
         `prompts`. States and log are deleted whole, since each prompt holds those before it.
@@ -490,8 +486,7 @@ class ConversationStore:
             cleanups.callback(self.remove_states, name)
             cleanups.callback(logs.forget_prompts, name)
             cleanups.callback(database.remove_typed_lines, self._typed_lines, prompts)
-            with self._deleting() as db:
-                yield db
+            yield
 
     @contextlib.contextmanager
     def _deleting(self) -> Iterator[sqlite3.Connection]:
