@@ -284,7 +284,7 @@ async def _pull(request: Request) -> Pull:
         name: str = request.path_params["name"]
         with suppress(ModelNotFound):  # The pair may have been removed from the catalogue since.
             name, _ = registry.catalogue.find(name)
-        return registry.pulls.get(name) if "/" not in name else registry.pulls.find(name)
+        return registry.pulls.find(name)
 
     return await asyncio.to_thread(find)
 
