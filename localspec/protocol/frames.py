@@ -17,8 +17,14 @@ from localspec.protocol.calls import ToolSet
 from localspec.protocol.dialect import Dialect
 from localspec.protocol.pieces import Piece, Text, merge_pieces
 from localspec.protocol.requests import SamplingParameters
+from localspec.protocol.settings import (
+    DrafterKind,
+    LoopGuardScope,
+    Pooling,
+    Upstream,
+    VerificationRule,
+)
 from localspec.protocol.settings import EngineSettings as EngineSettings
-from localspec.protocol.settings import LoopGuardScope, Pooling, Upstream
 
 # Bytes. A prompt of a million tokens is a few MB; more than this is a bug, not a request.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -124,8 +130,8 @@ class SpeculationSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     enabled: bool = True
     depth: int | None = None  # tokens drafted per round; None: the policy decides
-    kind: Literal["auto", "dflash", "draft", "eagle3", "mtp", "ngram"] = "auto"
-    verification: Literal["auto", "match", "rejection"] = "auto"
+    kind: DrafterKind = "auto"
+    verification: VerificationRule = "auto"
     prediction: str | None = None  # text that the caller expects; drafts are looked up in it
 
 

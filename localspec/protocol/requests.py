@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol.fields import Described
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.settings import DraftTokens, LoopGuardScope
+from localspec.protocol.settings import DrafterKind, DraftTokens, LoopGuardScope, VerificationRule
 
 # ------------------------------------------------------------------------ sampling
 # The sampling parameters, each declared once: its type, its limits and its other names.
@@ -409,8 +409,8 @@ class SpeculativeOptions(Request):
 
     enabled: OrDefault[bool] = True
     depth: OrDefault[DraftTokens | Literal["auto"]] = "auto"
-    kind: OrDefault[Literal["auto", "dflash", "draft", "eagle3", "mtp", "ngram"]] = "auto"
-    verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
+    kind: OrDefault[DrafterKind] = "auto"
+    verification: OrDefault[VerificationRule] = "auto"
 
 
 # What an answer is for. Statistics group answers by it.

@@ -32,6 +32,9 @@ Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
 # Machines that serve layers, as HOST:PORT. llama.cpp's RPC backend takes at most 16 of them.
 Endpoints = Annotated[tuple[str, ...], Meta(max_length=16)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+# Which drafts an answer uses, and by which rule they are accepted.
+DrafterKind = Literal["auto", "dflash", "draft", "eagle3", "mtp", "ngram"]
+VerificationRule = Literal["auto", "match", "rejection"]
 SplitMode = Literal["layer", "row", "none"]
 KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
 KvTypeV = Literal["same", KvType]  # "same": the type of the keys

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from localspec.errors import Conflict, InvalidRequest, LocalspecError, NetworkSe
 from localspec.protocol import frames
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import DraftKind, DraftView, Network, PullRequest, Verifying
+from localspec.protocol.settings import DrafterKind
 from localspec.registry.disk.drafts import Trial
 from localspec.registry.header.model import read_local_model
 from localspec.registry.hub.offline import check_online, find_endpoint, is_hub_url
@@ -163,7 +164,6 @@ _GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
 
 
 Report = Callable[[Verifying], None]
-DrafterKind = Literal["draft", "mtp", "eagle3", "dflash"]
 # The field `kind` of requests for each kind of draft.
 _DRAFTER_KINDS: dict[DraftKind, DrafterKind] = {
     "model": "draft", "mtp-embedded": "mtp", "mtp-sidecar": "mtp", "eagle3": "eagle3",
