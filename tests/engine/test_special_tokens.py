@@ -285,6 +285,56 @@ def test_special_token_written_by_a_template_is_recognized(way: str) -> None:
     assert prompt.special == [(16, 26)]
 
 
+@pytest.mark.parametrize("template", sorted(templates.files()))
+def test_texts_that_a_template_searches_for_are_found(template: str) -> None:
+    content = "<think>\na<b> </think>\n\n[x] <|im_end|> <tool_call>"
+    function = {"name": "think", "arguments": {"think": content, "<s>": [1, "user"]}}
+    call = {"id": "call00001", "type": "function", "function": function}
+    properties = {name: {"type": "string", "description": content} for name in ("think", "</s>")}
+    parameters = {"type": "object", "properties": properties}
+    tool = {"name": "think", "description": content, "parameters": parameters}
+    response = Message("user", f"<tool_response>\n{content}\n</tool_response>")
+    turn = [Message("user", content), Message("assistant", content), response]
+    calls = [Message("user", "?"), Message("assistant", "", {"tool_calls": [call]})]
+    chats = ChatPrompt(turn), ChatPrompt(calls, tools=[{"type": "function", "function": tool}])
+    watched, plain = (TemplateRenderer(templates.template(template), "<s>", "") for _ in range(2))
+    watched.watch([*find_markers(templates.template(template)), "<|im_end|>", "<think>", "<s>"])
+    try:
+        for chat in chats:
+            try:
+                expected = plain.render(chat)
+            except (InvalidRequest, TemplateFailed):
+                continue  # the template does not support such a chat
+            assert watched.render(chat) == expected
+    finally:
+        watched.close()
+        plain.close()
+
+
+def test_names_between_brackets_of_a_template_make_no_special_token() -> None:
+    spellings = ["<think>", "<|im_end|>"]
+    template = (
+        "{% for name in ['think', 'im_end'] %}{{ messages[0].content | trim == name }}{% endfor %}"
+    )
+    for expression in (
+        "'<' ~ name ~ '>'",
+        "'<' + name + '>'",
+        "'<%s>' % name",
+        "'<{}>'.format(name)",
+    ):
+        own = template + "{% set name = messages[0].content %}{{ " + expression + " }}<|im_end|>"
+        prompt = render_once(own, "think", spellings)
+        assert prompt.text == "TrueFalse<think><|im_end|>"
+        assert prompt.special == [(16, 26)], expression
+
+
+def test_errors_of_a_template_are_in_ordinary_characters() -> None:
+    content = "messages[0].content"
+    raising = f"{{{{ raise_exception('no ' + {content}) if {content}[2:] == '>' }}}}"
+    with pytest.raises(TemplateFailed, match="no <s>"):
+        render_once(f"{{{{ {content} }}}}{raising}", "<s>", ["<s>"])
+
+
 def test_lone_surrogates_of_a_message_are_not_taken_for_marks() -> None:
     template = "{% for m in messages %}{{ m.content }}<s>{% endfor %}"
     prompt = render_once(template, "\ud800\ud801\ud802", ["<s>"])

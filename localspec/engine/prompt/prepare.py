@@ -10,14 +10,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import msgspec
 
 from localspec.chat.dialect import pieces
 from localspec.chat.reader import reader_of
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.llama import PictureRows, Vocab, check_tokens, is_picture
+from localspec.engine.llama import PictureRows, Vocab, check_tokens, dry_penalty, is_picture
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
 from localspec.engine.prompt.infill import (
@@ -40,7 +40,7 @@ from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars
 from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide
 from localspec.engine.sampling.loops import LoopGuard, count_repeats
-from localspec.engine.sampling.penalties import Breakers, BreakerTable
+from localspec.engine.sampling.penalties import Penalties
 from localspec.engine.sampling.sampler import MinimumLength, Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.engine.sampling.thoughts import NO_LIMIT, ThoughtLimit, ThoughtMarker
@@ -77,6 +77,7 @@ TAIL_CHARS = 64
 _MAX_CHARS_PER_TOKEN = 8  # Average in texts of long words.
 # Characters of a too long text that are tokenized to estimate its number of tokens.
 _SAMPLE_CHARS = 4096
+_CACHED_DRY = 4  # Settings of DRY whose breakers were looked for in the vocabulary.
 
 
 class Preparer:
@@ -103,7 +104,7 @@ class Preparer:
         self._special = special or SpecialTokens(pair.vocab, pair.chat_template)
         renderer.watch(self._special.spellings)
         vocab = pair.vocab
-        self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
+        self._find_dry = lru_cache(_CACHED_DRY)(partial(dry_penalty, vocab))
         self._rendered = ""  # The text of the last chat prompt.
         self._rows: list[PictureRows] = []  # The pictures of the last prompt.
         self._infill_text = make_text_tokenizer(vocab)
@@ -317,12 +318,9 @@ class Preparer:
         return replace(resolve_settings(sampling, self._pair.defaults), logit_bias=bias)
 
     def _sampler(self, settings: Settings) -> Sampler:
-        breakers: Breakers = {}
-        if settings.dry_multiplier > 0.0:
-            breakers = self._breakers.find(settings.dry_sequence_breakers)
-        vocab = self._pair.vocab
+        vocab, penalties = self._pair.vocab, Penalties(settings, self._pair.n_ctx, self._find_dry)
         infill = partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
-        return Sampler(settings, breakers=breakers, narrowed=infill if settings.infill else None)
+        return Sampler(settings, penalties=penalties, narrowed=infill if settings.infill else None)
 
     def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
         """Return the saved state of the prompt's beginning, if any; the last token is always read."""

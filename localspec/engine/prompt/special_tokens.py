@@ -152,8 +152,3 @@ def is_structure(text: str, template: str) -> bool:
     if text in template:
         return True
     return bool(_BRACKETED.fullmatch(text.strip())) and not _HTML.fullmatch(text)
-
-
-def pairs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Return a flat list of alternating starts and ends as pairs."""
-    return [*zip(positions[::2], positions[1::2], strict=True)]

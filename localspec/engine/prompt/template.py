@@ -10,7 +10,7 @@ from typing import Any
 
 from localspec.chat.dialect import PLACEHOLDER, learn_dialect
 from localspec.chat.wordings import Messages, find_wording, with_forms
-from localspec.engine.prompt.special_tokens import RenderedPrompt, pairs
+from localspec.engine.prompt.special_tokens import RenderedPrompt
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.errors import InvalidRequest, TemplateFailed, TemplateRaised
 from localspec.protocol.dialect import Dialect
@@ -121,8 +121,8 @@ class TemplateRenderer:
         # The given beginning of an answer is the caller's text, which may complete a special token.
         mode = "always" if prompt.continued or prompt.answer_prefix else "forged"
         reply = self._process.reply(self._template, variables, special=mode)
-        special = pairs(reply["special"]) if "special" in reply else None
-        return RenderedPrompt(str(reply["text"]), special)
+        special = reply.get("special")
+        return RenderedPrompt(str(reply["text"]), special and [(a, b) for a, b in special])
 
     def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
         today = datetime.now().astimezone()

@@ -6,8 +6,8 @@ message to it is a request in JSON ({"template", "variables"}), to which it repl
 {"error"}).
 
 A message {"spellings"} gives the vocabulary's special tokens. The reply to a later request with "special"
-then has the positions of the template's own special tokens in the text: "special" is a list of alternating
-starts and ends. With the value "forged", it is sent only if the caller's text spells a special token, with
+then has the positions of the template's own special tokens in the text: "special" is a list of pairs of
+start and end. With the value "forged", it is sent only if the caller's text spells a special token, with
 "always" in any case.
 """
 
@@ -31,7 +31,7 @@ from localspec.children import (
     receive_message,
     send_message,
 )
-from localspec.engine.prompt.provenance import ProvenanceEnvironment, marked_of, with_own
+from localspec.engine.prompt.provenance import ProvenanceEnvironment
 from localspec.errors import TemplateRaised
 
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
@@ -79,13 +79,17 @@ def _tojson(
 def environment(spellings: Sequence[str] | None = None) -> ImmutableSandboxedEnvironment:
     """Return the environment that Hugging Face's templates are written for.
 
-    spellings: the special tokens; with them, those that the template itself writes are tracked.
+    spellings: the special tokens; with them, those that the template itself writes are distinguished.
     """
-    env = ImmutableSandboxedEnvironment() if spellings is None else ProvenanceEnvironment(spellings)
+    if spellings is None:
+        env, tojson = ImmutableSandboxedEnvironment(), _tojson
+    else:
+        env = watching = ProvenanceEnvironment(spellings)
+        tojson = watching.of_caller(_tojson)
     env.trim_blocks = env.lstrip_blocks = True
     env.add_extension(_Generation)
     env.add_extension("jinja2.ext.loopcontrols")
-    env.filters["tojson"] = _tojson
+    env.filters["tojson"] = tojson
     env.globals["raise_exception"] = _raise
     env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return env
@@ -104,19 +108,13 @@ def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[st
         TemplateRaised: the template called raise_exception, or its text is too long.
         Exception: any exception of jinja2 or of the template's own mistakes.
     """
-    return "".join(_pieces(env, template, variables))
-
-
-def _pieces(
-    env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]
-) -> list[str]:
     pieces, total = [], 0
     for piece in _compiled(env, template).generate(**variables):
         total += len(piece)
         if total > MAX_TEXT_CHARS:
             raise TemplateRaised(f"the result is longer than {MAX_TEXT_CHARS} characters")
         pieces.append(piece)
-    return pieces
+    return "".join(pieces)
 
 
 def answer(
@@ -125,16 +123,23 @@ def answer(
     watching: ImmutableSandboxedEnvironment | None = None,
 ) -> dict[str, Any]:
     """Return the reply to a request. watching: the environment that tracks special tokens, if any."""
+    ordinary: Callable[[str], str] = str
     try:
         request = json.loads(message)
         template, variables = request["template"], request["variables"]
         if not isinstance(watching, ProvenanceEnvironment) or not request.get("special"):
             return {"text": render(env, template, variables)}
-        pieces = _pieces(watching, template, with_own(variables, watching.alphabet))
-        text = "".join(pieces)
-        always = request["special"] == "always"
-        special = watching.alphabet.special(text, marked_of(pieces), always=always)
-        return {"text": text} if special is None else {"text": text, "special": special}
+        ordinary = watching.ordinary
+        try:
+            json.dumps(variables, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # No tokenizer accepts the text.
+            return {"text": render(env, template, variables)}
+        written = render(watching, template, watching.mark_variables(variables))
+        text, find = ordinary(written), watching.pattern.findall
+        if request["special"] == "forged" and find(written) == find(text):
+            return {"text": text}
+        spans = [match.span() for match in watching.pattern.finditer(written)]
+        return {"text": text, "special": spans}
     except jinja2.TemplateSyntaxError as error:
         return {"error": f"line {error.lineno}: {error.message}"}
     except jinja2.exceptions.SecurityError as error:
@@ -142,9 +147,9 @@ def answer(
     except MemoryError:
         return {"error": "it needs more memory than a template may have"}
     except TemplateRaised as error:  # The template's own message.
-        return {"error": str(error)[:500]}
+        return {"error": ordinary(str(error))[:500]}
     except Exception as error:  # A template can fail in every way that Python can.
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
+        return {"error": ordinary(f"{type(error).__name__}: {error}")[:500]}
 
 
 def main() -> None:
