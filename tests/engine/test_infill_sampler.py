@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import llama
-from localspec.engine.llama import Model, Vocab
+from localspec.engine.llama import Model, Vocab, infill_rule
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings
@@ -52,9 +53,7 @@ def apply_llama_cpp_sampler(vocab: Vocab, logits: dict[int, float]) -> dict[int,
 def apply_sampler(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
     ids = np.fromiter(logits, dtype=np.int64)
     weights = np.exp(np.fromiter(logits.values(), dtype=np.float64) - max(logits.values()))
-    distribution = infill_sampler(
-        Distribution(ids, weights / weights.sum()), vocab.is_eog, vocab.end, vocab.piece
-    )
+    distribution = infill_sampler(Distribution(ids, weights / weights.sum()), infill_rule(vocab))
     return dict(zip(distribution.ids.tolist(), distribution.probs.tolist(), strict=True))
 
 
@@ -101,9 +100,7 @@ def test_certain_model_continues_with_the_greedy_sampler(vocab: Vocab) -> None:
     certain = get_token(vocab, " return")
     row[certain], row[get_token(vocab, "def")] = 5.0, 3.0
 
-    def narrow(distribution: Distribution) -> Distribution:
-        return infill_sampler(distribution, vocab.is_eog, vocab.end, vocab.piece)
-
+    narrow = partial(infill_sampler, rule=infill_rule(vocab))
     greedy = Sampler(Settings(temperature=0.0, top_p=0.9, min_p=0.0), narrowed=narrow)
     assert greedy.sample(row, 0) == certain
     flat = np.zeros(vocab.size, np.float32)

@@ -45,11 +45,12 @@ from localspec.engine.llama.pictures import picture_tokens as picture_tokens
 from localspec.engine.llama.pictures import split_pictures as split_pictures
 from localspec.engine.llama.projector import Projector as Projector
 from localspec.engine.llama.projector import UnreadablePicture as UnreadablePicture
-from localspec.engine.llama.repetition import Repetition as Repetition
-from localspec.engine.llama.repetition import dry_penalty as dry_penalty
-from localspec.engine.llama.repetition import repeat_penalty as repeat_penalty
 from localspec.engine.llama.rpc import connect as connect
 from localspec.engine.llama.rpc import enable_keepalive as enable_keepalive
+from localspec.engine.llama.samplers import NativeSampler as NativeSampler
+from localspec.engine.llama.samplers import dry_penalty as dry_penalty
+from localspec.engine.llama.samplers import infill_rule as infill_rule
+from localspec.engine.llama.samplers import repeat_penalty as repeat_penalty
 from localspec.engine.llama.vocab import FimTokens as FimTokens
 from localspec.engine.llama.vocab import MarkedToken as MarkedToken
 from localspec.engine.llama.vocab import Vocab as Vocab

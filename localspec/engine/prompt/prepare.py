@@ -17,7 +17,14 @@ import msgspec
 from localspec.chat.dialect import pieces
 from localspec.chat.reader import reader_of
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.llama import PictureRows, Vocab, check_tokens, dry_penalty, is_picture
+from localspec.engine.llama import (
+    PictureRows,
+    Vocab,
+    check_tokens,
+    dry_penalty,
+    infill_rule,
+    is_picture,
+)
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
 from localspec.engine.prompt.infill import (
@@ -319,8 +326,8 @@ class Preparer:
 
     def _sampler(self, settings: Settings) -> Sampler:
         vocab, penalties = self._pair.vocab, Penalties(settings, self._pair.n_ctx, self._find_dry)
-        infill = partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
-        return Sampler(settings, penalties=penalties, narrowed=infill if settings.infill else None)
+        infill = partial(infill_sampler, rule=infill_rule(vocab)) if settings.infill else None
+        return Sampler(settings, penalties=penalties, narrowed=infill)
 
     def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
         """Return the saved state of the prompt's beginning, if any; the last token is always read."""

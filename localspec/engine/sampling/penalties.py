@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama import Logits, Repetition, dry_penalty, is_picture, repeat_penalty
+from localspec.engine.llama import Logits, NativeSampler, dry_penalty, is_picture, repeat_penalty
 from localspec.engine.sampling.settings import Settings
 
 _MAX_FLOAT32 = np.finfo(np.float32).max
@@ -25,7 +25,7 @@ MAX_DRY_PENALTY = np.float32(1e6)
 # Tokens that are looked at at most, where no context says how many there can be.
 _USUAL_CONTEXT = 1 << 17
 # Makes DRY from its multiplier, base, allowed length, last tokens and sequence breakers.
-FindDry = Callable[[float, float, int, int, tuple[str, ...]], Repetition]
+FindDry = Callable[[float, float, int, int, tuple[str, ...]], NativeSampler]
 _WITHOUT_BREAKERS: FindDry = partial(dry_penalty, None)
 
 
@@ -54,7 +54,7 @@ class Penalties:
             min(last_n, n_ctx) if last_n >= 0 else n_ctx
             for last_n in (given.repeat_last_n, given.dry_penalty_last_n)
         )
-        self._dry: list[Repetition] = []
+        self._dry: list[NativeSampler] = []
         if given.dry_multiplier > 0.0:
             options = given.dry_multiplier, given.dry_base, given.dry_allowed_length, dry_last_n
             self._dry = [find_dry(*options, given.dry_sequence_breakers)]
@@ -62,7 +62,7 @@ class Penalties:
         self._text: Sequence[int] = ()  # The list that `apply` was given.
         self._n_read = 0  # Tokens of it that the penalties have seen, or are pictures.
         self._drafts: list[int] = []  # Tokens after the text that `_ahead` has seen.
-        self._of_text: list[Repetition] = []  # The repeat penalties, and DRY if it applies.
+        self._of_text: list[NativeSampler] = []  # The repeat penalties, and DRY if it applies.
         self._ahead = self._of_text
         self._seen = np.empty(0, np.bool_)  # Whether a token was seen, by its id.
 
@@ -76,11 +76,11 @@ class Penalties:
         self._follow(text, list(drafts))
         ids: npt.NDArray[np.integer] = np.flatnonzero(self._seen)
         repeats, *dry = self._ahead
-        logits = repeats.apply(ids, row[ids])
+        logits = repeats.apply(ids, row[ids])["logit"]
         possible = row[ids] > -np.inf
         logits[possible] = np.clip(logits[possible], -_MAX_FLOAT32, _MAX_FLOAT32)
         for penalty in dry:
-            logits = np.maximum(penalty.apply(ids, logits), logits - MAX_DRY_PENALTY)
+            logits = np.maximum(penalty.apply(ids, logits)["logit"], logits - MAX_DRY_PENALTY)
         row[ids] = logits
 
     def _begin(self, text: Sequence[int], n_vocab: int) -> None:

@@ -17,71 +17,33 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama import Logits
+from localspec.engine.llama import Logits, NativeSampler
 from localspec.engine.sampling.distribution import Distribution, Truncation, delays, uniform_at
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.penalties import Penalties
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
 
-MIN_LIKELY_PROB = 0.2  # Minimum probability of a text token to count as likely, as in llama.cpp.
-# Only this many candidates are compared with each other, because the comparison is quadratic. Editors
-# request 40.
+# Only so many candidates are compared with each other, because the comparison is quadratic. Editors request
+# 40.
 _MAX_COMPARED_CANDIDATES = 256
 
 
-def infill_sampler(
-    candidates: Distribution,
-    is_end: Callable[[int], bool],
-    end: int,
-    piece: Callable[[int], bytes],
-) -> Distribution:
-    """Return the candidates that may come next in a hole of a text: llama.cpp's "infill" sampler.
+def infill_sampler(candidates: Distribution, rule: NativeSampler) -> Distribution:
+    """Return the candidates that may come next in a hole of a text, by llama.cpp's "infill" sampler.
 
     A model often continues when it should stop, because end-of-text tokens are rare in its training data.
     The rule lets it stop when an end is not much less likely than the average candidate, or when no text
-    token is likely.
-
-    A token's probability is merged with that of candidates that begin with it, or that it begins with. As
-    in llama.cpp, the merged value decides which candidates remain, and the original one which is drawn.
-
-    end: the token that ends the text if no text token is likely. piece: returns a token's bytes, which are
-    empty if it shows no text.
+    token is likely. It merges a token with candidates that begin with it, to decide which remain.
     """
-    order = np.argsort(-candidates.probs, kind="stable")
-    ids, original_probs = candidates.ids[order], candidates.probs[order]
-    probs = original_probs.copy()
-    ends = np.array([is_end(token) for token in ids.tolist()])
-    end_prob = float(probs[ends].sum())
-    # llama.cpp's rule: all ends together are at least a third as likely as the average text candidate.
-    if 3 * end_prob * len(ids) > float(probs[~ends].sum()):
-        keep = ends
-    else:
-        pieces = [piece(token) for token in ids[:_MAX_COMPARED_CANDIDATES].tolist()]
-        _merge_prefixes(pieces, probs)
-        likely = (probs >= MIN_LIKELY_PROB) & ~ends
-        if not likely.any():
-            return Distribution.certain(end)
-        min_prob = probs[likely | ends].sum() / (int(likely.sum()) + 1)
-        # A token merged into another has probability 0 now, also if it ends the text.
-        keep = (probs > 0) & (ends | (likely & (probs >= min_prob)))
-    selected = original_probs[keep]
-    return Distribution(ids[keep], selected / selected.sum())
-
-
-def _merge_prefixes(pieces: list[bytes], probs: npt.NDArray[np.float64]) -> None:
-    """Merge tokens of which one is a prefix of the other into the likelier of the two, in place."""
-    for a, shorter in enumerate(pieces):
-        if not shorter:
-            continue
-        for b, longer in enumerate(pieces):
-            if probs[a] == 0.0:
-                break
-            if a == b or probs[b] == 0.0 or not longer.startswith(shorter):
-                continue
-            likelier, merged = (a, b) if probs[a] >= probs[b] else (b, a)
-            probs[likelier] += probs[merged]
-            probs[merged] = 0.0
+    order = np.argsort(-candidates.probs, kind="stable")[:_MAX_COMPARED_CANDIDATES]
+    ids, probs = candidates.ids[order], candidates.probs[order]
+    with np.errstate(divide="ignore"):
+        remaining = rule.apply(ids, np.log(probs))["id"]
+    if len(remaining) == 1:  # It may be the end, which was no candidate.
+        return Distribution.certain(int(remaining[0]))
+    keep = np.isin(ids, remaining)
+    return Distribution(ids[keep], probs[keep] / probs[keep].sum())
 
 
 class MinimumLength(Guide):
