@@ -21,7 +21,7 @@ from starlette.responses import Response
 from localspec.chat.token_report import decode_piece
 from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.requests import ClientGone, json_response, while_connected
-from localspec.daemon.http.sse import Emit, EventStream
+from localspec.daemon.http.sse import Emit, EventStream, running_beside
 from localspec.daemon.worker.process import Event
 from localspec.daemon.worker.queue import Job
 from localspec.daemon.worker.table import PairTable
@@ -391,23 +391,18 @@ class AnswerRun:
     async def respond(self, request: Request) -> Response:
         """Return the whole answer, or an empty response if the client disconnects first."""
         try:
-            await while_connected(request.receive, self._run())
+            jobs = [Job.of(generate) for generate in self.requests]
+            await while_connected(request.receive, self._run(None, jobs))
         except ClientGone:
             return Response(status_code=499)  # nginx's code for a client that has disconnected
         return json_response(self.shape.complete())
 
     async def stream(self, emit: Emit) -> None:
         """Run all choices, and emit the events of their answer."""
-        if self.progress is None:
-            await self._run(emit)
-        else:
-            jobs = [Job.of(request) for request in self.requests]
-            progress_task = asyncio.create_task(self._emit_progress(emit, self.progress, jobs))
-            try:
-                await self._run(emit, jobs)
-            finally:
-                progress_task.cancel()
-                await asyncio.gather(progress_task, return_exceptions=True)
+        jobs = [Job.of(request) for request in self.requests]
+        progress = self._emit_progress(emit, self.progress, jobs) if self.progress else None
+        async with running_beside(progress):
+            await self._run(emit, jobs)
         await emit(*self.shape.end())
 
     async def _emit_progress(
@@ -437,14 +432,13 @@ class AnswerRun:
         remaining_s = UNSET if seconds is None else math.ceil(seconds)
         return Progress("reading", name, job.read / job.prompt, UNSET, job.prompt, remaining_s)
 
-    async def _run(self, emit: Emit | None = None, jobs: Sequence[Job] = ()) -> None:
+    async def _run(self, emit: Emit | None, jobs: Sequence[Job]) -> None:
         """Run all choices to their end; the first error ends all of them."""
         failure = None
         async with self.during:
             try:
                 if emit is not None and (opening := self.opening()):
                     await emit(*opening)
-                jobs = jobs or [Job.of(request) for request in self.requests]
                 if len(self.requests) == 1:
                     await self._follow(0, emit, jobs[0])
                 else:

@@ -116,7 +116,7 @@ class EventStream(Response):
                     await send_events(b"".join(map(self.event, self._pings())) or self.ping)
 
         try:
-            async with _running(send_pings() if self._ping_s > 0 else None):
+            async with running_beside(send_pings() if self._ping_s > 0 else None):
                 await self._work(emit)
         except Exception as error:  # once the stream has begun, even a bug becomes an event
             if not begun:
@@ -139,7 +139,7 @@ class LineStream(EventStream):
 
 
 @contextlib.asynccontextmanager
-async def _running(work: Coroutine[None, None, None] | None) -> AsyncIterator[None]:
+async def running_beside(work: Coroutine[None, None, None] | None) -> AsyncIterator[None]:
     """Run `work`, if there is any, in a task while the body runs, and cancel it afterwards."""
     task = asyncio.create_task(work) if work is not None else None
     try:
