@@ -92,7 +92,7 @@ class PairTable:
         self._load_lock = asyncio.Lock()
         self._loading_pair = ""  # the name of the pair that holds the lock
         self._evicted: dict[str, tuple[PairMemory, float]] = {}  # with the time of the last request
-        self._change_waiters: list[asyncio.Future[None]] = []
+        self._change = asyncio.Event()  # set, and replaced, when the state of some pair changes
         # Returns cache room to pairs that gave it up.
         self._give_back_task: asyncio.Task[None] | None = None
         self._over_budget = False  # the budget was lowered, and busy pairs must still leave
@@ -340,20 +340,14 @@ class PairTable:
 
     async def wait_for_change(self) -> None:
         """Wait until the state of some pair changes."""
-        change = asyncio.get_running_loop().create_future()
-        self._change_waiters.append(change)
-        try:
-            await change
-        finally:
-            self._change_waiters.remove(change)
+        await self._change.wait()
 
     def notify_change(self) -> None:
         """Wake those that wait for a change."""
         if self._over_budget:
             self._enforce_budget()
-        for change in self._change_waiters:
-            if not change.done():
-                change.set_result(None)
+        self._change.set()
+        self._change = asyncio.Event()
 
     # ------------------------------------------------------------------ memory
 
