@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from localspec.protocol.frames import Speculation, Timings, Verified
+from localspec.protocol.frames import PassCosts, Speculation, Timings, Verified
 from localspec.protocol.pairs import Capability, FitView
 
 
@@ -385,18 +385,6 @@ class Model(Struct):
 class ModelList(Struct):
     data: list[Model]
     object: Literal["list"] = "list"
-
-
-class PassCosts(Struct):
-    """The cost of passes measured at load, in milliseconds.
-
-    - `target_ms`, `draft_ms`: by the width of the pass in tokens.
-    - `overhead_ms`: the cost of a round besides its passes.
-    """
-
-    target_ms: dict[int, float]
-    draft_ms: dict[int, float]
-    overhead_ms: float
 
 
 class Figures(Struct):

@@ -355,6 +355,18 @@ class PromptCost(msgspec.Struct, frozen=True):
         return (end - start) * self.token_seconds((start + end) / 2)
 
 
+class PassCosts(msgspec.Struct, frozen=True):
+    """The cost of passes measured at load, in milliseconds.
+
+    - `target_ms`, `draft_ms`: by the width of the pass in tokens.
+    - `overhead_ms`: the cost of a round besides its passes.
+    """
+
+    target_ms: dict[int, float]
+    draft_ms: dict[int, float]
+    overhead_ms: float
+
+
 class Loaded(Frame, omit_defaults=True):
     """The pair that is loaded, as /props and status show it."""
 
@@ -370,7 +382,7 @@ class Loaded(Frame, omit_defaults=True):
     speculation: str | None = None  # the reason why drafts are impossible, if they are
     backend: str = "cpu"
     sampling_defaults: dict[str, Any] = {}  # of a request that does not set these parameters
-    profile: dict[str, Any] = {}
+    costs: PassCosts | None = None  # None: it generates no text
     notes: list[str] = []  # what was reduced for lack of memory
     reading: PromptCost | None = None  # as in Started
     reads_pictures: bool = False

@@ -30,9 +30,9 @@ def train_forecast(answer: int = 100) -> Forecast:
 
 
 def make_loaded(prompts: float, step_ms: float) -> frames.Loaded:
-    profile = {"target_ms": {1: step_ms}}
+    costs = frames.PassCosts({1: step_ms}, {}, 0.0)
     reading = frames.PromptCost(1 / prompts)
-    return frames.Loaded("p", "t", None, 4096, 4, None, "", "", profile=profile, reading=reading)
+    return frames.Loaded("p", "t", None, 4096, 4, None, "", "", costs=costs, reading=reading)
 
 
 def make_done(

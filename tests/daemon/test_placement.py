@@ -20,7 +20,7 @@ from localspec.daemon.worker.plan import (
     memory_load,
 )
 from localspec.machine import CommandResult, Host
-from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.rate import MemorySpeeds, PassSpeed
@@ -103,12 +103,12 @@ def test_a_load_teaches_the_speed_of_its_memory(pair: PairFiles, tmp_path: Path)
         planned = plan_load(pair, settings, fit.FreeMemory(PLENTY, vram), built)
         assert planned.read_gib
         before = load_speeds(str(tmp_path))
-        learn_speeds(planned, {"target_ms": {"1": 9e3, "4": 18e3, "16": 50e3}})
+        learn_speeds(planned, PassCosts({1: 9e3, 4: 18e3, 16: 50e3}, {}, 0.0))
         after = load_speeds(str(tmp_path))
         changed, kept = ("gpu", "ram") if vram else ("ram", "gpu")
         assert getattr(after, changed).gib_ms > 10 * getattr(before, changed).gib_ms
         assert getattr(after, kept) == getattr(before, kept)
-    learn_speeds(planned, {})
+    learn_speeds(planned, None)
     assert load_speeds(str(tmp_path)) == after
 
 

@@ -177,7 +177,8 @@ def test_loading_a_pair_reports_progress_and_its_description(
     assert (info.name, info.n_ctx) == (cycle_files.name, 512)
     assert info.chat_template is not None
     assert info.speculation is None
-    assert info.profile["target_ms"]
+    assert info.costs
+    assert info.costs.target_ms
 
 
 def test_an_answer_is_streamed_and_ends_with_its_statistics(loaded: Child) -> None:
@@ -536,8 +537,9 @@ def test_measured_profile_is_stored_for_the_next_load(
     stored.write_text(json.dumps(profile), encoding="utf-8")
     restarted = Child()
     try:
-        stored_ms = restarted.load(cycle_files, settings).profile["target_ms"]
-        assert {str(width): ms for width, ms in stored_ms.items()} == profile["target_ms"]
+        costs = restarted.load(cycle_files, settings).costs
+        assert costs
+        assert {str(width): ms for width, ms in costs.target_ms.items()} == profile["target_ms"]
     finally:
         restarted.close()
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -212,7 +211,7 @@ class DraftTrials:
         await self._release()  # frees the memory of the pair before
         self._measured = files.name
         texts: list[tuple[int, int]] = []
-        profile: dict[str, Any] = {}
+        costs = frames.PassCosts({}, {}, 0.0)
         deadline = self._loop.time() + TIME_LIMIT_S
         for prompt in PROMPTS:
             if len(texts) >= 2 and self._loop.time() > deadline:
@@ -236,18 +235,13 @@ class DraftTrials:
                 raise
             texts.append(count_verified(done))
             info = self._pairs.info(files.name)
-            if info is None or not info.profile.get("draft_ms"):
+            if info is None or info.costs is None or not info.costs.draft_ms:
                 reason = (info and info.speculation) or done.speculation.reason
                 raise LocalspecError(
                     f"It could not be measured: {reason or 'no draft was loaded'}."
                 )
-            profile = info.profile
-        return Trial(
-            texts,
-            {int(width): float(ms) for width, ms in profile["target_ms"].items()},
-            {int(width): float(ms) for width, ms in profile["draft_ms"].items()},
-            float(profile["overhead_ms"]),
-        )
+            costs = info.costs
+        return Trial(texts, costs.target_ms, costs.draft_ms, costs.overhead_ms)
 
     async def _release(self) -> None:
         pair = self._pairs.get(self._measured)

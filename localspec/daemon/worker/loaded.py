@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +24,7 @@ from localspec.daemon.worker.plan import LoadPlan, engine_settings, learn_speeds
 from localspec.daemon.worker.process import RetryRequest, RunningRequest, Worker, spawn
 from localspec.daemon.worker.queue import Admission, Forecast
 from localspec.protocol import frames
-from localspec.protocol.answers import PairStatus, PassCosts, Progress
+from localspec.protocol.answers import PairStatus, Progress
 
 if TYPE_CHECKING:
     from localspec.daemon.worker.table import PairTable
@@ -190,7 +190,7 @@ class LoadedPair:
             status.target, status.draft = info.target_description, info.draft_description
             status.pid, status.since = engine.worker.pid, engine.since
             status.plan, status.memory = plan, plan.needed if plan else None
-            status.costs = _pass_costs(info.profile)
+            status.costs = info.costs
             notes = " ".join((*engine.planned.notes, *info.notes))
             status.note = status.note or notes or info.speculation
         return status
@@ -337,7 +337,7 @@ class LoadedPair:
             log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, engine.safe_mode)
             try:
                 info = await worker.load(planned.pair, planned.settings)
-                learn_speeds(planned, info.profile)
+                learn_speeds(planned, info.costs)
             except errors.LoadFailed:
                 await self.unload()
                 raise
@@ -531,14 +531,3 @@ class LoadedPair:
             not engine.config.context and engine.planned.settings.n_ctx > _MIN_HALVED_CONTEXT
         )
         return bool(self.loading and death.out_of_memory and can_shrink and not engine.smaller)
-
-
-def _pass_costs(profile: Mapping[str, Any]) -> PassCosts | None:
-    """Return the costs of a pass that the worker measured. An encoder generates nothing, so has none."""
-    if not profile.get("target_ms"):
-        return None
-    target, draft = (
-        {int(width): float(ms) for width, ms in (profile.get(name) or {}).items()}
-        for name in ("target_ms", "draft_ms")
-    )
-    return PassCosts(target, draft, float(profile.get("overhead_ms") or 0.0))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from localspec.config import Config
 from localspec.daemon.worker.queue import EDITOR_PLACES
 from localspec.files import write_atomically
 from localspec.paths import Paths, read_file
-from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts
 from localspec.protocol.pairs import FitView
 from localspec.protocol.settings import SHORT_CONTEXT_TOKENS
 from localspec.registry.header import fit
@@ -229,9 +229,9 @@ def load_speeds(state_dir: str) -> MemorySpeeds:
     return MemorySpeeds()
 
 
-def learn_speeds(planned: LoadPlan, profile: Mapping[str, Any]) -> None:
-    """Learn from the costs of passes that a load has measured, as in `Loaded.profile`."""
-    measured = {int(rows): float(ms) for rows, ms in (profile.get("target_ms") or {}).items()}
+def learn_speeds(planned: LoadPlan, costs: PassCosts | None) -> None:
+    """Learn from the costs of passes that a load has measured."""
+    measured = costs.target_ms if costs else {}
     rows = max((rows for rows in measured if 1 < rows <= _MAX_MEASURED_ROWS), default=0)
     state_dir = planned.settings.state_dir
     if not planned.read_gib or not rows or 1 not in measured or not state_dir or planned.pair.rpc:

@@ -237,7 +237,7 @@ class Forecast:
         if pair is not self._pair:
             self._pair = pair
             self.reading = pair.reading
-            step_ms = (pair.profile.get("target_ms") or {}).get(1)
+            step_ms = pair.costs.target_ms.get(1) if pair.costs else None
             self._tokens = _LOAD_WEIGHT_TOKENS if step_ms else 0.0
             self._seconds = _LOAD_WEIGHT_TOKENS * (step_ms or 0.0) / 1e3
 

@@ -20,7 +20,7 @@ from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelD
 from localspec.engine.speculation.drafters.eagle import EagleDrafter
 from localspec.engine.speculation.drafters.mtp import MtpDrafter
 from localspec.engine.speculation.drafters.ngram import NgramMemory
-from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
+from localspec.protocol.frames import EngineSettings, Loaded, PairFiles, PassCosts
 
 NO_DRAFT = "this pair has no draft model"
 MAX_SAVING_S = 6.0  # for saving states of texts at the end; the daemon waits a little longer
@@ -128,6 +128,8 @@ class LoadedPair:
         drafts_with = draft.description if draft else "its own MTP heads" if heads else None
         if drafts_with and self.files.draft == self.files.tuned_draft:
             drafts_with += " (tuned)"
+        costs = self.learned.costs
+        drafting_ms = costs.draft.as_dict() if costs.draft else {}
         backend_name = backend() if self.settings.n_gpu_layers else "cpu"
         return Loaded(
             name=self.files.name,
@@ -142,7 +144,7 @@ class LoadedPair:
             notes=self.notes + ([f"{note[:1].upper()}{note[1:]}."] if note else []),
             backend=" + ".join([backend_name, *self.models.machines]),
             sampling_defaults=default_settings(self.defaults),
-            profile=self.learned.costs.as_dict(),
+            costs=PassCosts(costs.target.as_dict(), drafting_ms, round(costs.overhead_ms, 4)),
             reading=self.shared.reading.expected,
         )
 
