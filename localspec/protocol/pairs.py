@@ -266,12 +266,16 @@ class ContextView(Struct):
     fits: Literal["yes", "partly", "no"]
 
 
-class NeedView(Struct):
+class NeedView(Struct, frozen=True):
     """Memory of one model: its weights, its cache, and the buffers of a pass."""
 
     weights: int = 0
     cache: int = 0
     compute: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
 
 
 class FitView(Struct):

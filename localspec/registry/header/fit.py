@@ -15,7 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from localspec.errors import DoesNotFit
+from localspec.protocol.pairs import NeedView
 from localspec.protocol.settings import (
     CPU_PASS_ROWS,
     KV_BLOCK_SIZE,
@@ -75,20 +78,7 @@ class LoadOptions:
         return self.attention != "off" or self.chosen
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """The bytes that one model needs at one context length."""
-
-    weights: int
-    cache: int
-    compute: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.compute
-
-
-NO_NEED = MemoryNeed(0, 0, 0)
+NO_NEED = NeedView()
 
 
 def supports_kv_types(model: ModelInfo, kv_types: tuple[KvType, KvType]) -> bool:
@@ -109,21 +99,23 @@ def _cache_bytes(counts: tuple[int, int], kv_types: tuple[KvType, KvType]) -> fl
     return sum(count * KV_BYTES[kv_type] for count, kv_type in zip(counts, kv_types, strict=True))
 
 
-def need_of_target(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
+def need_of_target(model: ModelInfo, load: LoadOptions) -> NeedView:
     """Return the bytes for the model that answers, with `load.context` tokens."""
     if model.pooling:
         return _need_of_embedding(model, load)
     rows = load.parallel * (_SEQUENCE_DRAFT_TOKENS + 1) + _ADDED_DRAFT_TOKENS
     need = _compute_need(model, load, load.parallel, rows)
-    need = replace(need, weights=need.weights + load.projector)
+    need = msgspec.structs.replace(need, weights=need.weights + load.projector)
     if not load.exact:
         return need
     exact_load = replace(load, attention="auto") if load.chosen else load
     exact = _compute_need(model, exact_load, 1, PASS_ROWS)
-    return replace(need, cache=need.cache + exact.cache, compute=need.compute + exact.compute)
+    return msgspec.structs.replace(
+        need, cache=need.cache + exact.cache, compute=need.compute + exact.compute
+    )
 
 
-def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
+def need_of_draft(model: ModelInfo, load: LoadOptions) -> NeedView:
     """Return the bytes for the draft. If it does not support the cache types, f16 is used for it."""
     if not supports_kv_types(model, load.kv_types):
         load = replace(load, kv_types=F16)
@@ -133,24 +125,24 @@ def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
         # What the target's layers have read leaves each of its passes.
         layer_bytes = len(model.target_layers) * model.width * PASS_ROWS * 4
         cache = need.cache + load.parallel * _HEAD_STATE_BYTES
-        need = replace(need, cache=cache, compute=need.compute + layer_bytes)
+        need = msgspec.structs.replace(need, cache=cache, compute=need.compute + layer_bytes)
     if model.reads_target_cache and load.exact:
         # It reads the exact lane's cache in separate passes.
-        return replace(need, compute=2 * need.compute)
+        return msgspec.structs.replace(need, compute=2 * need.compute)
     return need
 
 
-def need_of_heads(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
+def need_of_heads(model: ModelInfo, load: LoadOptions) -> NeedView:
     """Return the bytes for the model's own MTP heads, without their weights."""
     if not any(model.kept.ahead):
         return NO_NEED
     sequences = load.parallel + 2  # as for a draft
     need = _compute_need(model, load, 0, max(sequences, 16))
     cache = int(_cache_bytes(model.kept.ahead, load.kv_types) * load.context)
-    return MemoryNeed(0, cache + load.parallel * _HEAD_STATE_BYTES, need.compute)
+    return NeedView(0, cache + load.parallel * _HEAD_STATE_BYTES, need.compute)
 
 
-def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
+def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> NeedView:
     """Return the bytes for a model that turns texts of at most `load.context` tokens into numbers.
 
     llama.cpp reserves a row of logits for each token of a pass, and if the model could write text, computes
@@ -164,14 +156,14 @@ def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     has_scores = load.attention == "off" and not load.chosen
     attention_bytes = 4 * mask_cells * (model.heads + 1) if has_scores else 2 * mask_cells
     cache_bytes = cache_per_token(model) * max(rows, load.context) if can_write else 0
-    return MemoryNeed(
+    return NeedView(
         weights=model.weights,
         cache=int(cache_bytes) + model.kept.state,
         compute=(1 + can_write) * rows * model.vocabulary * 4 + layer_bytes + attention_bytes,
     )
 
 
-def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int) -> MemoryNeed:
+def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int) -> NeedView:
     """Return the bytes of a model that decodes `sequences`, with logits for `rows` rows."""
     copies = 1 + _SNAPSHOTS * (model.rollback == "snapshots")
     logit_bytes = rows * model.vocabulary * 4
@@ -187,7 +179,7 @@ def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int
     scored_rows = CPU_PASS_ROWS if load.chosen else PASS_ROWS
     score_bytes = 4 * mask_cells * scored_rows * (model.heads + 1)
     attention_bytes = score_bytes if has_scores else 2 * mask_cells * PASS_ROWS
-    return MemoryNeed(
+    return NeedView(
         weights=model.weights,
         cache=int(cache_per_token(model, load.kv_types) * load.context)
         + model.kept.state * sequences * copies,
@@ -251,8 +243,8 @@ class MemoryFit:
     draft_gpu_layers: int
     needed: int
     free: int
-    target: MemoryNeed = NO_NEED
-    drafting: MemoryNeed = NO_NEED
+    target: NeedView = NO_NEED
+    drafting: NeedView = NO_NEED
     prefixes: int = 0
     on_gpu: int = 0
     compared: str = ""
@@ -283,7 +275,7 @@ def min_need(target: ModelInfo, load: LoadOptions) -> int:
 
 def _list_needs(
     target: ModelInfo, draft: ModelInfo | None, load: LoadOptions, *, drafts: bool
-) -> tuple[MemoryNeed, MemoryNeed]:
+) -> tuple[NeedView, NeedView]:
     """Return the needs of the target and of what drafts: the draft, or the target's own heads if any.
 
     drafts: if False, neither the draft nor the heads are loaded.
@@ -295,7 +287,7 @@ def _list_needs(
     prefixes = tuple(f"blk.{layer}." for layer in range(target.trunk_layers, target.layers))
     tensors = target.header.tensors
     heads = sum(tensor.size for tensor in tensors if tensor.name.startswith(prefixes))
-    return replace(need, weights=need.weights - heads), NO_NEED
+    return msgspec.structs.replace(need, weights=need.weights - heads), NO_NEED
 
 
 def has_drafts(target: ModelInfo, draft: ModelInfo | None) -> bool:

@@ -19,6 +19,7 @@ from localspec.protocol.pairs import (
     ContextView,
     FitView,
     ModelView,
+    NeedView,
     PairView,
     ProjectorView,
 )
@@ -190,7 +191,7 @@ def _model_view(
     stored: StoredModel,
     model: ModelInfo,
     model_traits: Traits,
-    needed: fit.MemoryNeed,
+    needed: NeedView,
 ) -> ModelView:
     return ModelView(
         file=stored.file,
