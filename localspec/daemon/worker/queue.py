@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import heapq
 import math
-import statistics
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -217,7 +216,7 @@ class _Lengths:
     def left(self, written: int) -> float:
         """Return the expected further tokens of an answer with `written` tokens, from the longer ones."""
         longer = [length - written for length in self._lengths if length > written]
-        return statistics.fmean(longer) if longer else max(_MIN_GROWTH * written, 1.0)
+        return sum(longer) / len(longer) if longer else max(_MIN_GROWTH * written, 1.0)
 
 
 class Forecast:
