@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, DecodeError, DecodeFatal, NoKvSlot, NotFinite
-from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.lane import Lane, choose_interruptions
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.sampling.guide import GuideBusy
 from localspec.engine.scheduler import Scheduler
@@ -58,7 +58,6 @@ class Engine:
         self._hindsight = Hindsight()
         self.interruption = Interruption()  # called by other threads
         self.rounds = 0
-        self.round_s = 0.0  # total time of all rounds; pair.busy_s() is the part spent in llama.cpp
 
     # ------------------------------------------------------------------------ requests in
 
@@ -278,7 +277,7 @@ class Engine:
         """
         decoding_only = self._scheduler.fill_batch(lane, sequences)
         lane.context.stop = self.interruption.begin_pass(
-            *self._scheduler.choose_interruptions(lane, sequences)
+            *choose_interruptions(lane, sequences, self._scheduler.is_decoding)
         )
         while True:
             try:
@@ -367,7 +366,6 @@ class Engine:
         now = self._read_meters(lane)
         round_s, busy_s = now.clock_s - before.clock_s, now.spent_s - before.spent_s
         self.rounds += 1
-        self.round_s += round_s
         steps = [sequence.step for sequence in sequences]
         if any(step.first_row < 0 or len(step.read) != 1 for step in steps):
             return  # a round that also read a prompt says nothing about the speed of decoding

@@ -18,7 +18,6 @@ from localspec.engine.llama import is_picture, split_pictures
 from localspec.engine.pair.lane import (
     EXACT_CHUNK_TOKENS,
     Lane,
-    choose_interruptions,
     fits_context,
     max_draft_rows_beside,
 )
@@ -133,7 +132,7 @@ class Scheduler:
         return sum(len(lane.active) for lane in self.lanes)
 
     @property
-    def _is_decoding(self) -> bool:
+    def is_decoding(self) -> bool:
         """Whether a running request may get a token from the next pass, and so waits for it."""
         return any(not sequence.prefilling for lane in self.lanes for sequence in lane.active)
 
@@ -352,7 +351,7 @@ class Scheduler:
 
     def _prefill_pace(self, lane: Lane, first: Sequence) -> PrefillPace:
         """Return how long a pass may be that reads the prompt of `first`, and perhaps others."""
-        waits = self._is_decoding or first.reads_in_short_passes
+        waits = self.is_decoding or first.reads_in_short_passes
         can_be_long = self._n_running == 1 or lane.can_interrupt
         return PrefillPace.ALONE if can_be_long and not waits else PrefillPace.BESIDE
 
@@ -478,15 +477,6 @@ class Scheduler:
         ):
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
-
-    def choose_interruptions(
-        self, lane: Lane, sequences: list[Sequence]
-    ) -> tuple[list[int], float]:
-        """Return the ids of requests whose withdrawal interrupts the pass, and when a new one does.
-
-        The latter is a number of seconds from the start of the pass: 0.0 for never, inf for always.
-        """
-        return choose_interruptions(lane, sequences, self._is_decoding)
 
     def handle_interrupted_pass(
         self, lane: Lane, sequences: list[Sequence], made_room: bool

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.chat.markers import AnswerMarkers, Place, as_bytes
+from localspec.engine.sampling.guide import Guide
 
 NO_LIMIT = 1 << 60  # tokens
 _MAX_STATES = 128  # States kept for `take_back`; one pass consumes fewer tokens.
@@ -46,10 +47,8 @@ class _State(NamedTuple):
     forced: int = 0
 
 
-class ThoughtLimit:
+class ThoughtLimit(Guide):
     """A guide that lets all thoughts of one answer together have at most `limit` tokens."""
-
-    forbids_often = False
 
     def __init__(
         self,
@@ -89,12 +88,6 @@ class ThoughtLimit:
         """Note that the text is the answer now, because a call has ended the thoughts."""
         if self.is_thinking:
             self._states[-1] = self._states[-1]._replace(place=Place("text"), held="")
-
-    def begin_round(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        pass
 
     def mask(self) -> npt.NDArray[np.bool_] | None:
         forced = self.forced_tokens()

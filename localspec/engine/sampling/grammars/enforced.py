@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 from localspec.engine.sampling.grammars.json_schema import (
+    CONDITIONAL,
     Document,
     Schema,
     are_disjoint,
@@ -46,8 +47,6 @@ _KEY_ALLOWING = frozenset(
     "properties patternProperties additionalProperties unevaluatedProperties required allOf anyOf"
     " $ref".split()
 )
-# The keyword that holds the parts of a conditional until objects are closed, because the parts name keys.
-_CONDITIONAL = "then"
 # The types of these keywords' values. Any other value is an error.
 _VALUE_TYPES: dict[str, Any] = {
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "enum", "prefixItems"), list),
@@ -129,7 +128,7 @@ def enforce(schema: Any) -> Enforced:
     reducer = _Reducer(schema)
     reduced = reducer.reduce()
     if isinstance(reduced, dict):
-        reduced = _rewrite(close_objects(reduced), _without_conditional)
+        reduced = close_objects(reduced)
     return Enforced(reduced, tuple(dict.fromkeys(reducer.dropped)))
 
 
@@ -155,11 +154,6 @@ def _rewrite(schema: Any, rewrite: Callable[[Schema], Schema]) -> Any:
     if not isinstance(schema, dict):
         return schema
     return rewrite_parts(rewrite(schema), partial(_rewrite, rewrite=rewrite), ("allOf", "anyOf"))
-
-
-def _without_conditional(schema: Schema) -> Schema:
-    """Remove the keywords that only served to close objects."""
-    return {k: v for k, v in schema.items() if k not in (_CONDITIONAL, "unevaluatedProperties")}
 
 
 def _bound_number(schema: Schema) -> Schema:
@@ -365,7 +359,7 @@ class _Reducer:
         if parts:
             count = len(self.dropped)
             branches = [self._schema(part, node.path, typed=True, part=True) for part in parts]
-            node.reduced[_CONDITIONAL] = {"allOf": branches}
+            node.reduced[CONDITIONAL] = {"allOf": branches}
             del self.dropped[count:]  # The conditional itself is reported instead.
 
     # ------------------------------------------------------------------------ objects and arrays
@@ -423,7 +417,7 @@ class _Reducer:
         reduced = node.reduced
         required = reduced.get("required", [])
         simple = not node.part and set(reduced.get("properties", {})) <= set(required)
-        others = (*_COMBINATIONS, _CONDITIONAL, "patternProperties")
+        others = (*_COMBINATIONS, CONDITIONAL, "patternProperties")
         if simple and not any(name in reduced for name in others):
             return
         if reduced.pop("minProperties", 0) > len(required):

@@ -21,6 +21,7 @@ from localspec.chat.markers import AnswerMarkers, Place
 from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
 from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
 from localspec.engine.sampling.grammars.sources import GrammarTokens
+from localspec.engine.sampling.guide import Guide
 
 _Inner = WholeMatcher | BoundedNumbers
 
@@ -131,7 +132,7 @@ class Surroundings:
     numerals: Numerals | None = None
 
 
-class GatedMatcher:
+class GatedMatcher(Guide):
     """A guide that applies the grammars of a plan from their markers on."""
 
     def __init__(
@@ -158,12 +159,6 @@ class GatedMatcher:
             self._state = _State(Place(), is_first=True)
         else:
             self._state = _State(Place(), inner=self._start_grammar(plan.first), last=True)
-
-    def begin_round(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        pass
 
     def mask(self) -> Mask | None:
         state = self._state

@@ -17,6 +17,8 @@ Schema = dict[str, Any]
 _MAPS = ("properties", "patternProperties", "$defs")  # Keywords with a schema for each name.
 # Keywords whose schemas describe another value than the enclosing schema.
 _VALUES = (*_MAPS, "additionalProperties", "items", "prefixItems", "additionalItems")
+# The keyword that holds the parts of a conditional until objects are closed, because the parts name keys.
+CONDITIONAL = "then"
 _MAX_REFERENCES = 20  # References to references that are followed.
 
 
@@ -350,6 +352,8 @@ class _Closer:
         result = rewrite_parts(schema, self.close)
         self._close_parts(schema, result, outer)
         self._close_keys(schema, result, _merge([outer, self._keys_of_parts(schema)]))
+        for keyword in (CONDITIONAL, "unevaluatedProperties"):  # They only served to close it.
+            result.pop(keyword, None)
         return result
 
     def _spend(self, steps: int) -> None:
@@ -390,7 +394,6 @@ class _Closer:
                 return
             # Without other parts, both keywords mean the same.
             result.setdefault("additionalProperties", self.close(unevaluated))
-        result.pop("unevaluatedProperties", None)  # False is equivalent to closing the object.
         if "additionalProperties" in result or unevaluated is True or others.open:
             return
         if unevaluated is None and "properties" not in schema and "patternProperties" not in schema:
@@ -453,9 +456,8 @@ def _groups(schema: Schema) -> Iterator[tuple[str, list[Any]]]:
     for name in ("allOf", "anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
             yield name, schema[name]
-    for name in ("then", "else"):
-        if isinstance(schema.get(name), dict):
-            yield name, [schema[name]]
+    if CONDITIONAL in schema:
+        yield CONDITIONAL, [schema[CONDITIONAL]]
     if isinstance(schema.get("$ref"), str):
         yield "$ref", [{"$ref": schema["$ref"]}]
 
