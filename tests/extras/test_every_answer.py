@@ -11,12 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import openapi
 from localspec.daemon.routes import ENDPOINTS
+from tests.support.any_request import description
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home
 from tests.support.error_shapes import has_error, read_error
 from tests.support.exploration import FACTOR
@@ -49,7 +48,7 @@ NAMES = [
     *(" ", "?", "#", DIGITS, "default", "-", "A", "😀", "nobody.gguf", "~nobody/x.gguf", "\n"),
 ]
 QUERIES = ["", "?limit=", "?context=", "?all=", "?search=", "?x=", "?limit=1&limit="]
-DESCRIPTION: dict[str, Any] = yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))
+DESCRIPTION: dict[str, Any] = description()
 
 
 def list_fields(method: str, path: str) -> list[str]:

@@ -17,6 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 
 import openapi
 from localspec.daemon.routes import ENDPOINTS
+from tests.support.any_request import description
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 from tests.support.exploration import FACTOR
 from tests.support.patience import PATIENCE
@@ -24,7 +25,7 @@ from tests.support.patience import PATIENCE
 METHODS = ("get", "post", "put", "patch", "delete")
 EXAMPLES = 8  # requests per operation that fit the description, and as many that do not
 
-DESCRIPTION: dict[str, Any] = yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))
+DESCRIPTION: dict[str, Any] = description()
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
 # A body with too many values is refused with 413, as described, before it is compared with a schema.
 REJECTION = SCHEMA.config.checks.negative_data_rejection

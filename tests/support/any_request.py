@@ -54,10 +54,17 @@ SCHEMAS: tuple[Any, ...] = (
 
 
 @functools.cache
+def description() -> dict[str, Any]:
+    """Return the description of the API, `openapi.yaml`."""
+    loaded: dict[str, Any] = yaml.load(openapi.FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return loaded
+
+
+@functools.cache
 def body_types() -> dict[str, types.Type]:
     """Map each path to the type of its body, for every POST that has one."""
     bodies = {}
-    for path, item in yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))["paths"].items():
+    for path, item in description()["paths"].items():
         body = item.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]

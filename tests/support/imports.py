@@ -74,7 +74,9 @@ def _imports(path: Path, package: Path) -> Iterator[Import]:
                 case ast.ImportFrom():
                     for module in dict.fromkeys(names(child)):
                         yield Import(file, child.lineno, module, at_start)
-                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                case ast.expr():  # no expression holds an import, and most nodes are in expressions
+                    pass
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
                     yield from visit(child, at_start=False)
                 case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
                     for statement in child.body:

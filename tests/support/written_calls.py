@@ -24,13 +24,15 @@ Calls = list[tuple[str, Any]]
 
 
 @cache
+def _process() -> TemplateProcess:
+    return TemplateProcess()
+
+
+@cache
 def learn(name: str) -> Dialect:
     """Return the dialect of a template."""
-    text, process = templates.template(name), TemplateProcess()
-    try:
-        return learn_dialect(text, partial(process.render, text))
-    finally:
-        process.close()
+    text = templates.template(name)
+    return learn_dialect(text, partial(_process().render, text))
 
 
 def carried_pieces(form: CallFormat) -> list[str]:
