@@ -225,7 +225,7 @@ class Scheduler:
         reject = uses_rejection(
             speculative, sampler, matcher, can_draw_drafts=can_draw_drafts, scored=scored
         )
-        resources = Resources(speculative, reject, matcher, tokenized.lookup, drafter, lane.slots)
+        resources = Resources(speculative, matcher, tokenized.lookup, drafter, lane.slots)
         sequence = Sequence(
             tokenized,
             slot,
@@ -563,7 +563,8 @@ def _make_step(sequence: Sequence, tokens: list[int]) -> SequenceStep:
     drafts = DraftRequest(
         sequence.slot,
         limit=0,
-        sampler=verifier.sampler if verifier.reject else None,
+        sampler=None if verifier.sampler.settings.greedy else verifier.sampler,
+        reject=verifier.reject,
         generated=generated,
         left=sequence.limit - generated,
     )

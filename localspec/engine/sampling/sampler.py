@@ -159,7 +159,10 @@ class Sampler:
         """Draw one token from an adjusted row. place: the number of tokens of the answer before it."""
         if self._always_highest:
             return int(row.argmax())
-        candidates = self.distribution(row, place)
+        return self.draw(self.distribution(row, place), place)
+
+    def draw(self, candidates: Distribution, place: int) -> int:
+        """Draw the token of a place of the answer from its distribution."""
         if self.settings.greedy:
             return int(candidates.ids[0])
         return candidates.draw_by_delays(delays(self.seed, place, candidates.ids))

@@ -43,7 +43,7 @@ def repeating(kinds: None) -> None:
 
         @classmethod
         def serves(cls, resources: Resources) -> bool:
-            return resources.asked.kind == "auto" and not resources.reject
+            return resources.asked.kind == "auto"
 
         def offer(self, request: DraftRequest) -> Candidate | None:
             return self.known(request.slot.tokens[-1:] * min(request.limit, 8), 5)

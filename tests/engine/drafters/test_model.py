@@ -38,8 +38,10 @@ class DraftHarness:
         self._slots: Slots = engine.pair.shared.slots
         self.slot: Slot = next(iter(self._slots))
 
-    def propose(self, count: int, sampler: Sampler | None = None) -> DraftRequest:
-        request = DraftRequest(self.slot, count, sampler, lambda a: len(a.tokens) < count)
+    def propose(
+        self, count: int, sampler: Sampler | None = None, *, reject: bool = False
+    ) -> DraftRequest:
+        request = DraftRequest(self.slot, count, sampler, reject, lambda a: len(a.tokens) < count)
         self.model.propose([request])
         return request
 
@@ -150,11 +152,27 @@ def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from(
     settings = Settings(temperature=1.0, top_k=8, seed=3)
     drafting.draft_anew(TEXT, 1)
     drafting.accept([], 5)
-    request = drafting.propose(5, Sampler(settings))
+    request = drafting.propose(5, Sampler(settings), reject=True)
     assert len(request.probs) == len(request.tokens) == len(request.buckets) == 5
     for token, probs in zip(request.tokens, request.probs, strict=True):
         assert probs.probability_of(token) > 0
         assert float(np.sum(probs.probs)) == pytest.approx(1.0)
+
+
+def test_drafts_to_be_matched_are_drawn_as_the_targets_tokens_are(drafting: DraftHarness) -> None:
+    """A target with the draft's own logits would keep them all."""
+    settings = Settings(temperature=1.0, top_k=8, seed=3)
+    drafting.draft_anew(TEXT, 1)
+    drafting.accept([], 5)
+    matched = drafting.propose(5, Sampler(settings))
+    drafting.draft_anew(TEXT, 1)
+    drafting.accept([], 5)
+    drawn = drafting.propose(5, Sampler(settings), reject=True)
+    assert matched.probs == []
+    for place, (token, probs) in enumerate(zip(matched.tokens, drawn.probs, strict=True)):
+        assert token == Sampler(settings).draw(probs, place)
+        if drawn.tokens[place] != token:
+            break  # the texts differ from here on
 
 
 def test_several_slots_draft_together_as_each_alone(models: Path, load: Load) -> None:
@@ -166,7 +184,7 @@ def test_several_slots_draft_together_as_each_alone(models: Path, load: Load) ->
     for i, (slot, text) in enumerate(zip(engine.pair.shared.slots, texts, strict=False)):
         engine.pair.shared.slots.clear(slot)
         slot.tokens = text
-        requests.append(DraftRequest(slot, 0, None, lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
+        requests.append(DraftRequest(slot, 0, more=lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
     drafting.model.propose(requests)
     assert [request.tokens for request in requests] == alone
 

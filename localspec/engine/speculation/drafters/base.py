@@ -32,15 +32,17 @@ class DraftRequest:
 
     limit: most tokens. generated: tokens of the answer so far. left: tokens that may still come.
     depth: tokens that were decided on before any was known. A kind that drafts all at once drafts so many.
-    sampler: used to draw from the draft's own distribution (rejection rule); None: take its best token.
+    sampler: draws from the draft's own distribution; None: take its best token.
+    reject: the drafts are verified by the rejection rule, which needs their `probs`.
     more: called after each token; whether another one is wanted.
     hurried: a prompt is read in the same pass, and its sender waits.
-    `tokens`, `buckets` and `probs` belong together, but only drafts that were drawn have `probs`.
+    `tokens`, `buckets` and `probs` belong together, but only a draft model's drafts under `reject` have `probs`.
     """
 
     slot: Slot
     limit: int
     sampler: Sampler | None = None
+    reject: bool = False
     more: Callable[[DraftRequest], bool] = lambda _: False
     hurried: bool = False
     generated: int = 0
@@ -60,11 +62,10 @@ class DraftRequest:
 class Resources:
     """What there is to draft with for one sequence, from its request and from the pair.
 
-    reject: the drafts are verified by the rejection rule. budget: what the drafts may lose.
+    budget: what the drafts may lose.
     """
 
     asked: SpeculationSettings
-    reject: bool
     matcher: Guide | None
     lookup: NgramIndex
     model: DraftModel | None

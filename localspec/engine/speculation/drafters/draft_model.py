@@ -330,7 +330,13 @@ class DraftModel:
             slot.draft_mark = slot.n_past_draft, self.context.save(slot.draft_id, partial=True)
 
     def _append_draft(self, request: DraftRequest, row: int) -> None:
-        """Add the draft that a row of the last pass gives."""
+        """Add the draft that a row of the last pass gives.
+
+        Where drafts are compared with what the target draws, they are drawn as the target's tokens are, with
+        the same delays for seed, place and token. Draft and target then meet with a probability of at least
+        (1 - d) / (1 + d), where d is the total variation between them (Daliri et al. 2025). The likeliest
+        token would be met with the target's probability of it.
+        """
         if request.sampler is None:
             token, bucket = self._predict(row, request.tokens)
         else:
@@ -341,9 +347,12 @@ class DraftModel:
             )
             position = request.generated + len(request.tokens)
             probs = request.sampler.distribution(adjusted, position)
-            token = probs.pick(request.sampler.uniform())
+            if request.reject:
+                token = probs.pick(request.sampler.uniform())
+                request.probs.append(probs)
+            else:
+                token = request.sampler.draw(probs, position)
             bucket = find_bucket(probs.probability_of(token))
-            request.probs.append(probs)
         request.tokens.append(token)
         request.buckets.append(bucket)
 

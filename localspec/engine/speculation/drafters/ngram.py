@@ -510,7 +510,7 @@ class NgramDrafter(Drafter):
 
     @classmethod
     def serves(cls, resources: Resources) -> bool:
-        return cls.asked_for(resources.asked) and not resources.reject
+        return cls.asked_for(resources.asked)
 
     def __init__(self, resources: Resources, belief: Belief) -> None:
         super().__init__(resources, belief)
