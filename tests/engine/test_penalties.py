@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -16,8 +14,8 @@ from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import llama
-from localspec.engine.llama import Logits, Model, Vocab, dry_penalty
-from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, Penalties
+from localspec.engine.llama import Logits, Model, Vocab
+from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
@@ -37,10 +35,8 @@ def vocab(request: pytest.FixtureRequest, contextual_files: PairFiles) -> Vocab:
     return Vocab(Model(shipped if request.param == "shipped" else contextual_files.target))
 
 
-def make_sampler(vocab: Vocab, settings: Settings) -> Sampler:
-    """Return a sampler that knows the settings' breakers."""
-    penalties = Penalties(settings, 1 << 12, partial(dry_penalty, vocab))
-    return Sampler(settings, penalties=penalties)
+def make_breaker_table(vocab: Vocab) -> BreakerTable:
+    return BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
 
 
 def apply_llama_cpp_dry(
@@ -102,14 +98,16 @@ def cases(draw: st.DrawFn, vocab: Vocab) -> tuple[list[int], Settings]:
 
 
 def test_dry_penalties_are_those_of_llama_cpp(vocab: Vocab) -> None:
+    table = make_breaker_table(vocab)
     row = np.random.default_rng(1).normal(0, 3, vocab.size).astype(np.float32)
 
     @given(cases(vocab))
     def same(case: tuple[list[int], Settings]) -> None:
         history, settings = case
-        ours = make_sampler(vocab, settings).adjusted(row, history)
+        sampler = Sampler(settings, breakers=table.find(settings.dry_sequence_breakers))
+        ours = sampler.adjusted(row, history)
         expected = np.maximum(
-            apply_llama_cpp_dry(vocab, row, history, settings), row - MAX_DRY_PENALTY
+            apply_llama_cpp_dry(vocab, row, history, settings), row - np.float32(MAX_DRY_PENALTY)
         )
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
@@ -121,26 +119,27 @@ def test_breaker_that_continues_a_repeat_is_not_penalized(vocab: Vocab) -> None:
         vocab.tokenize(text, add_special=False, parse_special=False)[-1] for text in "ab\n"
     )
     row, history = np.zeros(vocab.size, dtype=np.float32), [a, b, line, a, b]
-    chosen = replace(OFF, dry_sequence_breakers=("\n",))
-    assert make_sampler(vocab, chosen).adjusted(row, history)[line] == 0.0
+    breakers = make_breaker_table(vocab).find(("\n",))
+    assert Sampler(OFF, breakers=breakers).adjusted(row, history)[line] == 0.0
     assert Sampler(OFF).adjusted(row, history)[line] == -0.5
 
 
 def test_a_breaker_of_several_tokens_ends_a_repeat(vocab: Vocab) -> None:
     words = [token for token in range(vocab.size) if vocab.piece(token).strip().isalnum()]
     x, y, head, second = words[10], words[20], words[30], words[40]
-    tail = [second, words[50]]
-    breaker = b"".join(vocab.piece(token) for token in (head, *tail)).decode()
+    breaker = (vocab.words[head] + vocab.piece(second)).decode()
+    breakers = make_breaker_table(vocab).find((breaker,))
+    assert any(tail for tail in breakers[head])
+    tail = max(breakers[head], key=len)
     history = [x, y, head, *tail, x, y, head, *tail]
     row = np.zeros(vocab.size, dtype=np.float32)
     assert Sampler(OFF).adjusted(row, history)[x] < 0.0
-    chosen = replace(OFF, dry_sequence_breakers=(breaker,))
-    assert make_sampler(vocab, chosen).adjusted(row, history)[x] == 0.0
+    assert Sampler(OFF, breakers=breakers).adjusted(row, history)[x] == 0.0
 
 
 def test_invalid_unicode_in_a_breaker_is_refused(vocab: Vocab) -> None:
     with pytest.raises(InvalidRequest, match="Unicode") as caught:
-        make_sampler(vocab, replace(OFF, dry_sequence_breakers=("a\ud800",)))
+        make_breaker_table(vocab).find(("a\ud800",))
     assert caught.value.param == "dry_sequence_breakers"
 
 
@@ -173,49 +172,45 @@ penalty_settings = st.builds(
     dry_base=st.sampled_from([1.0, 1.0000001, 1.01, 1.75]),
     dry_allowed_length=st.sampled_from([0, 1, 2, 5]),
     dry_penalty_last_n=st.sampled_from([-1, 0, 1, 7, 50, 700]),
-    dry_sequence_breakers=st.sampled_from([(), ("\n",), ("\n", "ab")]),
+)
+# Breakers of one to three tokens, some of which begin alike.
+breaker_tables = st.dictionaries(
+    small, st.lists(st.lists(small, max_size=2), max_size=2), max_size=2
 )
 
 
-def test_penalties_of_a_growing_text_are_those_of_the_whole(vocab: Vocab) -> None:
+@settings(max_examples=400)
+@given(
+    penalty_settings,
+    breaker_tables,
+    texts,
+    st.lists(st.tuples(drafts, drafts, st.integers(0, 8)), max_size=8),
+)
+def test_penalties_of_a_growing_text_are_those_of_the_whole(
+    chosen: Settings,
+    breakers: dict[int, list[list[int]]],
+    text: list[int],
+    rounds: list[tuple[list[int], list[int], int]],
+) -> None:
     """Each round drafts, tries other drafts one by one, keeps some of them, and adds a token of its own."""
-    row = np.random.default_rng(1).normal(0, 3, vocab.size).astype(np.float32)
-    a, b, line = (
-        vocab.tokenize(text, add_special=False, parse_special=False)[-1] for text in "ab\n"
-    )
-    named = [a, b, line, a + 1]
+    sampler = Sampler(chosen, breakers=breakers)
+    row = np.random.default_rng(1).normal(0, 3, 4).astype(np.float32)
 
-    @settings(max_examples=100)
-    @given(
-        penalty_settings,
-        texts,
-        st.lists(st.tuples(drafts, drafts, st.integers(0, 8)), max_size=8),
-    )
-    def check_rounds(
-        chosen: Settings, numbers: list[int], rounds: list[tuple[list[int], list[int], int]]
-    ) -> None:
-        text = [named[number] for number in numbers]
-        sampler = make_sampler(vocab, chosen)
+    def check(drafted: list[int]) -> None:
+        expected = Sampler(chosen, breakers=breakers).adjusted(row, text + drafted)
+        adjusted = sampler.adjusted(row, text, drafts=drafted)
+        assert adjusted.tobytes() == expected.tobytes(), (text, drafted)
 
-        def check(drafted: list[int]) -> None:
-            expected = make_sampler(vocab, chosen).adjusted(row, text + drafted)
-            adjusted = sampler.adjusted(row, text, drafts=drafted)
-            assert adjusted.tobytes() == expected.tobytes(), (text, drafted)
-
-        check([])
-        for numbers, tried_numbers, n_kept in rounds:
-            first = [named[number] for number in numbers]
-            tried = [named[number] for number in tried_numbers]
-            for size in range(len(first)):
-                check(first[:size])
-            for size in range(len(tried) + 1):
-                check(tried[:size])
-            text += [*tried[:n_kept], named[n_kept % 4]]
-        check([])
-        text = list(text)  # Another list is read anew.
-        check([])
-
-    check_rounds()
+    check([])
+    for first, tried, n_kept in rounds:
+        for size in range(len(first)):
+            check(first[:size])
+        for size in range(len(tried) + 1):
+            check(tried[:size])
+        text += [*tried[:n_kept], n_kept % 4]
+    check([])
+    text = list(text)  # Another list is read anew.
+    check([])
 
 
 def test_pictures_are_not_counted() -> None:

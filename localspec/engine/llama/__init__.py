@@ -48,9 +48,7 @@ from localspec.engine.llama.projector import UnreadablePicture as UnreadablePict
 from localspec.engine.llama.rpc import connect as connect
 from localspec.engine.llama.rpc import enable_keepalive as enable_keepalive
 from localspec.engine.llama.samplers import NativeSampler as NativeSampler
-from localspec.engine.llama.samplers import dry_penalty as dry_penalty
 from localspec.engine.llama.samplers import infill_rule as infill_rule
-from localspec.engine.llama.samplers import repeat_penalty as repeat_penalty
 from localspec.engine.llama.vocab import FimTokens as FimTokens
 from localspec.engine.llama.vocab import MarkedToken as MarkedToken
 from localspec.engine.llama.vocab import Vocab as Vocab

@@ -290,6 +290,12 @@ class Vocab:
             return True
         return any(self.text(token) == "<0x0A>" for token in range(self.size))
 
+    def tokenize_piece(self, raw: bytes) -> list[int]:
+        """Return the tokens of at most some hundred bytes, which may begin or end within a character."""
+        buffer = (C.llama_token * (len(raw) + 8))()
+        count = C.llama_tokenize(self.handle, raw, len(raw), buffer, len(buffer), False, False)
+        return buffer[: max(count, 0)]
+
     def min_tokens(self, text: str) -> int:
         """Return a lower bound for the number of tokens of `text`, without tokenizing it.
 
@@ -367,6 +373,23 @@ class Vocab:
     def is_control(self, token: int) -> bool:
         """Return whether a token is a control token, which stands for structure instead of text."""
         return bool(self._attributes[self.check(token)] & _CONTROL)
+
+    @cached_property
+    def words(self) -> list[bytes]:
+        """The bytes of each token as it reads at the start of a text, including control tokens.
+
+        Takes about 2 µs per token, once. Unlike a piece, a word has no space that the tokenizer added.
+        """
+        buffer = ctypes.create_string_buffer(256)
+
+        def read(token: Any) -> bytes:
+            write = C.llama_detokenize
+            return _read_bytes(
+                lambda target, size: int(write(self.handle, token, 1, target, size, False, True)),
+                buffer,
+            )
+
+        return [read(C.llama_token(token)) for token in range(self.size)]
 
     @cached_property
     def suppressed(self) -> list[int]:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 import msgspec
 
@@ -21,7 +21,6 @@ from localspec.engine.llama import (
     PictureRows,
     Vocab,
     check_tokens,
-    dry_penalty,
     infill_rule,
     is_picture,
 )
@@ -47,7 +46,7 @@ from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars
 from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide
 from localspec.engine.sampling.loops import LoopGuard, count_repeats
-from localspec.engine.sampling.penalties import Penalties
+from localspec.engine.sampling.penalties import Breakers, BreakerTable
 from localspec.engine.sampling.sampler import MinimumLength, Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.engine.sampling.thoughts import NO_LIMIT, ThoughtLimit, ThoughtMarker
@@ -84,7 +83,6 @@ TAIL_CHARS = 64
 _MAX_CHARS_PER_TOKEN = 8  # Average in texts of long words.
 # Characters of a too long text that are tokenized to estimate its number of tokens.
 _SAMPLE_CHARS = 4096
-_CACHED_DRY = 4  # Settings of DRY whose breakers were looked for in the vocabulary.
 
 
 class Preparer:
@@ -111,7 +109,7 @@ class Preparer:
         self._special = special or SpecialTokens(pair.vocab, pair.chat_template)
         renderer.watch(self._special.spellings)
         vocab = pair.vocab
-        self._find_dry = lru_cache(_CACHED_DRY)(partial(dry_penalty, vocab))
+        self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # The text of the last chat prompt.
         self._rows: list[PictureRows] = []  # The pictures of the last prompt.
         self._infill_text = make_text_tokenizer(vocab)
@@ -325,9 +323,12 @@ class Preparer:
         return replace(resolve_settings(sampling, self._pair.defaults), logit_bias=bias)
 
     def _sampler(self, settings: Settings) -> Sampler:
-        vocab, penalties = self._pair.vocab, Penalties(settings, self._pair.n_ctx, self._find_dry)
-        infill = partial(infill_sampler, rule=infill_rule(vocab)) if settings.infill else None
-        return Sampler(settings, penalties=penalties, narrowed=infill)
+        breakers: Breakers = {}
+        if settings.dry_multiplier > 0.0:
+            breakers = self._breakers.find(settings.dry_sequence_breakers)
+        rule = infill_rule(self._pair.vocab) if settings.infill else None
+        infill = partial(infill_sampler, rule=rule) if rule is not None else None
+        return Sampler(settings, breakers=breakers, narrowed=infill)
 
     def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
         """Return the saved state of the prompt's beginning, if any; the last token is always read."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from localspec.engine.llama import Logits, NativeSampler
 from localspec.engine.sampling.distribution import Distribution, Truncation, delays, uniform_at
 from localspec.engine.sampling.guide import Guide
-from localspec.engine.sampling.penalties import Penalties
+from localspec.engine.sampling.penalties import Breakers, Penalties
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
 
@@ -73,7 +73,7 @@ class MinimumLength(Guide):
 
 
 class Sampler:
-    """The sampler of one request, with its settings, seed and penalties.
+    """The sampler of one request, with its settings, seed and DRY breakers.
 
     The randomness of a token depends on its place in the answer. Plain decoding and speculative decoding
     under the `match` rule therefore draw the same tokens. The stream of `uniform` serves drafting and the
@@ -84,12 +84,12 @@ class Sampler:
         self,
         settings: Settings,
         *,
-        penalties: Penalties | None = None,
+        breakers: Breakers | None = None,
         narrowed: Callable[[Distribution], Distribution] | None = None,
     ) -> None:
         """Prepare sampling with `settings`.
 
-        penalties: those of the settings; by default, without DRY's sequence breakers.
+        breakers: DRY's sequence breakers as tokens.
         narrowed: filters the candidates after every step of the settings except temperature 0.
         """
         self.settings = settings
@@ -102,7 +102,7 @@ class Sampler:
         )
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed & 0xFFFFFFFFFFFFFFFF))
-        self._penalties = penalties or Penalties(settings)
+        self._penalties = Penalties(settings, breakers or {})
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(settings.logit_bias.values(), dtype=np.float32)
 

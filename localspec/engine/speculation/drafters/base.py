@@ -36,7 +36,7 @@ class DraftRequest:
     reject: the drafts are verified by the rejection rule, which needs their `probs`.
     more: called after each token; whether another one is wanted.
     hurried: a prompt is read in the same pass, and its sender waits.
-    `tokens`, `buckets` and `probs` belong together, but only a draft model's drafts under `reject` have `probs`.
+    `tokens`, `buckets` and `probs` belong together, but only drafts of a model under `reject` have `probs`.
     """
 
     slot: Slot
