@@ -193,10 +193,13 @@ def mix_distributions(settings: Settings, row: Logits) -> dict[int, float]:
     return totals
 
 
-def measure_excess(settings: Settings, count: int, sampler: Sampler | None = None) -> float:
+def measure_excess(
+    settings: Settings, count: int, sampler: Sampler | None = None, *, copies: bool = False
+) -> float:
     """Return how far a drafted and verified text is from the target's own transitions.
 
     The result is in standard deviations of chi-square; the tokens after each token are one sample.
+    copies: in turns with drawn drafts, propose what followed the last token before, as n-grams do.
     """
     sampler = sampler or Sampler(settings)
     draft_distributions: dict[tuple[int, bool], Distribution] = {}
@@ -212,6 +215,17 @@ def measure_excess(settings: Settings, count: int, sampler: Sampler | None = Non
     while len(text) < count:
         drafted: list[int] = []
         probs: list[Distribution] = []
+        if copies and len(text) % 2 and text[-1] in text[:-1]:
+            end = len(text) - text[-2::-1].index(text[-1]) - 1
+            drafted = text[end : end + DEPTH]
+            context = [text[-1], *drafted]
+            text += verify_match(
+                lambda i, k, r=context: TARGET[r[i]],  # type: ignore[misc]
+                drafted,
+                sampler,
+                len(text) - 1,
+            )
+            continue
         for place in range(len(text) - 1, len(text) - 1 + DEPTH):
             probs.append(get_draft_distribution(drafted[-1] if drafted else text[-1], place))
             drafted.append(probs[-1].pick(sampler.uniform()))
@@ -246,6 +260,10 @@ def measure_excess(settings: Settings, count: int, sampler: Sampler | None = Non
 )
 def test_rejection_sampling_draws_from_the_targets_distribution(settings: Settings) -> None:
     assert measure_excess(settings, DRAWS) < 4.5
+
+
+def test_copied_and_drawn_drafts_in_turns_keep_the_targets_distribution() -> None:
+    assert measure_excess(replace(OFF, seed=15), DRAWS, copies=True) < 4.5
 
 
 @pytest.mark.parametrize(
