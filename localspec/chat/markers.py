@@ -45,6 +45,8 @@ SECTION_TOKENS = ("<|open|>", "<|close|>", "<|sep|>")
 _SECTIONS = "<|open|>think<|sep|>", "<|open|>response<|sep|>"
 _SECTION_MARKERS = _SECTIONS[1], "<|close|>response<|sep|>", "<|close|>message<|sep|>"
 _RECIPIENT = ">>>"
+# What a marker begins with that no text has by chance.
+_UNMISTAKABLE = re.compile(r"<[|｜]|\]<\]")
 # These are control tokens in some vocabularies. The engine has to output their text, because it shows
 # where reasoning begins and ends. The token that ends a call also ends the answer, so it is not here.
 REASONING_TOKENS = [
@@ -89,35 +91,41 @@ class AnswerMarkers:
         tail: str = "",
         names: Collection[str] = (),
         *,
+        own: Iterable[ThoughtMarkers] = (),
         channels: bool = True,
     ) -> None:
         """Begin behind `tail`, the end of the prompt.
 
-        thoughts: pairs of markers around thoughts. names: the functions that a text may be for. channels:
-        whether the answer may consist of messages or of sections.
+        thoughts: pairs of markers around thoughts. names: the functions that a text may be for. own: which
+        pairs are this model's own. channels: whether the answer may consist of messages or of sections.
         """
         self._thoughts, end = [*thoughts], tail.rstrip()
         self._heads: tuple[str, ...] = ()
         self._dropped: tuple[str, ...] = ()
+        self._text_opening: tuple[str, ...] = ()  # of a text that ends thoughts
         self.begun = ""
         self.recipients: tuple[str, ...] = ()
         if channels:
             self._heads = HEAD_OPENINGS if end.endswith(MESSAGE_START) else (CHANNEL,)
             if end.endswith(_SECTIONS):
-                self._dropped = _SECTION_MARKERS
+                self._dropped, self._text_opening = _SECTION_MARKERS, _SECTION_MARKERS[:1]
             elif end.endswith(_RECIPIENT):
                 self._dropped, self.begun = (f"{_RECIPIENT}all\n",), _RECIPIENT
                 self.recipients = ("all\n", *(f"{name}\n" for name in names))
-        self._openings = (*(opening for opening, _ in self._thoughts), *self._heads)
+        self._closers = tuple(close for _, close in self._thoughts)
+        self._openings = (*(opening for opening, _ in self._thoughts), *self._closers, *self._heads)
+        # The closing markers, by the opening ones, of thoughts that may also come behind text.
+        self._later = {opening: close for opening, close in own if is_unmistakable(opening)}
         self.start = Place()
         for opening, close in reversed(self._thoughts):
             if end.endswith(opening.rstrip()):
                 self.start = Place("thoughts", close)
 
-    def take(self, place: Place, text: str, *, final: bool = False) -> Taken:
+    def take(self, place: Place, text: str, *, final: bool = False, in_call: bool = False) -> Taken:
         """Return what the first characters of `text` are, which is not empty.
 
-        Of 0 characters that is not certain before more text has come. final: no more will come.
+        Of 0 characters that is not certain before more text has come. final: no more will come. in_call: they
+        are read as a call, whose arguments may contain markers of thoughts.
         """
         if place.region in ("start", "behind"):
             return self._begin(place, text, final)
@@ -127,7 +135,10 @@ class AnswerMarkers:
             return self._read_call(place, text, final)
         kind: Kind = "thoughts" if place.region == "thoughts" else "text"
         marks = _MESSAGE_ENDS if place.in_message else self._dropped
-        marks = (place.close,) if place.close else marks
+        if place.close:
+            marks = (place.close, *self._text_opening)
+        elif not (in_call or place.in_message):
+            marks = (*marks, *self._later, *self._later.values())
         found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
         if not found:
             return kind, len(text) if final else certain_length(text, marks), place
@@ -138,6 +149,8 @@ class AnswerMarkers:
             return "", len(mark), Place("behind")
         if place.in_message:
             return self._end_message(place, mark, text, final)
+        if mark in self._later:
+            return "", len(mark), Place("thoughts", self._later[mark])
         return "", len(mark), place
 
     def follow(self, place: Place, text: str) -> tuple[Place, str]:
@@ -161,6 +174,8 @@ class AnswerMarkers:
             if stripped.startswith(opening):
                 count = len(text) - len(stripped) + len(opening)
                 return "", count, Place("thoughts", close)
+            if stripped.startswith(close):  # of no thoughts at all
+                return "", len(text) - len(stripped) + len(close), Place("behind")
         if place.region == "start" and stripped.startswith(self._heads):
             return self._read_head(Place("head"), text, final)
         if not final and any(opening.startswith(stripped) for opening in self._openings):
@@ -220,6 +235,11 @@ class AnswerMarkers:
         elif not final:
             count = certain_length(text, _MESSAGE_ENDS)
         return "call", count, place._replace(depth=depth, in_string=in_string)
+
+
+def is_unmistakable(marker: str) -> bool:
+    """Return whether no text has a marker by chance."""
+    return _UNMISTAKABLE.match(marker) is not None
 
 
 def certain_length(text: str, marks: Iterable[str]) -> int:

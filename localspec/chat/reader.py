@@ -14,7 +14,13 @@ from typing import Any, Literal
 from localspec.chat.families import inner_format, reader_for
 from localspec.chat.families.gpt_oss import HARMONY
 from localspec.chat.families.hermes import HERMES
-from localspec.chat.markers import AnswerMarkers, Kind, Place, certain_length
+from localspec.chat.markers import (
+    AnswerMarkers,
+    Kind,
+    Place,
+    certain_length,
+    is_unmistakable,
+)
 from localspec.chat.notations.call_readers import CallPiece, CallReader, JsonCalls, new_call
 from localspec.chat.notations.json_block import FENCE, JsonBlock
 from localspec.chat.notations.literal_calls import (
@@ -37,6 +43,7 @@ _CALLED_NAME = re.compile(r"\s*([\w.-]*)\s*", re.ASCII)
 _NAME = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 TextKind = Literal["content", "reasoning"]
+_State = Literal["first", "text", "call", "behind call"]
 
 
 class AnswerReader:
@@ -78,7 +85,8 @@ class AnswerReader:
         self._awaited = [*self._openings, *(opening for opening, _ in pairs if required)]
         self._holds_blanks = bool(self._openings or plain_calls)
         names = self._tools if form.recipient else ()
-        self._markers = AnswerMarkers(pairs, tail, names, channels=reasoning)
+        own = pairs[: len(thoughts)]
+        self._markers = AnswerMarkers(pairs, tail, names, own=own, channels=reasoning)
         self._place, self._begun = self._markers.start, self._markers.begun
         # What is not classified yet, and classified text that is not decided yet: each with its place.
         self._held, self._at = "", 0
@@ -89,8 +97,7 @@ class AnswerReader:
         is_literal = self._form.kind in ("hermes", *LITERAL_KINDS)
         self._closing = "" if is_literal else self._form.close  # their reader reads it itself
         self._skips_blanks = self.thinking
-        self._state: Literal["first", "text", "call", "behind call"]
-        self._state = "text" if self.thinking else "first"
+        self._state: _State = "text" if self.thinking else "first"
         self._opening, self._opening_at = "", 0  # the marker of the call that is being read
         self._reader: CallReader | None = None
         self._in_code = False  # inside a fenced block that is not a call
@@ -129,7 +136,10 @@ class AnswerReader:
                 self._held, self._at = self._begun + self._held, -len(self._begun)
             self._begun = ""
         while self._held:
-            kind, count, place = self._markers.take(self._place, self._held, final=final)
+            in_call = self._reader is not None
+            kind, count, place = self._markers.take(
+                self._place, self._held, final=final, in_call=in_call
+            )
             if not count:
                 break
             piece, self._held, self._at = self._held[:count], self._held[count:], self._at + count
@@ -232,6 +242,7 @@ class AnswerReader:
         if is_inner:
             found.append((inner_at, -len(self._inner), self._inner))
         certain = certain_length(text, (*self._awaited, self._inner))
+        certain = min(certain, inner_at) if inner_at >= 0 else certain
         fence = None if in_thoughts or not self._plain_calls else self._find_fence(text)
         # A marker that has begun before a fence may contain it.
         if fence is not None and fence.start() <= (min(found)[0] if found else certain):
@@ -251,7 +262,7 @@ class AnswerReader:
             ends = [certain]
             if self._plain_calls and not final and (fence := _PARTIAL_FENCE.search(text)):
                 ends.append(fence.start())
-            self._show(min([*ends, inner_at]) if inner_at >= 0 else min(ends))
+            self._show(min(ends))
         else:
             self._show(len(text))
         if final:
@@ -265,12 +276,13 @@ class AnswerReader:
     def _find_inner(self, text: str) -> tuple[int, bool]:
         """Return where a call without its first marker begins, or may begin, and whether that is certain.
 
-        It is a call if it begins a line, names a tool and goes on as a call does.
+        It is a call if it begins a line or has a marker that no text has by chance, names a tool, and goes on
+        as a call does.
         """
         if not self._inner:
             return -1, False
         for match in re.finditer(re.escape(self._inner), text):
-            if self._begins_line(text[: match.start()]):
+            if is_unmistakable(self._inner) or self._begins_line(text[: match.start()]):
                 is_call = self._names_tool(text[match.end() :])
                 if is_call is not False:
                     return match.start(), bool(is_call)

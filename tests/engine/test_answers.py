@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from localspec.chat.families.deepseek import DEEPSEEK_R1
 from localspec.chat.families.functionary import FUNCTIONARY_3_2
+from localspec.chat.families.gemma import GEMMA
 from localspec.chat.families.gpt_oss import HARMONY
 from localspec.chat.families.hermes import HERMES
 from localspec.chat.families.kimi import KIMI_K2, KIMI_K3
@@ -22,6 +24,7 @@ from localspec.chat.families.qwen_coder import TAGS
 from localspec.chat.reader import AnswerReader
 from localspec.engine.text_stream import TextStream
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
 LED = {
@@ -43,6 +46,9 @@ PYTHON = "<|tool_call_start|>"
 OTHER = TAGGED.replace("led", "lid")
 JSON_CALL = f'{{"name": "led", "arguments": {NOTE}}}'
 KIMI_CALL = f"<|tool_call_begin|>functions.led:0<|tool_call_argument_begin|>{NOTE}"
+FENCED_CALL = (
+    f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>led\n```json\n{NOTE}```<｜tool▁call▁end｜>"
+)
 ATEM = '<atem:invoke name="led">\n<atem:parameter name="note">on</atem:parameter>\n</atem:invoke>'
 
 # By what a model does: its format, the end of its prompt, its answer, and what that means.
@@ -161,6 +167,18 @@ DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
     "tags of a Hermes model": (HERMES, "", f"So.\n\n{TAGGED}\n\n", ("So.", "", ON)),
     "JSON with the closing marker only": (HERMES, "", f"{JSON_CALL}\n</tool_call>", ("", "", ON)),
     "a call without its section": (KIMI_K2, "", f"{KIMI_CALL}<|tool_call_end|>", ("", "", ON)),
+    "a fenced call without its section": (
+        DEEPSEEK_R1,
+        "",
+        f"So.{FENCED_CALL}",
+        ("So.", "", ON),
+    ),
+    "calls without the end of the first": (
+        KIMI_K2,
+        "",
+        f"<|tool_calls_section_begin|>{KIMI_CALL}{KIMI_CALL}<|tool_call_end|><|tool_calls_section_end|>",
+        ("", "", ON * 2),
+    ),
     "an invoke without its block": (MUSE, "", f"a\n{ATEM}", ("a", "", ON)),
     "tags of an unknown tool": (TAGS, "", OTHER, (OTHER, "", [])),
     "tags in a sentence": (TAGS, "", f"Write {TAGGED}.", (f"Write {TAGGED}.", "", [])),
@@ -189,6 +207,12 @@ DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
         KIMI_K2,
         "<think>",
         f"hm<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|>",
+        ("", "hm", ON),
+    ),
+    "a call without its section in thoughts": (
+        KIMI_K2,
+        "<think>",
+        f"hm{KIMI_CALL}<|tool_call_end|>",
         ("", "hm", ON),
     ),
     "an array in thoughts": (MISTRAL, "", f"[THINK]hm[TOOL_CALLS][{JSON_CALL}]", ("", "hm", ON)),
@@ -230,6 +254,33 @@ DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
         ("", "", ON),
     ),
     # ---- other places of markers and blanks
+    "a closing marker without thoughts": (HERMES, "", "</think>\n\nc", ("c", "", [])),
+    "a closing marker behind thoughts": (
+        HERMES,
+        "<think>",
+        "hm</think>\n</think>c",
+        ("c", "hm", []),
+    ),
+    "a marker in the text": (HERMES, "", "a <think>b</think>", ("a <think>b</think>", "", [])),
+    "thoughts of Gemma behind text": (
+        GEMMA,
+        "",
+        "c<|channel>thought\nhm<channel|>d<|channel>thought\n<channel|>",
+        ("cd", "hm", []),
+    ),
+    "a stray closing marker of Gemma": (GEMMA, "", "c<channel|>", ("c", "", [])),
+    "a marker of thoughts in a call of Gemma": (
+        GEMMA,
+        "",
+        '<|tool_call>call:led{note:<|"|><channel|><|"|>}<tool_call|>',
+        ("", "", [("led", '{"note": "<channel|>"}')]),
+    ),
+    "a response that ends thoughts": (
+        KIMI_K3,
+        "<|open|>think<|sep|>",
+        "hm<|open|>response<|sep|>c<|close|>response<|sep|>",
+        ("c", "hm", []),
+    ),
     "two blocks of thoughts": (HERMES, "", "<think>a</think>\n<think>b</think>c", ("c", "ab", [])),
     "no last closer": (TAGS, "", f"<tool_call>\n{TAGGED}\nDone.", ("Done.", "", ON)),
     "no closer of a section": (
@@ -280,7 +331,8 @@ def cuts(text: str) -> Iterator[list[str]]:
 def test_deviations_mean_what_the_model_meant(name: str) -> None:
     form, tail, answer, expected = DEVIATIONS[name]
     for parts in cuts(answer):
-        reader = AnswerReader(form, TOOLS, tail=tail, plain_calls=tuple(TOOLS))
+        own = REASONING_MARKERS[2:3] if form is GEMMA else ()
+        reader = AnswerReader(form, TOOLS, tail=tail, plain_calls=tuple(TOOLS), thoughts=own)
         pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
         assert collect(pieces) == expected, parts
         for piece in pieces:
