@@ -18,6 +18,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     full           some words, and then the context is full
     echo           answer with the Generate frame as JSON
     raw TEXT       answer with this text as it is, three characters at a time
+    mixed JSON     answer with the `pieces` of a `family` of `mixtures`, read as the engine reads its tokens
     running        answer with the number of requests that are active and not cancelled
 
 In an /infill the command is `prompt` after an exclamation mark.
@@ -34,26 +35,58 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from localspec.chat.dialect import learn_dialect
 from localspec.chat.reader import reader_of
-from localspec.chat.token_report import ScoredText
+from localspec.chat.token_report import ScoredText, TokenReport
 from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.engine.sampling.settings import default_settings
+from localspec.engine.text_stream import TextStream
 from localspec.protocol import frames
 from localspec.protocol.calls import EXPLAINED
 from localspec.protocol.dialect import Dialect
+from localspec.protocol.pieces import Piece
+from tests.support.mixtures import STYLES
+
+
+class MixedText:
+    """Reads the pieces of a mixture as the engine reads the text of tokens."""
+
+    def __init__(self, frame: frames.Generate, script: dict[str, Any]) -> None:
+        style = STYLES[script["family"]]
+        if frame.tools is not None:
+            frame.tools = msgspec.structs.replace(frame.tools, format=style.form)
+        reader = reader_of(frame, script["tail"], [style.thoughts], reasoning=bool(frame.thoughts))
+        self._stream = TextStream(frame.stop, reader)
+        self._report = TokenReport()
+        self._n_bytes = 0
+
+    @property
+    def stopped(self) -> str | None:
+        return self._stream.stopped
+
+    def feed(
+        self, text: str, tokens: Sequence[frames.TokenLogprob] = (), *, final: bool = False
+    ) -> tuple[list[Piece], list[frames.TokenLogprob]]:
+        begin, self._n_bytes = self._n_bytes, self._n_bytes + len(text.encode())
+        for token in tokens:
+            self._report.add(begin, self._n_bytes, token)
+        chunk = self._stream.flush() if final else self._stream.push(text.encode())
+        self._report.show(chunk.chars)
+        return chunk.pieces, self._report.take(final=final)
 
 
 class FakeWorker:
@@ -171,7 +204,11 @@ class FakeWorker:
             die(self.options.always or self.options.first_decode)
         piece_count = 0
         reason = "stop"
-        text = ScoredText(reader_of(frame, reasoning=bool(frame.thoughts)))
+        text: ScoredText | MixedText = (
+            MixedText(frame, json.loads(prompt.removeprefix("mixed ")))
+            if command == "mixed"
+            else ScoredText(reader_of(frame, reasoning=bool(frame.thoughts)))
+        )
         for piece in self.pieces(frame, command, argument, prompt):
             if frame.id in self.cancelled:
                 reason = "cancelled"
@@ -190,6 +227,8 @@ class FakeWorker:
             delta.ids = [7] if frame.return_tokens else []
             delta.timings = frames.Timings(predicted_n=piece_count) if frame.timings else None
             self.send(delta)
+            if isinstance(text, MixedText) and text.stopped:
+                break
         if any(last := text.feed("", final=True)):
             self.send(frames.Delta(frame.id, *last, tokens=piece_count))
         spent = (time.monotonic() - started) * 1000
@@ -215,6 +254,7 @@ class FakeWorker:
         )
         self.active.discard(frame.id)
         ending = frames.Done(frame.id, reason, len(words), piece_count, timings, speculation)
+        ending.stop_string = text.stopped if isinstance(text, MixedText) else None
         if command == "full":
             ending.finish_reason, ending.truncated = "length", True
         self.send(ending)
@@ -271,6 +311,8 @@ class FakeWorker:
                 os._exit(1)
             case "raw":
                 yield from split_text(prompt.removeprefix("raw "))
+            case "mixed":
+                yield from json.loads(prompt.removeprefix("mixed "))["pieces"]
             case "full":
                 yield from ("as much ", "as fits")
             case "echo":
