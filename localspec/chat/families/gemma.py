@@ -43,11 +43,9 @@ class GemmaCall(CallReader):
 
     def feed(self, text: str) -> ReadResult:
         self.raw += text
-        end = self._end()
-        if end < 0:
-            return [], ""
-        remaining, self.raw = self.raw[end:], self.raw[:end]
-        return self._read(), remaining
+        self._at = self._end()
+        pieces = self._read(self.raw[: self._at]) if self._at >= 0 else []
+        return pieces, self._take_remainder()
 
     def _end(self) -> int:
         """Return where the call ends, -1 if it is not complete; a text may contain the marker."""
@@ -57,8 +55,8 @@ class GemmaCall(CallReader):
         assert value is not None  # the expression also matches an empty text
         return value.end() if self.raw.startswith(GEMMA.close, value.end()) else -1
 
-    def _read(self) -> list[CallPiece]:
-        text = self.raw.strip()
+    def _read(self, text: str) -> list[CallPiece]:
+        text = text.strip()
         if text.startswith("{"):
             inner = JsonCalls()
             pieces, _ = inner.feed(text)
@@ -78,7 +76,7 @@ class GemmaCall(CallReader):
         return [new_call(name.strip()), Arguments(write_json(arguments))]
 
     def end(self) -> list[CallPiece]:
-        return [] if self.is_finished else self._read()
+        return [] if self.is_finished else self._read(self.raw)
 
 
 def _find_outside_quotes(text: str, marker: str) -> int:

@@ -33,8 +33,6 @@ class PythonCalls(CallReader):
         super().__init__()
         self._state: Literal["start", "head", "arguments", "behind"] = "start"
         self._is_list = False
-        self._at = 0  # how much of `raw` is read
-        self._calls = 0
         self._members = Members()  # the arguments read so far
         self._quote = ""  # the quote before a string that is not complete
         self._may_be_closed = False  # whether the text so far ends with that quote
@@ -60,17 +58,11 @@ class PythonCalls(CallReader):
                     can_continue = self._read_argument(pieces, at)
                 case "behind":
                     self._read_behind(at)
-        if not (self.is_finished or self.is_broken):
-            return pieces, ""
-        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return pieces, remaining
+        return pieces, self._take_remainder()
 
     def end(self) -> list[CallPiece]:
         self.is_broken = not self._calls
         return [self._members.close()] if self._state == "arguments" else []
-
-    def _fail(self) -> None:
-        self.is_broken, self.is_finished = not self._calls, bool(self._calls)
 
     def _read_head(self, pieces: list[CallPiece]) -> bool:
         head = _CALL_HEAD.match(self.raw, self._at)

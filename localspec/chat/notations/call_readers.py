@@ -154,6 +154,8 @@ class CallReader(ABC):
         self.is_finished = False
         self.is_broken = False
         self.raw = ""
+        self._at = 0  # how much of `raw` is read
+        self._calls = 0
 
     @abstractmethod
     def feed(self, text: str) -> ReadResult:
@@ -162,6 +164,17 @@ class CallReader(ABC):
     @abstractmethod
     def end(self) -> list[CallPiece]:
         """Return the remaining pieces of an answer that was cut off here."""
+
+    def _fail(self) -> None:
+        """End where no call goes on like this: there are those before it, or none at all."""
+        self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+
+    def _take_remainder(self) -> str:
+        """Return the text behind all calls, which is not read; "" as long as there may be more."""
+        if not (self.is_finished or self.is_broken):
+            return ""
+        remainder, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return remainder
 
 
 @dataclass(slots=True)
@@ -198,7 +211,6 @@ class JsonCalls(CallReader):
         self._keys = keys
         self._call = call
         self._pieces: list[CallPiece] = []
-        self._at = 0  # how much of `raw` is read
         self._quote: int | None = None  # start of the current string in `raw`
         self._escaped = False
         self._depth = 0
@@ -218,8 +230,7 @@ class JsonCalls(CallReader):
                 self._read_string_part(self._quote)
         if self._object.name and not self.is_broken:
             self._emit_arguments()
-        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return self._pieces, remaining
+        return self._pieces, self._take_remainder()
 
     def end(self) -> list[CallPiece]:
         self._pieces = []

@@ -35,7 +35,6 @@ class JsonBlock(CallReader):
         self._names = names
         self._fenced = fenced
         self._end = FENCE if fenced else close
-        self._at = 0  # how much of `raw` is read
         self._json: JsonCalls | None = None
         self._pieces: list[CallPiece] = []
         self._complete = False  # a call is complete, and nothing else has arrived since
@@ -52,10 +51,10 @@ class JsonBlock(CallReader):
                 can_continue = self._read_head()
         if len(self.raw) > _MAX_HELD_CHARS:
             self.is_broken = self.is_broken or not self.is_finished
-        if not self.is_finished or self.is_broken:
-            return [], ""
-        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return self._pieces, remaining
+        return (
+            self._pieces if self.is_finished and not self.is_broken else [],
+            self._take_remainder(),
+        )
 
     def end(self) -> list[CallPiece]:
         self.is_broken = not self._complete

@@ -88,11 +88,9 @@ class LiteralCalls(CallReader):
         self._tools = tools
         self._state: Literal["name", "json", "parameters", "behind"] = "name"
         self._before = "" if is_opened else form.lead  # the literal before the next name
-        self._at = 0  # how much of `raw` is read
         self._json = JsonCalls()
         self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
         self._members = Members()  # the parameters read so far
-        self._calls = 0
         self._has_tags = bool(form.parameter or form.elements)
         self._in_value = False  # a parameter's value has begun and is not complete
         self._value_end = form.parameter[3].strip()[-1] if form.parameter else ">"
@@ -116,10 +114,7 @@ class LiteralCalls(CallReader):
         if waits and self._value_end not in text:
             return [], ""
         self._read(pieces, final=False)
-        if not (self.is_finished or self.is_broken):
-            return pieces, ""
-        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return pieces, remaining
+        return pieces, self._take_remainder()
 
     def end(self) -> list[CallPiece]:
         pieces: list[CallPiece] = []
@@ -166,7 +161,7 @@ class LiteralCalls(CallReader):
             else:
                 end = MISMATCH
         if end == MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
-            self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+            self._fail()
         if end < 0:
             return False
         call = new_call(name)
@@ -207,7 +202,7 @@ class LiteralCalls(CallReader):
         pieces += call_pieces
         self._at = len(self.raw) - len(remaining)
         if self._json.is_broken:
-            self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+            self._fail()
         elif self._json.is_finished:
             self._state = "behind"
             self._calls += self._is_object
