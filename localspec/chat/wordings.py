@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
+from localspec.chat.families import calls_as_text
+from localspec.chat.notations.family import CallsAsText
 from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed, TemplateRaised
 from localspec.protocol.calls import EXPLAINED, CallFormat
 from localspec.protocol.dialect import MessageForms
@@ -150,8 +152,8 @@ def _reword_calls(messages: Messages, form: CallFormat) -> Iterator[Messages]:
     wordings = [messages, separate, _split_calls(messages), _split_calls(separate)]
     yield from wordings[1:]
     yield from map(_with_short_ids, wordings)
-    if form.kind == "python":
-        yield _with_python_calls(messages, form)
+    if write := calls_as_text(form):
+        yield _with_calls_in_text(messages, write)
     yield _as_text(messages)
 
 
@@ -210,12 +212,12 @@ def _short_id(name: Any) -> str:
     return text if is_short else hashlib.sha256(text.encode()).hexdigest()[:9]
 
 
-def _with_python_calls(messages: Messages, form: CallFormat) -> Messages:
-    """Write calls into the texts of their messages, where templates of LFM2 expect them."""
+def _with_calls_in_text(messages: Messages, write: CallsAsText) -> Messages:
+    """Write calls into the texts of their messages, where some templates expect them."""
     return [
         {
             **{key: value for key, value in message.items() if key != "tool_calls"},
-            "content": append_python_calls(message["content"], message["tool_calls"], form),
+            "content": f"{message['content'] or ''}{write(message['tool_calls'])}",
         }
         if message.get("tool_calls")
         else message
@@ -252,25 +254,6 @@ def _as_text(messages: Messages) -> Messages:
 def append_calls(text: str | None, calls: Iterable[dict[str, Any]]) -> str:
     """Return an answer's text, followed by each of its calls."""
     return "\n".join([*([text] if text else []), *map(_format_call, calls)])
-
-
-def append_python_calls(text: str | None, calls: Iterable[dict[str, Any]], form: CallFormat) -> str:
-    """Return an answer's text, followed by its calls in a notation of the kind "python"."""
-    written = ", ".join(_write_python_call(call.get("function") or {}) for call in calls)
-    return f"{text or ''}{form.opens[0]}[{written}]{form.close}"
-
-
-def _write_python_call(function: dict[str, Any]) -> str:
-    arguments = function.get("arguments")
-    if not isinstance(arguments, dict):
-        return f"{function.get('name')}(**{arguments or {}})"
-    entries = [
-        f"{key}={value!r}"  # a constant of Python
-        if value is None or isinstance(value, bool)
-        else f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in arguments.items()
-    ]
-    return f"{function.get('name')}({', '.join(entries)})"
 
 
 def format_tool_result(text: str | None) -> str:

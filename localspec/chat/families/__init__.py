@@ -10,7 +10,7 @@ from typing import Any
 
 from localspec.chat.families.qwen_coder import TAGS
 from localspec.chat.notations.call_readers import CallReader
-from localspec.chat.notations.family import Family
+from localspec.chat.notations.family import CallsAsText, Family
 from localspec.chat.notations.grammar import CallGrammar
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
@@ -74,6 +74,11 @@ def inner_format(form: CallFormat) -> CallFormat | None:
     form = TAGS if form.kind == "hermes" else form
     is_marked = form.lead.strip().startswith(("<", "]<]")) and CALL_ID_PLACEHOLDER not in form.lead
     return form if form.kind in LITERAL_KINDS and is_marked else None
+
+
+def calls_as_text(form: CallFormat) -> CallsAsText | None:
+    """Return what writes calls of earlier answers as text, if templates of the family expect that."""
+    return _family_of(form).as_text
 
 
 def grammar_of(form: CallFormat) -> type[CallGrammar]:

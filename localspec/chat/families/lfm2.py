@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -185,6 +187,25 @@ class PythonGrammar(CallGrammar):
         return f'{lark_string(f"{name}(")} {arguments} ")"'
 
 
+def write_calls(calls: Iterable[dict[str, Any]]) -> str:
+    """Return calls as text, as some templates of LFM2 expect them."""
+    written = ", ".join(_write_call(call.get("function") or {}) for call in calls)
+    return f"{LFM2.opens[0]}[{written}]{LFM2.close}"
+
+
+def _write_call(function: dict[str, Any]) -> str:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, dict):
+        return f"{function.get('name')}(**{arguments or {}})"
+    entries = [
+        f"{key}={value!r}"  # a constant of Python
+        if value is None or isinstance(value, bool)
+        else f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in arguments.items()
+    ]
+    return f"{function.get('name')}({', '.join(entries)})"
+
+
 # Some templates of LFM2 only list the tools.
 FAMILY = Family(
     "LFM2",
@@ -192,4 +213,5 @@ FAMILY = Family(
     r"<\|tool_(call|list)_start\|>|List of tools: \[",
     lambda *_: PythonCalls(),
     PythonGrammar,
+    as_text=write_calls,
 )
