@@ -486,30 +486,17 @@ def _check_names(
                 raise locator.error(("pairs", name, "aliases"), problem)
 
 
-class LiveCatalogue:
-    """The current catalogue, which can be reloaded.
+def reload_catalogue(user: Path, last: Catalogue | None = None) -> Catalogue:
+    """Return the catalogue of the files as they are now.
 
     After a broken edit the last valid catalogue stays in use, and its `problem` describes the mistake.
     """
-
-    def __init__(self, user: Path, shipped: Path | None = None) -> None:
-        self._user = user
-        self._shipped = shipped or shipped_catalogue_path()
-        try:
-            self.current = load_catalogue(user, self._shipped)
-        except CatalogueError as error:
-            # There is no earlier valid catalogue yet. The shipped file alone keeps its pairs usable.
-            self.current = replace(
-                load_catalogue(self._shipped, self._shipped),
-                problem=f"{error.message} Your file is ignored until it is corrected.",
-            )
-
-    def reload(self) -> bool:
-        """Read both files again; return False if they are wrong and the last catalogue stays."""
-        try:
-            self.current = load_catalogue(self._user, self._shipped)
-        except CatalogueError as error:
-            problem = f"{error.message} The last good catalogue stays in use."
-            self.current = replace(self.current, problem=problem)
-            return False
-        return True
+    try:
+        return load_catalogue(user)
+    except CatalogueError as error:
+        if last is not None:
+            return replace(last, problem=f"{error.message} The last good catalogue stays in use.")
+        # There is no earlier valid catalogue yet. The shipped file alone keeps its pairs usable.
+        shipped = load_catalogue(shipped_catalogue_path())
+        problem = f"{error.message} Your file is ignored until it is corrected."
+        return replace(shipped, problem=problem)

@@ -33,10 +33,10 @@ from localspec.protocol.settings import Pooling
 from localspec.registry.catalogue import (
     REPO_PATTERN,
     Catalogue,
-    LiveCatalogue,
     Preset,
     ask_which,
     explain_reserved_name,
+    reload_catalogue,
     suggest_names,
 )
 from localspec.registry.disk import discovery
@@ -212,7 +212,7 @@ class Registry:
         unfinished = UnfinishedPulls(paths.unfinished_pulls)
         self.store = Store(paths.store, self._hashes, unfinished.files)
         self.pulls = Pulls(self._make_job, unfinished)
-        self._catalogue: LiveCatalogue | None = None  # read when it is first needed
+        self._catalogue: Catalogue | None = None  # read when it is first needed
         self._notices: dict[str, str] = {}  # by pair, until an answer has mentioned them
 
     # ------------------------------------------------------------------ parts
@@ -220,8 +220,8 @@ class Registry:
     @property
     def catalogue(self) -> Catalogue:
         with self._lock:
-            self._catalogue = self._catalogue or LiveCatalogue(self.paths.user_catalogue)
-        return self._catalogue.current
+            self._catalogue = self._catalogue or reload_catalogue(self.paths.user_catalogue)
+            return self._catalogue
 
     def _make_job(self, target: PullTarget) -> Job:
         return Job(
@@ -265,7 +265,7 @@ class Registry:
     @property
     def problem(self) -> str:
         """An error in the catalogue, as far as it was read. Never blocks."""
-        return self._catalogue.current.problem if self._catalogue else ""
+        return self._catalogue.problem if self._catalogue else ""
 
     @property
     def running_pulls(self) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ class Registry:
     def reload(self) -> None:
         """Read models.toml again, if it has been read at all."""
         if self._catalogue:
-            self._catalogue.reload()
+            self._catalogue = reload_catalogue(self.paths.user_catalogue, self._catalogue)
 
     # ------------------------------------------------------------------ names
 

@@ -20,9 +20,9 @@ from localspec.registry.catalogue import (
     SHA256_PATTERN,
     CataloguePair,
     HubFile,
-    LiveCatalogue,
     load_catalogue,
     read_catalogue,
+    reload_catalogue,
     shipped_catalogue_path,
 )
 
@@ -286,24 +286,24 @@ def test_an_alias_that_would_mean_nothing_is_named(user: Path) -> None:
 
 def test_a_broken_edit_keeps_the_last_good_catalogue(user: Path) -> None:
     user.write_text(GOOD)
-    live = LiveCatalogue(user)
-    assert "mine" in live.current.pairs
+    good = reload_catalogue(user)
+    assert "mine" in good.pairs
     user.write_text(GOOD + "colour = 1")
-    assert not live.reload()
-    assert "mine" in live.current.pairs
-    assert "colour" in live.current.problem
-    assert "stays in use" in live.current.problem
+    kept = reload_catalogue(user, good)
+    assert "mine" in kept.pairs
+    assert "colour" in kept.problem
+    assert "stays in use" in kept.problem
     user.write_text(GOOD.replace("mine", "yours"))
-    assert live.reload()
-    assert "yours" in live.current.pairs
-    assert not live.current.problem
+    mended = reload_catalogue(user, kept)
+    assert "yours" in mended.pairs
+    assert not mended.problem
 
 
 def test_a_file_broken_at_the_start_leaves_the_shipped_pairs(user: Path) -> None:
     user.write_text("x = [")
-    live = LiveCatalogue(user)
-    assert live.current.pairs == read_catalogue(SHIPPED)[0]
-    assert "ignored" in live.current.problem
+    shipped = reload_catalogue(user)
+    assert shipped.pairs == read_catalogue(SHIPPED)[0]
+    assert "ignored" in shipped.problem
 
 
 def test_estimated_size_tells_small_pairs_from_large_ones(user: Path) -> None:
