@@ -6,6 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -151,16 +152,20 @@ class NumberOption(click.Option):
 
 
 def number_option(
-    *names: str, low: int = 0, high: int | None = None, metavar: str = "N", **attributes: Any
+    *names: str, low: float = 0, high: float | None = None, metavar: str = "N", **attributes: Any
 ) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds an option for a whole number from `low` to `high`."""
-    kind = click.IntRange(low, high)
-    return click.option(*names, cls=NumberOption, type=kind, metavar=metavar, **attributes)
+    """Return a decorator that adds an option for a number from `low` to `high`.
+
+    It is a whole number, unless `low` is not.
+    """
+    kind = click.IntRange if isinstance(low, int) else click.FloatRange
+    limits: Any = low, high
+    return click.option(*names, cls=NumberOption, type=kind(*limits), metavar=metavar, **attributes)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
-_YES = "Do not ask first; needed where there is no terminal."
-yes_option = click.option("-y", "--yes", is_flag=True, help=_YES)
+flag = partial(click.option, is_flag=True)
+json_option = flag("--json", "as_json", help="Output one line of JSON.")
+yes_option = flag("-y", "--yes", help="Do not ask first; needed where there is no terminal.")
 
 
 def require_consent(*, yes: bool, question: str = "") -> None:
@@ -228,7 +233,7 @@ class Commands(Group):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(localspec.__version__, prog_name="localspec", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Show a traceback on errors.")
+@flag("--debug", help="Show a traceback on errors.")
 def app(debug: bool) -> None:
     del debug  # `cli.main` has already looked for it in the arguments
 

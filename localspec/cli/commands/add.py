@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
+from localspec.cli.app import flag
 from localspec.cli.terminal import pairs, progress, render
 from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
@@ -30,14 +31,12 @@ _file_option = partial(click.option, metavar="FILE", shell_complete=suggest.file
     "--draft",
     help="Draft model or sidecar (default: a sidecar beside the target, else drafts come from the text).",
 )
-@click.option(
-    "--no-draft", is_flag=True, help="Use no draft, not even a sidecar beside the target."
-)
+@flag("--no-draft", help="Use no draft, not even a sidecar beside the target.")
 @_file_option(
     "--projector",
     help="File by which the target reads pictures (default: one beside the target, mmproj-….gguf).",
 )
-@click.option("--no-projector", is_flag=True, help="Use no projector; read text only.")
+@flag("--no-projector", help="Use no projector; read text only.")
 @click.option(
     "--role",
     "roles",
@@ -74,7 +73,7 @@ _file_option = partial(click.option, metavar="FILE", shell_complete=suggest.file
     shell_complete=suggest.pairs,
     help="The pair that answers while the server does not.",
 )
-@click.option("--replace", is_flag=True, help="Replace an existing pair of that name.")
+@flag("--replace", help="Replace an existing pair of that name.")
 def command(
     name: str,
     target: str | None,

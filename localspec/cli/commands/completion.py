@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec import extras
+from localspec.cli.app import app, flag
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
 
@@ -82,7 +83,7 @@ complete --no-files --command ask --arguments "(%(func)s_ask)"
     '  eval "$(localspec completion bash --hook)"',
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.option("--hook", is_flag=True, help="Record the last failed command as well.")
+@flag("--hook", help="Record the last failed command as well.")
 def command(shell: str, hook: bool) -> int:
     render.verbatim(_script(shell))
     if hook:
@@ -95,8 +96,6 @@ def command(shell: str, hook: bool) -> int:
 
 def _script(shell: str) -> str:
     from click.shell_completion import get_completion_class
-
-    from localspec.cli.app import app
 
     completion_class = get_completion_class(shell)
     assert completion_class is not None

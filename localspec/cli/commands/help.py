@@ -9,7 +9,7 @@ import click
 
 import localspec
 from localspec.cli import command_names, topics
-from localspec.cli.app import Commands
+from localspec.cli.app import Commands, flag
 from localspec.cli.terminal import render
 
 # Of the program as a whole, on its own page.
@@ -50,7 +50,7 @@ def _offered(context: click.Context, parameter: click.Parameter, typed: str) -> 
 @click.option(
     "--search", metavar="TEXT", help="Find the pages and sections that contain all of these words."
 )
-@click.option("--man", "as_man", is_flag=True, help="Print a man page, in roff.")
+@flag("--man", "as_man", help="Print a man page, in roff.")
 @click.pass_context
 def command(
     context: click.Context, names: tuple[str, ...], search: str | None, as_man: bool

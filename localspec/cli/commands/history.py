@@ -8,6 +8,7 @@ from localspec.cli import suggest
 from localspec.cli.app import (
     Group,
     TextCommand,
+    flag,
     json_option,
     number_option,
     require_consent,
@@ -94,17 +95,9 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     "  localspec history show -x > main.py",
 )
 @click.argument("name", default="last", shell_complete=suggest.conversations)
-@click.option("--last", "answer", is_flag=True, help="Print only the last answer.")
-@click.option(
-    "-x",
-    "--extract",
-    "first",
-    is_flag=True,
-    help="Print only the first code block of the last answer.",
-)
-@click.option(
-    "--xl", "--extract-last", "final", is_flag=True, help="Print only its last code block."
-)
+@flag("--last", "answer", help="Print only the last answer.")
+@flag("-x", "--extract", "first", help="Print only the first code block of the last answer.")
+@flag("--xl", "--extract-last", "final", help="Print only its last code block.")
 @json_option
 def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> int:
     if answer + first + final + as_json > 1:
@@ -126,7 +119,7 @@ def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> in
     epilog="Examples:\n\n\b\n  localspec history rm 1f3a\n  localspec history rm --all",
 )
 @click.argument("names", nargs=-1, metavar="ID...", shell_complete=suggest.conversations)
-@click.option("--all", "everything", is_flag=True, help="Remove all conversations.")
+@flag("--all", "everything", help="Remove all conversations.")
 @yes_option
 def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     if everything == bool(names):

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import json_option
+from localspec.cli.app import flag, json_option
 from localspec.cli.terminal import pairs, render
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
@@ -24,7 +24,7 @@ _folders = click.argument("folders", nargs=-1, metavar="[FOLDER]...", shell_comp
     epilog="Examples:\n\n\b\n  localspec import\n  localspec import ~/models --add",
 )
 @_folders
-@click.option("--add", "adding", is_flag=True, help="Create these pairs; on a terminal, ask first.")
+@flag("--add", "adding", help="Create these pairs; on a terminal, ask first.")
 @json_option
 def import_command(folders: tuple[str, ...], adding: bool, as_json: bool) -> int:
     report = look(folders)
@@ -70,11 +70,7 @@ def _add(found: list[dict[str, Any]]) -> int:
 )
 @click.argument("target", shell_complete=suggest.pairs)
 @_folders
-@click.option(
-    "--measure",
-    is_flag=True,
-    help="Load each draft with TARGET and measure the speed-up; best first.",
-)
+@flag("--measure", help="Load each draft with TARGET and measure the speed-up; best first.")
 @json_option
 def drafts_command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli.app import json_option
+from localspec.cli.app import flag, json_option
 from localspec.cli.commands import import_
 from localspec.cli.terminal import pairs, render
 from localspec.client.pairs import PairsClient
@@ -15,10 +15,8 @@ from localspec.errors import LocalspecError
     help="List installed pairs; * marks the one that answers where none is named (`localspec use`).",
     epilog="Examples:\n\n\b\n  localspec list\n  localspec list --all",
 )
-@click.option("-a", "--all", "everything", is_flag=True, help="Also list pairs available to pull.")
-@click.option(
-    "--disk", is_flag=True, help="List models of other programs, like `localspec import`."
-)
+@flag("-a", "--all", "everything", help="Also list pairs available to pull.")
+@flag("--disk", help="List models of other programs, like `localspec import`.")
 @json_option
 def list_command(everything: bool, disk: bool, as_json: bool) -> int:
     if disk:
@@ -41,7 +39,7 @@ def list_command(everything: bool, disk: bool, as_json: bool) -> int:
     epilog="Examples:\n\n\b\n  localspec catalogue --fits\n  localspec catalogue coder",
 )
 @click.argument("words", metavar="[TEXT]...", nargs=-1)
-@click.option("--fits", is_flag=True, help="Only list pairs that fit.")
+@flag("--fits", help="Only list pairs that fit.")
 @json_option
 def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
     listed = PairsClient().pairs(everything=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from localspec.cli.app import number_option
+from localspec.cli.app import flag, number_option
 from localspec.cli.terminal import render
 from localspec.errors import NotFound
 from localspec.paths import default_paths
@@ -23,8 +23,8 @@ _POLL_INTERVAL_S = 0.2  # between two looks at a log that is followed
     "  localspec logs --path",
 )
 @number_option("-n", "--lines", default=20, show_default=True, help="Number of lines.")
-@click.option("-f", "--follow", is_flag=True, help="Follow the log.")
-@click.option("--path", "only_path", is_flag=True, help="Print the path of the log.")
+@flag("-f", "--follow", help="Follow the log.")
+@flag("--path", "only_path", help="Print the path of the log.")
 def command(lines: int, follow: bool, only_path: bool) -> int:
     log = default_paths().log
     if only_path:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group, json_option
+from localspec.cli.app import Group, flag, json_option
 from localspec.cli.terminal import pairs, render
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
@@ -47,16 +47,14 @@ class _Rate(click.ParamType[int]):
 @click.option(
     "--draft", metavar="OWNER/REPO[:QUANT]", help="Draft model; by default, one is chosen."
 )
-@click.option("--no-draft", is_flag=True, help="Use no draft model; draft from the text itself.")
-@click.option(
-    "--no-projector", is_flag=True, help="Leave out the file by which the model reads pictures."
-)
+@flag("--no-draft", help="Use no draft model; draft from the text itself.")
+@flag("--no-projector", help="Leave out the file by which the model reads pictures.")
 @click.option("--name", "pair", metavar="NAME", help="Name for the pair.")
 @click.option(
     "--limit-rate", type=_Rate(), metavar="RATE", help="Maximum bytes per second, e.g. 10M."
 )
-@click.option("--no-wait", is_flag=True, help="Return at once; see `localspec pulls`.")
-@click.option("--json", "as_json", is_flag=True, help="Output progress as lines of JSON.")
+@flag("--no-wait", help="Return at once; see `localspec pulls`.")
+@flag("--json", "as_json", help="Output progress as lines of JSON.")
 def pull_command(
     names: tuple[str, ...],
     draft: str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import json_option, require_consent, yes_option
+from localspec.cli.app import flag, json_option, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoDaemon
@@ -46,7 +46,7 @@ def rm_command(names: tuple[str, ...], yes: bool) -> int:
     help="Delete files that no pair or conversation needs, including those of cancelled pulls.",
     epilog="Example: localspec gc --dry-run",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@flag("--dry-run", help="Only show what would be deleted.")
 @yes_option
 @json_option
 def gc_command(dry_run: bool, yes: bool, as_json: bool) -> int:

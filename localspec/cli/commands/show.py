@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import json_option, number_option
+from localspec.cli.app import flag, json_option, number_option
 from localspec.cli.terminal import pairs, render
 from localspec.client.pairs import PairsClient
 
@@ -19,7 +19,7 @@ from localspec.client.pairs import PairsClient
 @number_option(
     "--context", metavar="TOKENS", default=0, help="Compute memory for this many tokens of context."
 )
-@click.option("--template", is_flag=True, help="Print only the target's chat template.")
+@flag("--template", help="Print only the target's chat template.")
 @json_option
 def command(name: str, context: int, template: bool, as_json: bool) -> int:
     view = PairsClient().pair(inputs.resolve_pair(name), context)

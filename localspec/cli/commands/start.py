@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from localspec.cli.app import flag
 from localspec.cli.terminal import render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -18,16 +19,14 @@ from localspec.paths import default_paths
     help="Start the daemon if it is not running.",
     epilog="Examples:\n\n\b\n  localspec start\n  localspec start --listen 127.0.0.1:8080",
 )
-@click.option("--reset", is_flag=True, help="Retry a pair that was set aside after crashes.")
+@flag("--reset", help="Retry a pair that was set aside after crashes.")
 @click.option(
     "--listen",
     metavar="ADDRESS:PORT",
     help="Also serve TCP, with a bearer token; to keep it, set `listen` in config.toml.",
 )
-@click.option(
-    "--listen-anywhere", is_flag=True, help="Allow an address that other machines can reach."
-)
-@click.option("--json", "as_json", is_flag=True, help="Output its status as one line of JSON.")
+@flag("--listen-anywhere", help="Allow an address that other machines can reach.")
+@flag("--json", "as_json", help="Output its status as one line of JSON.")
 def start_command(reset: bool, listen: str | None, listen_anywhere: bool, as_json: bool) -> int:
     client = Client()
     if listen:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from localspec import ended
-from localspec.cli.app import json_option
+from localspec.cli.app import flag, json_option
 from localspec.cli.terminal import figures, render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -26,9 +26,9 @@ _REFRESH_INTERVAL_S = 1.0
     epilog="Examples:\n\n\b\n  localspec status\n  localspec status -v\n  localspec status --watch\n"
     "  localspec status --json",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show everything: models, figures, paths.")
+@flag("-v", "--verbose", help="Show everything: models, figures, paths.")
 @json_option
-@click.option("-w", "--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+@flag("-w", "--watch", help="Refresh every second until Ctrl-C.")
 def command(verbose: bool, as_json: bool, watch: bool) -> int:
     client = Client(autostart=False)
     if watch:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Group, number_option, require_consent, yes_option
+from localspec.cli.app import Group, flag, number_option, require_consent, yes_option
 from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
@@ -63,9 +63,9 @@ _DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
     show_default=True,
     help="Maximum number of tokens.",
 )
-@click.option("--no-log", is_flag=True, help="Do not count it in `localspec stats`.")
-@click.option("-u", "--usage", is_flag=True, help="Print statistics to stderr.")
-@click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
+@flag("--no-log", help="Do not count it in `localspec stats`.")
+@flag("-u", "--usage", help="Print statistics to stderr.")
+@flag("--json", "as_json", help="Print the response as one line of JSON.")
 def complete_command(
     place: str,
     model: str | None,
@@ -155,9 +155,7 @@ _editor = click.argument("editor", type=click.Choice((*plugin.EDITORS, "emacs"))
     epilog="Example: localspec editor install nvim",
 )
 @_editor
-@click.option(
-    "--print", "only_print", is_flag=True, help="Only print the file that would be written."
-)
+@flag("--print", "only_print", help="Only print the file that would be written.")
 def install(editor: str, only_print: bool) -> int:
     module = _settings_module(editor)
     if only_print:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import NumberOption
+from localspec.cli.app import flag, number_option
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
@@ -34,17 +34,13 @@ _SHOWN_NUMBERS = 4  # of a vector, where it is not printed as JSON
     shell_complete=suggest.pairs,
     help="Use this embedding model; needed where several are installed.",
 )
-@click.option(
+@number_option(
     "--dimensions",
-    cls=NumberOption,
-    type=click.IntRange(min=1),
-    metavar="N",
+    low=1,
     help="Keep only the first N numbers, for models that were trained for that.",
 )
-@click.option(
-    "--truncate", is_flag=True, help="Read only the beginning of texts that are too long."
-)
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON for each text.")
+@flag("--truncate", help="Read only the beginning of texts that are too long.")
+@flag("--json", "as_json", help="Output one line of JSON for each text.")
 def command(
     files: tuple[str, ...], model: str | None, dimensions: int | None, truncate: bool, as_json: bool
 ) -> int:

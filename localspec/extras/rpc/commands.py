@@ -16,7 +16,7 @@ import click
 
 from localspec import paths, relay
 from localspec.children import engine_environment
-from localspec.cli.app import NumberOption
+from localspec.cli.app import number_option
 from localspec.cli.settings import usable_cores
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
@@ -33,20 +33,18 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
     "  localspec rpc-worker --ssh tower  # where you ask: starts it on tower, through a tunnel\n\n"
     'Then in models.toml, where you ask: [pairs.NAME] with rpc = ["127.0.0.1:50052"].',
 )
-@click.option(
+@number_option(
     "--port",
-    cls=NumberOption,
-    type=click.IntRange(1, 65_535),
-    metavar="N",
+    low=1,
+    high=65_535,
     default=PORT,
     show_default=True,
     help="Port, here and at the tunnel's other end.",
 )
-@click.option(
+@number_option(
     "--threads",
-    cls=NumberOption,
-    type=click.IntRange(1, 512),
-    metavar="N",
+    low=1,
+    high=512,
     help="Threads for a processor without a GPU; one per core unless given.",
 )
 @click.option(

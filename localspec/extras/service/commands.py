@@ -6,7 +6,7 @@ import contextlib
 
 import click
 
-from localspec.cli.app import Group, json_option, require_consent, yes_option
+from localspec.cli.app import Group, flag, json_option, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -36,9 +36,7 @@ def _manager() -> units.Systemd | units.Launchd:
     help="Install and start the service. A running daemon is stopped first.",
     epilog="Example: localspec service install",
 )
-@click.option(
-    "--print", "only_print", is_flag=True, help="Only print the files that would be written."
-)
+@flag("--print", "only_print", help="Only print the files that would be written.")
 def install(only_print: bool) -> int:
     manager = _manager()
     if only_print:

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from localspec.cli import inputs, settings, suggest
-from localspec.cli.app import NumberOption, require_consent, yes_option
+from localspec.cli.app import flag, number_option, require_consent, yes_option
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import format_tuned
 from localspec.cli.terminal.progress import Progress
@@ -56,11 +56,10 @@ _DELETIONS = {
     shell_complete=suggest.files,
     help="Also learn from completions in this file, or in the files of this folder. Repeatable.",
 )
-@click.option(
+@number_option(
     "--minutes",
-    cls=NumberOption,
-    type=click.FloatRange(0.1, 10_000),
-    metavar="N",
+    low=0.1,
+    high=10_000,
     default=20,
     show_default=True,
     help="Time for reading and training, without pauses.",
@@ -72,9 +71,8 @@ _DELETIONS = {
     show_default=True,
     help="Train all weights (needs PyTorch) or rows of the output matrix.",
 )
-@click.option(
+@flag(
     "--new",
-    is_flag=True,
     help="Make another draft for the target, a layer that reads its states (EAGLE-3), even where it has "
     "none. Needs PyTorch, and hours for a large model.",
 )
@@ -84,20 +82,17 @@ _DELETIONS = {
     help="Do this by night from now on, or no longer: between 1 and 6 o'clock, when nobody has asked "
     "for a while and the machine is not on battery.",
 )
-@click.option(
-    "--status", is_flag=True, help="Show the tuned draft, and what could be learned from."
-)
-@click.option(
+@flag("--status", help="Show the tuned draft, and what could be learned from.")
+@flag(
     "--check",
-    is_flag=True,
     help="Compare each tuned draft, or PAIR's, with the pair's own draft on the answers since it was made, "
     "and delete it if it is accepted less often.",
 )
-@click.option("--revert", is_flag=True, help="Delete the tuned draft of the pair.")
-@click.option("--forget", is_flag=True, help="Delete the tuned drafts of all pairs.")
+@flag("--revert", help="Delete the tuned draft of the pair.")
+@flag("--forget", help="Delete the tuned drafts of all pairs.")
 @yes_option
-@click.option("--by-night", is_flag=True, hidden=True)
-@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@flag("--by-night", hidden=True)
+@flag("--json", "as_json", help="Output one line of JSON.")
 @click.pass_context
 def command(ctx: click.Context, /, pair: str, files: tuple[str, ...], **options: Any) -> int:
     _check_together(ctx, pair)

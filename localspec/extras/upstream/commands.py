@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import NumberOption
+from localspec.cli.app import number_option
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
@@ -24,7 +23,6 @@ from localspec.protocol.tuned import NEW_DRAFT, tuned_folder
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
-_number_option = partial(click.option, cls=NumberOption, metavar="N")
 
 
 @click.command(
@@ -52,19 +50,18 @@ _number_option = partial(click.option, cls=NumberOption, metavar="N")
     default="",
     help="The name by which others reach its machine; without it, it listens on its loopback alone.",
 )
-@_number_option(
-    "--port", type=click.IntRange(1, 65_535), help="Its port, if not the engine's usual one."
-)
-@_number_option(
+@number_option("--port", low=1, high=65_535, help="Its port, if not the engine's usual one.")
+@number_option(
     "--nodes",
-    type=click.IntRange(1, 64),
+    low=1,
+    high=64,
     default=1,
     help="Machines that share the target (vllm, sglang).",
 )
-@_number_option("--gpus", type=click.IntRange(1, 64), default=1, help="GPUs of each machine.")
-@_number_option(
+@number_option("--gpus", low=1, high=64, default=1, help="GPUs of each machine.")
+@number_option(
     "--context",
-    type=click.IntRange(min=1),
+    low=1,
     metavar="TOKENS",
     help="Context of one answer (default: all that the model has).",
 )
