@@ -1,4 +1,4 @@
-"""The command that adds packages, or an extra ("bench", "lsp", …), to this installation.
+"""The command that adds packages, or an extra ("lsp", "acp", …), to this installation.
 
 The command names this installation's own Python, or the program that created it. It is never a bare `pip
 install 'localspec[…]'`: the pip on the PATH usually belongs to another installation and would look for

@@ -485,10 +485,6 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "prompt_toolkit": (("cli", "extras/shell"), "it reads what is typed in a chat"),
     "tomlkit": (("cli/settings",), "only `config set` changes a file and keeps its comments"),
     "click": (("cli", "extras"), "commands are the command line's"),
-    "matplotlib": (
-        ("extras/bench",),
-        "it draws reports, and is an extra that most need not have",
-    ),
     "pygls": (
         ("extras/editors",),
         "a language server needs it, and is an extra that most need not have",
@@ -540,7 +536,6 @@ LAZY = {
     "prompt_toolkit": "0.26 s, and only `chat` needs it",
     "huggingface_hub": "only a pull needs it, and a daemon mostly sits idle",
     "httpx2": "as huggingface_hub",
-    **({"matplotlib": "0.3 s, and it may not be there"} if "bench" in EXTRAS else {}),
     "tomlkit": "10 ms, and only a change of config.toml needs it",
     "PIL": "the daemon imports the module that uses it, and it may not be there",
     "pypdfium2": "as PIL",

@@ -14,7 +14,7 @@ import pytest
 from localspec import installation
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("acp", "bench", "lsp", "pictures")
+EXTRAS = ("acp", "lsp", "pictures")
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_uv_gets_the_python_if_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         installation, "find_spec", lambda name: None if name == "pip" else find_spec(name)
     )
-    words = shlex.split(installation.install_extra_command("bench"))
+    words = shlex.split(installation.install_extra_command("pictures"))
     assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
-    assert words[5:] == installation.extra_requirements("bench")
+    assert words[5:] == installation.extra_requirements("pictures")
 
 
 def test_the_packages_are_those_of_the_extra() -> None:
@@ -72,7 +72,6 @@ def test_the_packages_are_those_of_the_extra() -> None:
     }
     assert names == {
         "acp": {"agent-client-protocol"},
-        "bench": {"matplotlib"},
         "lsp": {"lsprotocol", "pygls"},
         "pictures": {"pillow", "pypdfium2"},
     }

@@ -1,4 +1,4 @@
-"""Pages of HTML: the document around their parts, and tables."""
+"""Pages of HTML: the document around their parts, tables and charts."""
 
 from __future__ import annotations
 
@@ -70,3 +70,23 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     header = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = "\n".join(lines)
     return f"<table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+
+def draw_chart(title: str, bars: Sequence[tuple[str, float | None, str]], span: str) -> str:
+    """Return a figure with a bar for each name, value and text of the value; None is a day without one.
+
+    `span` is the range of the values as text.
+    """
+    highest = max((value for _, value, _ in bars if value is not None), default=0.0) or 1
+    shapes = []
+    for name, value, text in bars:
+        height = max(100 * value / highest if value else 0, 2)
+        attribute = 'class="none"' if value is None else f'style="height:{height:.1f}%"'
+        label = "none" if value is None else text
+        shapes.append(f'<i {attribute} title="{escape_html(name)}: {label}"></i>')
+    label, first, last = map(escape_html, (title, bars[0][0], bars[-1][0]))
+    return (
+        f"<figure><figcaption><b>{label}</b><span>{span}</span></figcaption>"
+        f'<div class="chart" role="img" aria-label="{label}: {span}">{"".join(shapes)}</div>'
+        f"<figcaption><span>{first}</span><span>{last}</span></figcaption></figure>"
+    )

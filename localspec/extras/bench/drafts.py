@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from localspec.cli import inputs
@@ -13,7 +14,6 @@ from localspec.errors import LocalspecError, NoDaemon, UsageError
 from localspec.extras.bench.measure import ShowMessage, ShowProgress, measure
 from localspec.extras.bench.report import Ranked, Report
 from localspec.extras.bench.running import BenchPlan
-from localspec.extras.bench.statistics import geometric_mean
 
 # Drafts that are not a model of their own, by their name for `bench --drafts`, with the field
 # `speculative` of a request for them.

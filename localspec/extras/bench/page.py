@@ -8,7 +8,6 @@ from localspec.extras.bench.plots import draw_plots
 from localspec.extras.bench.report import Report, Workload
 
 _STYLE = """
-:root { --other: #b35c1e } @media (prefers-color-scheme: dark) { :root { --other: #f0a35e } }
 h1 { overflow-wrap: anywhere }
 @media (min-width: 64rem) { table { table-layout: auto }
   td:not(:last-child) { white-space: nowrap } th:first-child, td:first-child { width: auto } }
@@ -16,16 +15,17 @@ h1 { overflow-wrap: anywhere }
   grid-template-columns: max-content 1fr; margin: 0 } dt { color: var(--soft) }
 dd { margin: 0; overflow-wrap: anywhere }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
-  gap: 0 2rem; align-items: start } .plots svg { width: 100%; height: auto; max-width: 34rem }
-.plots figcaption b { font-weight: 600 } table.wide th:first-child { width: 16% }
-@media print { :root { --other: #999 } .plots { grid-template-columns: 1fr 1fr }
+  gap: 0 2rem; align-items: start } .plots figcaption b { font-weight: 600 }
+.bars i { display: inline-block; height: .7em; margin-right: .5rem; background: var(--bar);
+  print-color-adjust: exact; -webkit-print-color-adjust: exact }
+@media print { .plots { grid-template-columns: 1fr 1fr }
   table { font-size: 8.5pt; table-layout: auto } th { font-size: 7.5pt } th, td { padding: .2rem .25rem }
   td:not(:first-child, :last-child) { white-space: nowrap } }
 """
 
 
 def render_page(report: Report) -> str:
-    """Return the whole document. Call `plots.require_matplotlib` first."""
+    """Return the whole document."""
     title = f"localspec bench: {report.pair}"
     body = [
         f"<h1>{escape_html(title)}</h1>",
@@ -34,12 +34,7 @@ def render_page(report: Report) -> str:
     ]
     facts = (map(escape_html, fact) for fact in text.list_facts(report))
     body.append(f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in facts)}</dl>")
-    body.append('<div class="plots">')
-    for name, svg in draw_plots(report):
-        label = escape_html(name)
-        caption = f"<figcaption><b>{label}</b></figcaption>"
-        body.append(f'<figure role="img" aria-label="{label}">{caption}{svg}</figure>')
-    body.append("</div>")
+    body += ['<div class="plots">', *draw_plots(report), "</div>"]
     for sampling, heading in text.HEADINGS:
         if works := [work for work in report.workloads if work.sampling == sampling]:
             body += [f"<h2>{escape_html(heading)}</h2>", _known_columns(text.workload_table(works))]

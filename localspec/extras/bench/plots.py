@@ -1,223 +1,87 @@
-"""The plots of a report as SVG, drawn with matplotlib, which the extra `bench` installs.
-
-matplotlib draws with fixed colours, which are replaced by CSS variables. The page defines them for
-light mode, dark mode and print.
-"""
+"""The charts of a report's page: speed-ups, costs of passes, acceptance, depths and times per token."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from statistics import quantiles
 
-from localspec import installation
-from localspec.errors import UsageError, replace_control_characters
-from localspec.extras.bench.report import Estimate, Report, Round, Run, Workload
+from localspec.cli.html import draw_chart, escape_html
+from localspec.cli.terminal.figures import format_share
+from localspec.extras.bench.report import Report, Round, Run
 from localspec.extras.bench.summary import acceptance_by_position
+from localspec.extras.bench.text import format_interval, format_ratio
 
-# Colours that matplotlib draws with, and the CSS variables that replace them.
-_INK, _SOFT, _LINE, _BAR, _OTHER = "#010203", "#040506", "#070809", "#0a0b0c", "#0d0e0f"
-_CSS_VARIABLES = {_INK: "ink", _SOFT: "soft", _LINE: "line", _BAR: "bar", _OTHER: "other"}
-_WORK_COLOURS = {"code": _BAR, "text": _OTHER}
-# Inches. A phone shows a plot of this width nearly in its original size, so that its text is readable.
-_WIDTH_IN, _HEIGHT_IN = (4.4, 2.9)
-_ROW_HEIGHT_IN = 0.32  # inches of a row in a plot with one row for each kind of work
 _MAX_TRACES = 4  # kinds of work whose depths are drawn
 _POINTS_PER_TRACE = 10
 _MIN_DRAFTS = 5  # drafts at a position in a pass, below which their acceptance is not drawn
-
-# A legend below the plot, where it covers nothing.
-_LEGEND_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
-
-Draw = Callable[[Any, Report], bool]
+_QUANTILES = 20  # bars of a distribution
 
 
-def draw_plots(report: Report) -> list[tuple[str, str]]:
-    """Return titles and SVGs. Plots for which nothing was measured are left out."""
-    drawings = []
-    for number, (title, draw, height) in enumerate(_PLOTS):
-        if svg := _draw_svg(f"plot{number}", draw, report, height(report)):
-            drawings.append((title + _describe_intervals(report) * (draw is _draw_speed_ups), svg))
-    return drawings
+def draw_plots(report: Report) -> list[str]:
+    """Return figures of HTML. Those for which nothing was measured are left out."""
+    return [figure for draw in _PLOTS for figure in draw(report)]
 
 
-def require_matplotlib() -> None:
-    """Check that matplotlib is installed.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--html draws with matplotlib, which is not installed; run: "
-            f"{installation.install_extra_command('bench')}"
-        )
-
-
-def _draw_svg(name: str, draw: Draw, report: Report, height: float) -> str:
-    """Return the SVG element alone, with unique ids and the page's width, colours and font."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(_WIDTH_IN, height), layout="constrained")
-        axes = figure.subplots()
-        if not draw(axes, report):
-            return ""
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' (?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
-    for attribute in ("height", "width"):
-        svg = re.sub(rf'(<svg[^>]*?) {attribute}="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"font(?:-family)?: [^;\"]*'[^;\"]*(?=[;\"])", _replace_font, svg)
-    for colour, variable in _CSS_VARIABLES.items():
-        svg = svg.replace(colour, f"var(--{variable})")
-    return svg
-
-
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "text.color": _INK,
-    "axes.labelcolor": _SOFT,
-    "axes.edgecolor": _LINE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _SOFT,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-}
-
-
-def _replace_font(match: re.Match[str]) -> str:
-    size = re.search(r"[\d.]+px", match[0])
-    return f"font: {size[0] if size else '9px'} system-ui, sans-serif"
-
-
-# ------------------------------------------------------------------ the plots
-
-
-def _compared(report: Report) -> list[tuple[Workload, Estimate]]:
-    """Return each kind of work at temperature 0 with its speed-up."""
-    return [
-        (work, estimate)
+def _draw_speed_ups(report: Report) -> Iterator[str]:
+    """Draw the speed-up of each kind of work at temperature 0, with its interval as text."""
+    rows = [
+        (work.name, estimate)
         for work in report.workloads
         if work.sampling == "greedy" and (estimate := work.speed_up or work.latency)
     ]
+    highest = max((estimate.value for _, estimate in rows), default=0.0)
+    bars = []
+    for name, estimate in rows:
+        interval = format_interval(estimate)
+        text = format_ratio(estimate.value) + (f" ({interval})" if interval else "")
+        width = 60 * estimate.value / highest  # per cent, beside which the text has room
+        bars.append(
+            f'<dt>{escape_html(name)}</dt><dd><i style="width:{width:.1f}%"></i>{text}</dd>'
+        )
+    if bars:
+        known = [bool(format_interval(estimate)) for _, estimate in rows]
+        where = (
+            ", with 95% intervals"
+            if all(known)
+            else ", with 95% intervals where the answers are enough"
+        )
+        title = f"Speed-up by kind of work{where * any(known)}"
+        yield f'<figure><figcaption><b>{title}</b></figcaption><dl class="bars">{"".join(bars)}</dl></figure>'
 
 
-def _describe_intervals(report: Report) -> str:
-    """Return what the title says of intervals."""
-    known = [estimate.low is not None for _, estimate in _compared(report)]
-    if all(known):
-        return ", with 95% intervals"
-    return ", with 95% intervals where the answers are enough" if any(known) else ""
+def _draw_costs(report: Report) -> Iterator[str]:
+    """Draw the milliseconds of a pass by its width."""
+    costs = report.costs
+    tables = [] if costs is None else [("target", costs.target_ms), ("draft", costs.draft_ms)]
+    for name, table in tables:
+        widths = {f"{width} token{'s' * (width > 1)}": table[width] for width in sorted(table)}
+        yield from _draw(
+            f"What a pass of the {name} costs, by its width", widths, "{:.3g} ms".format
+        )
 
 
-def _draw_speed_ups(axes: Any, report: Report) -> bool:
-    """Draw the speed-up of each kind of work with its interval; left of 1 is slower."""
-    rows = _compared(report)
-    if not rows:
-        return False
-    for about, colour in _WORK_COLOURS.items():
-        if any(work.about == about for work, _ in rows):
-            axes.plot([], [], "o-", color=colour, label=about, markersize=5, linewidth=2)
-    for y, (work, estimate) in enumerate(reversed(rows)):
-        colour = _WORK_COLOURS[work.about]
-        if estimate.low is not None and estimate.high is not None:
-            axes.plot([estimate.low, estimate.high], [y, y], color=colour, linewidth=2)
-        axes.plot(estimate.value, y, "o", color=colour, markersize=5)
-    axes.axvline(1, color=_SOFT, linewidth=1)
-    # The interval of a few answers may be so wide that all others would shrink to points.
-    ends = [min(estimate.high or estimate.value, 2 * estimate.value) for _, estimate in rows]
-    axes.set_xlim(0, 1.05 * max(*ends, 1.2))
-    axes.set_yticks(range(len(rows)), [_label(work.name) for work, _ in reversed(rows)])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.set_xlabel("times the speed of plain decoding")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.55 / _height_per_work(report)), ncols=2)
-    return True
-
-
-def _label(name: str) -> str:
-    return replace_control_characters(name, lines=False).replace("$", r"\$")
-
-
-def _draw_costs(axes: Any, report: Report) -> bool:
-    """Draw the cost of a pass by its width."""
-    if report.costs is None:
-        return False
-    tables = (report.costs.target_ms, "target", _BAR), (report.costs.draft_ms, "draft", _OTHER)
-    for table, name, colour in tables:
-        if table:
-            widths = sorted(table)
-            costs = [table[width] for width in widths]
-            axes.plot(widths, costs, "o-", color=colour, label=name, markersize=3, linewidth=1.5)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens in one pass")
-    axes.set_ylabel("milliseconds")
-    axes.legend(loc="upper left")
-    return True
-
-
-def _draw_survival(axes: Any, report: Report) -> bool:
+def _draw_survival(report: Report) -> Iterator[str]:
     """Draw the fraction of drafts that were accepted, by their position in a pass."""
     kinds = {work.name: work.about for work in report.workloads}
-    drawn = False
-    for kind, colour in _WORK_COLOURS.items():
+    for kind in ("code", "text"):
         runs = [run for run in _runs_with_drafts(report) if kinds[run.workload] == kind]
         rates = acceptance_by_position([each for run in runs for each in run.rounds], _MIN_DRAFTS)
-        if rates:
-            positions = range(1, len(rates) + 1)
-            axes.plot(positions, rates, "o-", color=colour, label=kind, markersize=4, linewidth=1.5)
-            drawn = True
-    if drawn:
-        axes.set_ylim(0, 1.05)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("place of the draft in its pass")
-        axes.set_ylabel("accepted")
-        axes.legend(**_LEGEND_BELOW)
-    return drawn
+        places = {f"place {place}": rate for place, rate in enumerate(rates, 1)}
+        yield from _draw(
+            f"Drafts accepted in {kind}, by their place in a pass", places, format_share
+        )
 
 
-def _draw_depths(axes: Any, report: Report) -> bool:
-    """Draw the drafts of each pass over the answer, for the kinds of work that drafted most.
-
-    The traces are drawn above one another, because crossing lines would hide each other.
-    """
+def _draw_depths(report: Report) -> Iterator[str]:
+    """Draw the drafts of each pass over the answer, for the kinds of work that drafted most."""
     best: dict[str, Run] = {}
     for run in sorted(_runs_with_drafts(report), key=lambda run: run.drafted):
         if run.rounds:
             best[run.workload] = run
-    chosen = sorted(best.values(), key=lambda run: -run.drafted)[:_MAX_TRACES]
-    kinds = {work.name: work.about for work in report.workloads}
-    traces = [(run, *group_depths(run.rounds)) for run in reversed(chosen)]
-    highest = max((max(values) for *_, values in traces), default=0.0)
-    if not highest:
-        return False
-    names, floors = [], [row * highest * 1.25 for row in range(len(traces))]
-    for (run, edges, values), floor in zip(traces, floors, strict=True):
-        colour = _WORK_COLOURS[kinds[run.workload]]
-        tops = [floor + value for value in values]
-        axes.stairs(tops, edges, baseline=floor, fill=True, color=colour)
-        names.append(f"{_label(run.workload)}\nup to {max(values):.1f}")
-    axes.set_yticks(floors, names, verticalalignment="bottom")
-    axes.set_ylim(0, floors[-1] + highest * 1.1)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("tokens written")
-    return True
+    for run in sorted(best.values(), key=lambda run: -run.drafted)[:_MAX_TRACES]:
+        edges, values = group_depths(run.rounds)
+        parts = {f"up to token {end}": mean for end, mean in zip(edges[1:], values, strict=True)}
+        yield from _draw(f"Drafts in a pass over an answer: {run.workload}", parts, "{:.1f}".format)
 
 
 def group_depths(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
@@ -236,27 +100,24 @@ def group_depths(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
     return edges, means
 
 
-def _draw_latencies(axes: Any, report: Report) -> bool:
-    """Draw the time of each token, as the fraction of tokens that came at least as fast."""
-    drawn = False
-    for mode, colour in (("plain", _OTHER), ("speculative", _BAR)):
+def _draw_latencies(report: Report) -> Iterator[str]:
+    """Draw the milliseconds within which a share of the tokens came."""
+    for mode in ("plain", "speculative"):
         runs = [run for run in report.runs if run.mode == mode and run.sampling == "greedy"]
         arrivals = [arrival for run in runs for arrival in run.arrivals]
-        times = sorted(
-            arrival.ms / arrival.tokens for arrival in arrivals for _ in range(arrival.tokens)
-        )
-        if len(times) > 1:
-            fractions = [(index + 1) / len(times) for index in range(len(times))]
-            axes.step(times, fractions, where="post", color=colour, label=mode, linewidth=1.5)
-            percentile_99 = times[int(0.99 * (len(times) - 1))]
-            axes.set_xlim(0, max(percentile_99 * 1.1, axes.get_xlim()[1] if drawn else 0))
-            drawn = True
-    if drawn:
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("milliseconds per token")
-        axes.set_ylabel("share of tokens")
-        axes.legend(loc="lower right")
-    return drawn
+        times = [each.ms / each.tokens for each in arrivals for _ in range(each.tokens)]
+        limits = quantiles(times, n=_QUANTILES, method="inclusive") if len(times) > 1 else []
+        shares = [format_share(number / _QUANTILES) for number in range(1, _QUANTILES)]
+        within = {f"{share} of tokens": ms for share, ms in zip(shares, limits, strict=False)}
+        yield from _draw(f"Time within which tokens came, {mode}", within, "{:.3g} ms".format)
+
+
+def _draw(title: str, values: dict[str, float], form: Callable[[float], str]) -> Iterator[str]:
+    """Draw values by their names as bars; nothing if there are none."""
+    if values:
+        low, high = form(min(values.values())), form(max(values.values()))
+        bars = [(name, value, form(value)) for name, value in values.items()]
+        yield draw_chart(title, bars, low if low == high else f"{low} to {high}")
 
 
 def _runs_with_drafts(report: Report) -> list[Run]:
@@ -264,15 +125,4 @@ def _runs_with_drafts(report: Report) -> list[Run]:
     return [run for run in runs if run.drafted]
 
 
-def _height_per_work(report: Report) -> float:
-    names = sum(work.sampling == "greedy" for work in report.workloads)
-    return max(0.8 + _ROW_HEIGHT_IN * names, _HEIGHT_IN / 2)
-
-
-_PLOTS: tuple[tuple[str, Draw, Callable[[Report], float]], ...] = (
-    ("Speed-up by kind of work", _draw_speed_ups, _height_per_work),
-    ("What a pass costs, by its width", _draw_costs, lambda _: _HEIGHT_IN),
-    ("Drafts accepted, by their place in a pass", _draw_survival, lambda _: _HEIGHT_IN),
-    ("Depth over time: drafts in a pass", _draw_depths, lambda _: _HEIGHT_IN),
-    ("Time per token", _draw_latencies, lambda _: _HEIGHT_IN),
-)
+_PLOTS = (_draw_speed_ups, _draw_costs, _draw_survival, _draw_depths, _draw_latencies)

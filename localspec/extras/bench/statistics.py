@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from statistics import stdev
+from statistics import geometric_mean, stdev
 from typing import NamedTuple
 
 from localspec.extras.bench.report import Estimate
@@ -71,10 +71,6 @@ def estimate_overall(groups: Sequence[Sequence[PairedAnswers]]) -> Estimate | No
     return Estimate(value, *interval, count)
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def _bootstrap_interval(
     value: float, draw: Callable[[random.Random], float], count: int, freedom: int
 ) -> tuple[float | None, float | None]:
@@ -91,18 +87,6 @@ def _bootstrap_interval(
     spread = stdev(math.log(draw(rng)) for _ in range(RESAMPLES)) * math.sqrt(count / (count - 1))
     factor = math.exp(min(t * spread, _MAX_LOG_SPREAD))
     return value / factor, value * factor
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile of sorted values, interpolated linearly."""
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
-def median(values: Sequence[float]) -> float | None:
-    return quantile(sorted(values), 0.5) if values else None
 
 
 def intervals_overlap(first: Estimate, second: Estimate) -> bool | None:

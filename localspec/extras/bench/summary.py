@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from localspec.extras.bench import statistics, theory
 from localspec.extras.bench.prompts import Work
@@ -184,8 +185,8 @@ def summarize_mode(runs: Sequence[Run]) -> Side:
         answers=len(runs),
         tokens=sum(run.tokens for run in runs),
         rate=sum(run.tokens - 1 for run in timed) / seconds if seconds else None,
-        first_ms=statistics.median([run.first_ms for run in runs]),
-        total_ms=statistics.median([run.total_ms for run in runs]),
+        first_ms=median(run.first_ms for run in runs),
+        total_ms=median(run.total_ms for run in runs),
         joules_per_token=energy / metered_tokens if metered_tokens else None,
     )
 

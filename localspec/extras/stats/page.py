@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from localspec.cli.html import escape_html, render_document, table
+from localspec.cli.html import draw_chart, escape_html, render_document, table
 from localspec.cli.terminal import layout, render
 from localspec.extras.stats.figures import (
     COLUMNS,
@@ -48,21 +48,13 @@ def _draw_charts(days: list[dict[str, Any]]) -> str:
     groups, size = merge_days(days, _MAX_BARS)
     per = "per day" if size == 1 else f"per {size} days"
     names = [day["name"] for day in groups]
-    return "\n".join(_draw_chart(plotted, names, per) for plotted in make_series(groups))
-
-
-def _draw_chart(plotted: Series, names: list[str], per: str) -> str:
-    bars = []
-    for value, text, name in zip(plotted.values, plotted.texts, names, strict=True):
-        height = 100 * value / (plotted.maximum or 1) if value else 0
-        attribute = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
-        label = text if value is not None else "none"
-        bars.append(f'<i {attribute} title="{escape_html(name)}: {label}"></i>')
-    return (
-        f"<figure><figcaption><b>{plotted.name} {per}</b><span>{plotted.range}</span></figcaption>"
-        f'<div class="chart" role="img" aria-label="{plotted.name} {per}: {plotted.range}">'
-        f"{''.join(bars)}</div><figcaption><span>{escape_html(names[0])}</span><span>{escape_html(names[-1])}</span>"
-        "</figcaption></figure>"
+    return "\n".join(
+        draw_chart(
+            f"{plotted.name} {per}",
+            [*zip(names, plotted.values, plotted.texts, strict=True)],
+            plotted.range,
+        )
+        for plotted in make_series(groups)
     )
 
 

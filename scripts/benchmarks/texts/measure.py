@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks.measuring.runs import PLAIN, BenchError, Setting
 from benchmarks.measuring.workloads import Text
 from benchmarks.servers.llama_server import Running, Server
 from benchmarks.texts.answers import Asker
 from benchmarks.texts.tasks import Task
-from localspec.extras.bench.statistics import geometric_mean
 from localspec.machine.host import OtherProcesses
 from localspec.protocol.frames import EngineSettings, Failed, SpeculationSettings
 

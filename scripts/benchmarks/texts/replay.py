@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -31,7 +32,6 @@ from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.ngram import NgramIndex
-from localspec.extras.bench.statistics import geometric_mean
 from localspec.protocol.frames import (
     Generate,
     Sampling,
