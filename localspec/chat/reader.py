@@ -257,8 +257,9 @@ class AnswerReader:
                 reader = LiteralCalls(self._inner_form, self._tools, is_opened=True)
             self._begin_call(opening, reader)
             return True
-        # Even at the end, an incomplete marker is not text if only a call could follow.
-        if not final or ((self._required or self.calls) and not in_thoughts):
+        # Even at the end, an incomplete marker is not text if only a call could follow, as right behind one.
+        is_behind_call = self.calls > 0 and self._skips_blanks and not text[:certain].strip()
+        if not final or ((self._required or is_behind_call) and not in_thoughts):
             ends = [certain]
             if self._plain_calls and not final and (fence := _PARTIAL_FENCE.search(text)):
                 ends.append(fence.start())

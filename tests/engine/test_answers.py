@@ -253,6 +253,18 @@ DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
         f"{PYTHON}[led(note='on', note='off')]",
         ("", "", ON),
     ),
+    "text behind a call that ends like a marker": (
+        HERMES,
+        "",
+        f"<tool_call>{JSON_CALL}</tool_call>1 <",
+        ("1 <", "", ON),
+    ),
+    "a marker behind a call that is cut off": (
+        HERMES,
+        "",
+        f"<tool_call>{JSON_CALL}</tool_call>\n<tool_",
+        ("", "", ON),
+    ),
     # ---- other places of markers and blanks
     "a closing marker without thoughts": (HERMES, "", "</think>\n\nc", ("c", "", [])),
     "a closing marker behind thoughts": (
