@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from localspec.chat.families.command_r import COMMAND_R
 from localspec.chat.families.deepseek import DEEPSEEK_R1
-from localspec.chat.families.functionary import FUNCTIONARY
+from localspec.chat.families.functionary import FUNCTIONARY, FUNCTIONARY_3_2
 from localspec.chat.families.gemma import GEMMA
 from localspec.chat.families.gpt_oss import HARMONY
 from localspec.chat.families.granite import GRANITE
@@ -301,19 +301,23 @@ def plain(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Style:
-    """How a family writes answers. alone: a call is the whole answer, and there is one."""
+    """How a family writes answers.
+
+    alone: a call is the whole answer, and there is one. in_thoughts: calls end thoughts that nothing closes.
+    """
 
     form: CallFormat
     write: Write
     thoughts: ThoughtMarkers = ("<think>", "</think>")
     alone: bool = False
+    in_thoughts: bool = True
 
     def mix(self, rng: Random, *, stops: bool = False) -> Mixture:
         """Return an answer with thoughts, text and calls, each in one of the ways that models write it."""
         opening, close = self.thoughts
         mixture = Mixture(self.form, self.thoughts)
         n_calls = rng.choice([0, 1, 1, 2, 3])
-        in_thoughts = bool(n_calls) and not self.alone and rng.random() < 0.25
+        in_thoughts = n_calls and self.in_thoughts and not self.alone and rng.random() < 0.25
         for at in range(rng.choice([0, 1, 1, 2]) or in_thoughts):
             if at or rng.random() < 0.5:
                 mixture.add("", opening)
@@ -442,6 +446,33 @@ class MuseMessages(Messages):
         return f" to={name}<|message|>", ""
 
 
+class Recipients(Style):
+    """Answers of Functionary 3.2, in which each text says whom it is for."""
+
+    def mix(self, rng: Random, *, stops: bool = False) -> Mixture:
+        mixture = Mixture(self.form, self.thoughts, ">>>")
+        kinds = rng.choices(["call", "text"], k=rng.choice([1, 2, 3]))
+        for at, kind in enumerate(kinds):
+            mixture.add("", ">>>" if at else "")
+            if kind == "text":
+                mixture.add("", "all\n")
+                text = rng.choice(TEXTS)
+                mixture.add("content", f"{text}{STOP}" if stops and rng.random() < 0.5 else text)
+            else:
+                call = draw_call(rng)
+                mixture.add(
+                    "call", f"{call[0]}\n{json_of(rng, call[1])}{rng.choice(['', chr(10)])}", call
+                )
+        return mixture
+
+
+def block(rng: Random, calls: Calls) -> str:
+    """Return calls as plain JSON in a fenced block, which Qwen2.5-Coder writes instead of Hermes' markers."""
+    objects = [json_call(rng, *call) for call in calls]
+    inside = "\n".join(objects) if rng.random() < 0.5 else f"[{', '.join(objects)}]"
+    return f"\n```{rng.choice(['json', '', 'tool_call'])}\n{inside}\n```"
+
+
 def message_json(rng: Random, calls: Calls) -> str:
     return json_of(rng, calls[0][1])
 
@@ -458,6 +489,7 @@ def atem(rng: Random, calls: Calls) -> str:
 
 STYLES: dict[str, Style] = {
     "hermes": Style(HERMES, hermes),
+    "plain JSON": Style(HERMES, block, in_thoughts=False),
     "qwen coder": Style(TAGS, tagged),
     "llama": Style(LLAMA, llama, alone=True),
     "granite": Style(GRANITE, array("<|tool_call|>")),
@@ -465,6 +497,7 @@ STYLES: dict[str, Style] = {
     "mistral": Style(MISTRAL, mistral, ("[THINK]", "[/THINK]")),
     "newer mistral": Style(MISTRAL_ARGS, named_arguments, ("[THINK]", "[/THINK]")),
     "functionary": Style(FUNCTIONARY, functionary),
+    "functionary 3.2": Recipients(FUNCTIONARY_3_2, message_json),
     "kimi k2": Style(KIMI_K2, kimi),
     "kimi k3": Style(KIMI_K3, kimi_k3, ("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
     "gemma": Style(GEMMA, gemma, ("<|channel>thought\n", "<channel|>")),
