@@ -44,20 +44,14 @@ def choose_positions(
 
     The first `start` tokens are read. forks: positions at which another text was seen to go on differently.
     """
-    end, message_ends = len(tokens) - OPENING_TOKENS, list[int]()
+    end, borders = len(tokens) - OPENING_TOKENS, list[int]()
     last_control = start - OPENING_TOKENS - 1
     for position in range(start, end + 1):  # A message ends before a group of control tokens.
         if not is_picture(tokens[position]) and is_control(tokens[position]):
-            if position - last_control > OPENING_TOKENS:
-                message_ends.append(position)
+            begins_group = position - last_control > OPENING_TOKENS
+            if begins_group and position - (borders[-1] if borders else start) >= MIN_TOKENS:
+                borders.append(position)
             last_control = position
-    # Agents put reminders into the last message, and leave them out of it with the next one.
-    last_border = max((at for at in message_ends if end - at >= MIN_TOKENS // 4), default=end)
-    borders: list[int] = []
-    for position in message_ends:
-        previous = borders[-1] if borders else start
-        if position - previous >= MIN_TOKENS or position == last_border:
-            borders.append(position)
     positions = {end, *borders, *forks}
     distance = MIN_TOKENS
     while end - distance - start >= MIN_TOKENS:
