@@ -402,7 +402,7 @@ class Engine:
     def _note_answer(self, lane: Lane, sequence: Sequence) -> None:
         """Note an answer of the shared lane, to learn from it in idle time."""
         drafting = sequence.drafting
-        if lane is self.pair.shared and not drafting.policy.fixed:
+        if lane is self.pair.shared and not drafting.fixed:
             n_drafted = sequence.tally.kinds[ModelDrafter.kind]
             self._hindsight.note(drafting.drafters, sequence.tokens, sequence.generated, n_drafted)
 

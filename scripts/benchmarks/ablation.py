@@ -231,13 +231,7 @@ MECHANISMS: dict[str, Mechanism] = {
         [(controller.Controller, "_make_continue", _draft_to_depth)], MODEL
     ),
     "dropping doubtful drafts": Mechanism(
-        [
-            (
-                depth.MeasuredDepth,
-                "worth_verifying",
-                lambda self, c, ms, r: min(len(c.known), len(ms) - 1),
-            )
-        ],
+        [(controller, "worth_verifying", lambda c, ms, r: min(len(c.known), len(ms) - 1))],
         MODEL,
     ),
     "price of a change of width": Mechanism(
@@ -277,7 +271,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "budget of known tokens": Mechanism([(budget.Balance, "affords", _affords_all)], LOOKUP),
     "one explorer": Mechanism([(controller, "_pick_explorer", lambda steps: steps)], MODEL, 4),
     "first part of known tokens": Mechanism(
-        [(depth.MeasuredDepth, "choose_first_count", lambda self, c, ms, r: len(ms) - 1)], LOOKUP
+        [(controller, "choose_first_count", lambda c, ms, r: len(ms) - 1)], LOOKUP
     ),
     "order by depth": Mechanism(
         [(depth, "_list_orders", lambda candidates, equal: (equal,))], MODEL, 4

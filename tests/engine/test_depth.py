@@ -16,7 +16,6 @@ from benchmarks.traces.replay import Replay
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import (
     GRID,
-    MAX_DRAFTS,
     N_BUCKETS,
     Belief,
     Calibration,
@@ -29,10 +28,12 @@ from localspec.engine.speculation.depth import (
     MARGIN,
     MAX_DEPTH,
     Candidate,
-    FixedDepth,
-    MeasuredDepth,
     RoundCosts,
     best_value,
+    choose_first_count,
+    decide,
+    keep_drafting,
+    worth_verifying,
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.draft_model import ModelDrafter
@@ -52,9 +53,6 @@ from tests.support.replay import (
     together,
 )
 
-_POLICY = MeasuredDepth()
-decide, keep_drafting = _POLICY.decide, _POLICY.keep_drafting
-worth_verifying, choose_first_count = _POLICY.worth_verifying, _POLICY.choose_first_count
 STEP_MS = DRAFT_MS[1]
 
 
@@ -223,7 +221,6 @@ def test_first_count_maximises_the_value_of_two_rounds(
         Candidate(belief, len(buckets), 0.0, 0.0, buckets, buckets), costs, at_rate
     )
     assert values[first_count] == pytest.approx(max(values))
-    assert FixedDepth(3).choose_first_count(Candidate(belief, 9, 0.0), costs, at_rate) == most
 
 
 def test_uncertain_passage_is_tried_with_few_tokens_first() -> None:
@@ -438,23 +435,11 @@ def test_a_damaged_calibration_is_replaced_by_a_fresh_one(damage: object) -> Non
 # ---------------------------------------------------------------------------- fixed depths
 
 
-@pytest.mark.parametrize("depth", [-1, MAX_DRAFTS + 1])
-def test_a_depth_outside_the_limits_is_refused(depth: int) -> None:
-    with pytest.raises(ValueError, match="depth must be between"):
-        FixedDepth(depth)
-
-
 def test_fixed_depth_ignores_costs() -> None:
-    policy = FixedDepth(5)
-    candidate = Candidate(make_certain_belief(0.01), 9, 1e6)
-    assert policy.decide(
-        [candidate, Candidate(make_certain_belief(0.9), 2, 1.0)], make_round_costs(pass_ms())
-    ).depths == [5, 2]
-    candidate.known = [0] * 4
-    assert policy.keep_drafting(candidate, pass_ms(), 1.0)
-    candidate.known = [0] * 5
-    assert not policy.keep_drafting(candidate, pass_ms(), 1.0)
-    assert policy.worth_verifying(candidate, pass_ms(), 1.0) == 5
+    dear = CostProfile(CostTable(TARGET_MS), CostTable({1: 1e6}), OVERHEAD_MS)
+    replay = Replay(steady(0.0, 40), dear, Calibration(), depth=5)
+    replay.run()
+    assert set(replay.depths[:-6]) == {5}
 
 
 # ---------------------------------------------------------------------------- replay
@@ -550,7 +535,7 @@ def test_first_attempt_in_a_text_is_small(alpha: float) -> None:
 
 
 def test_successful_search_is_repeated_at_once() -> None:
-    drafting = Drafting([], MeasuredDepth())
+    drafting = Drafting([])
     backoffs = []
     for success in (False, False, False, False, False, True, False, False):
         drafting.end_search(success, max_backoff=7)
@@ -558,7 +543,7 @@ def test_successful_search_is_repeated_at_once() -> None:
         while not drafting.begin_search():
             pass
     assert backoffs == [1, 2, 4, 7, 7, 0, 1, 2]
-    fixed = Drafting([], FixedDepth(3))
+    fixed = Drafting([], 3)
     fixed.end_search(False, max_backoff=7)
     assert fixed.begin_search()
 

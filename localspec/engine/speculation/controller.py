@@ -25,9 +25,14 @@ from localspec.engine.speculation.cost import Clock, CostProfile
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
     Candidate,
+    Decision,
     PassCosts,
     RoundCosts,
     best_value,
+    choose_first_count,
+    decide,
+    keep_drafting,
+    worth_verifying,
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.step import SequenceStep
@@ -141,7 +146,7 @@ class Controller:
 
         skips_costly: costly drafts are left out, unless their depth is fixed.
         """
-        fixed, budget, offers = step.drafting.policy.fixed, step.drafting.budget, []
+        fixed, budget, offers = step.drafting.fixed, step.drafting.budget, []
         for drafter in step.drafting.drafters:
             if drafter.costly and skips_costly and not fixed:
                 continue
@@ -192,15 +197,17 @@ class Controller:
             n_equal,
             passes.switch_ms,
         )
-        if any(step.drafting.policy.fixed for step in steps):
+        if any(step.drafting.fixed for step in steps):
             decisions = [
-                step.drafting.policy.decide([candidate], costs, other_rows, n_others)
+                decide([candidate], costs, other_rows, n_others)
+                if (depth := step.drafting.depth) is None
+                else Decision([min(depth, candidate.limit)], 0.0)
                 for step, candidate in zip(steps, candidates, strict=True)
             ]
             depths, rate = [d.depths[0] for d in decisions], max(d.rate for d in decisions)
         else:
             _limit_to_budget(steps, costs, other_rows + len(steps))
-            decision = steps[0].drafting.policy.decide(candidates, costs, other_rows, n_others)
+            decision = decide(candidates, costs, other_rows, n_others)
             rate, depths = decision.rate, decision.depths
             depths = self._limit_known_tokens(steps, passes, depths, other_rows, n_others, rate)
             depths = _limit_first_attempts(steps, depths, passes.switch_ms is not None)
@@ -245,8 +252,7 @@ class Controller:
             ms = passes.ms_by_depth(rows - depth, deepest)
             # Each sequence pays its share of what a round costs without these drafts.
             ms = ms - (1 - share) * ms[0] + share * overhead
-            policy = step.drafting.policy
-            counts.append(policy.choose_first_count(candidate, ms[: depth + 1], rate))
+            counts.append(choose_first_count(candidate, ms[: depth + 1], rate))
         return counts
 
     def _explore_wider(
@@ -294,10 +300,10 @@ class Controller:
                 step.drafted = len(step.drafts.tokens)
                 # Under the rejection rule no draft may be dropped because of its token: the remaining ones
                 # would no longer be distributed as q, and the answer not as p.
-                if not (step.verifier.reject or step.explores) and step.candidate is not None:
+                may_drop = not (step.verifier.reject or step.explores or step.drafting.fixed)
+                if may_drop and step.candidate is not None:
                     step.candidate.known = step.drafts.buckets
-                    policy = step.drafting.policy
-                    step.drafts.cut(policy.worth_verifying(step.candidate, extra_ms, rate))
+                    step.drafts.cut(worth_verifying(step.candidate, extra_ms, rate))
                 if not step.drafts.tokens:
                     step.drafter = None
 
@@ -305,7 +311,7 @@ class Controller:
         self, step: SequenceStep, pass_ms: Floats, rate: float
     ) -> Callable[[DraftRequest], bool]:
         """Return a function that says whether to draft one more token after those there are."""
-        policy, candidate = step.drafting.policy, step.candidate
+        candidate, depth = step.candidate, step.drafting.depth
 
         def more(drafts: DraftRequest) -> bool:
             if not drafts.tokens:
@@ -314,8 +320,10 @@ class Controller:
                 return False
             if step.explores:
                 return len(drafts.tokens) < drafts.depth
+            if depth is not None:
+                return len(drafts.tokens) < min(depth, candidate.limit)
             candidate.known = drafts.buckets
-            return policy.keep_drafting(candidate, pass_ms, rate)
+            return keep_drafting(candidate, pass_ms, rate)
 
         return more
 
@@ -393,7 +401,7 @@ class Controller:
         Raises:
             DecodeFatal: A context is lost.
         """
-        if step.drafting.policy.fixed or step.first_row < 0:
+        if step.drafting.fixed or step.first_row < 0:
             return False
         probed, slot = False, step.drafts.slot
         for drafter in step.drafting.drafters:
@@ -417,7 +425,7 @@ def _is_costly(step: SequenceStep) -> bool:
 
 def _is_charged(step: SequenceStep) -> bool:
     """Whether the step's drafts are under the budget."""
-    return not step.drafting.policy.fixed and not (step.drafter and step.drafter.predicted)
+    return not step.drafting.fixed and not (step.drafter and step.drafter.predicted)
 
 
 def _drafting_ms(step: SequenceStep, steps: list[SequenceStep]) -> float:
@@ -498,7 +506,7 @@ def _pick_explorer(steps: list[SequenceStep]) -> list[SequenceStep]:
         for step in steps
         if step.candidate is not None
         and not step.candidate.tokens
-        and not step.drafting.policy.fixed
+        and not step.drafting.fixed
         and step.candidate.belief.calibration.is_new
     ]
     if len(candidates) < 2:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -115,91 +114,65 @@ def best_value(candidate: Candidate, pass_ms: Floats, rate: float) -> float:
     return float((gain - rate * cost).max())
 
 
-class DepthPolicy(Protocol):
-    """How deep each sequence drafts. fixed: the depth is used whatever it costs."""
+def decide(
+    candidates: Sequence[Candidate], costs: RoundCosts, other_rows: int = 0, others: int = 0
+) -> Decision:
+    """Choose the depths for all sequences of a round together.
 
-    fixed: bool
+    They are as deep as it pays by the measured costs and the beliefs, which may be not at all.
 
-    def decide(
-        self,
-        candidates: Sequence[Candidate],
-        costs: RoundCosts,
-        other_rows: int = 0,
-        others: int = 0,
-    ) -> Decision:
-        """Choose the depths for all sequences of a round together.
-
-        other_rows: rows of the same pass that belong to prompts and to sequences without drafts.
-        others: how many of those sequences get a token each.
-        """
-
-    def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
-        """Return how many known tokens to verify in this round; 0: none. The rest may follow in the next.
-
-        round_ms[k]: what a round costs in which this sequence brings k of them. Its length limits k.
-        """
-
-    def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        """Whether one more draft is worth its time, given the confidence of those so far."""
-
-    def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-        """Return how many drafted tokens to verify, because the last ones may be too doubtful."""
+    other_rows: rows of the same pass that belong to prompts and to sequences without drafts.
+    others: how many of those sequences get a token each.
+    """
+    n = len(candidates)
+    plain_ms = float(costs.pass_ms[n + other_rows]) + costs.plain_ms
+    plain_rate = (n + others) / plain_ms
+    best = Decision([0] * n, plain_rate * MARGIN)
+    for by_depth in _list_orders(candidates, costs.n_equal_sequences > 0):
+        ranked = _rank_drafts(candidates, plain_rate, by_depth)
+        best = _add_drafts(candidates, ranked, costs, other_rows, others, best)
+    return best if any(best.depths) else Decision(best.depths, plain_rate)
 
 
-class MeasuredDepth:
-    """As deep as it pays by the measured costs and the belief, which may be not at all."""
+def choose_first_count(candidate: Candidate, round_ms: Floats, rate: float) -> int:
+    """Return how many known tokens to verify in this round; 0: none. The rest may follow in the next.
 
-    fixed = False
+    round_ms[k]: what a round costs in which this sequence brings k of them. Its length limits k.
 
-    def decide(
-        self,
-        candidates: Sequence[Candidate],
-        costs: RoundCosts,
-        other_rows: int = 0,
-        others: int = 0,
-    ) -> Decision:
-        n = len(candidates)
-        plain_ms = float(costs.pass_ms[n + other_rows]) + costs.plain_ms
-        plain_rate = (n + others) / plain_ms
-        best = Decision([0] * n, plain_rate * MARGIN)
-        for by_depth in _list_orders(candidates, costs.n_equal_sequences > 0):
-            ranked = _rank_drafts(candidates, plain_rate, by_depth)
-            best = _add_drafts(candidates, ranked, costs, other_rows, others, best)
-        return best if any(best.depths) else Decision(best.depths, plain_rate)
+    The k is the one that gains most in two rounds. The gain is Σ_{j≤k} S_j - rate·cost(k), and, with the
+    probability S_{k+1} that these tokens and the one after them are right, what the next round gains at its
+    best depth. Whether a passage is repeated shows in its first tokens. They are a small part of the cost, or
+    free where the target generates them, and make the rest surer.
+    """
+    limit = len(round_ms) - 1
+    known = [*candidate.known[: 2 * limit + 1]]
+    known += known[-1:] * (2 * limit + 1 - len(known))
+    survival = candidate.belief.survival(known, 2 * limit + 1)
+    cost = rate * round_ms
+    n_kept = survival.cumsum()
+    # next_tokens[k, j]: Σ_{i≤j} S_{k+1+i}, the tokens of the next round with j drafts
+    next_tokens = sliding_window_view(n_kept[1:], limit + 1) - n_kept[: limit + 1, None]
+    next_gain = (next_tokens - survival[1 : limit + 2, None] * cost).max(axis=1)
+    return int((n_kept[: limit + 1] - cost + next_gain.clip(min=0)).argmax())
 
-    def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
-        """Return the k that gains most in two rounds.
 
-        The gain is Σ_{j≤k} S_j - rate·cost(k), and, with the probability S_{k+1} that these tokens and the
-        one after them are right, what the next round gains at its best depth. Whether a passage is repeated
-        shows in its first tokens. They are a small part of the cost, or free where the target generates
-        them, and make the rest surer.
-        """
-        limit = len(round_ms) - 1
-        known = [*candidate.known[: 2 * limit + 1]]
-        known += known[-1:] * (2 * limit + 1 - len(known))
-        survival = candidate.belief.survival(known, 2 * limit + 1)
-        cost = rate * round_ms
-        n_kept = survival.cumsum()
-        # next_tokens[k, j]: Σ_{i≤j} S_{k+1+i}, the tokens of the next round with j drafts
-        next_tokens = sliding_window_view(n_kept[1:], limit + 1) - n_kept[: limit + 1, None]
-        next_gain = (next_tokens - survival[1 : limit + 2, None] * cost).max(axis=1)
-        return int((n_kept[: limit + 1] - cost + next_gain.clip(min=0)).argmax())
+def keep_drafting(candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
+    """Return whether one more draft is worth its time, given the confidence of those so far."""
+    drafted = len(candidate.known)  # their cost is already paid
+    limit = min(candidate.limit, len(pass_ms) - 1)
+    if drafted >= limit:
+        return False
+    gain = candidate.belief.survival_beyond(candidate.known, limit - drafted).cumsum()
+    cost = pass_ms[drafted + 1 : limit + 1] - pass_ms[drafted]
+    cost += _COUNTS[1 : limit - drafted + 1] * candidate.step_ms
+    return bool((gain - rate * cost).max() > 0)
 
-    def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        drafted = len(candidate.known)  # their cost is already paid
-        limit = min(candidate.limit, len(pass_ms) - 1)
-        if drafted >= limit:
-            return False
-        gain = candidate.belief.survival_beyond(candidate.known, limit - drafted).cumsum()
-        cost = pass_ms[drafted + 1 : limit + 1] - pass_ms[drafted]
-        cost += _COUNTS[1 : limit - drafted + 1] * candidate.step_ms
-        return bool((gain - rate * cost).max() > 0)
 
-    def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-        limit = min(len(candidate.known), len(pass_ms) - 1)
-        gain = candidate.belief.survival(candidate.known, limit).cumsum()
-        return int((gain - rate * pass_ms[: limit + 1]).argmax())
+def worth_verifying(candidate: Candidate, pass_ms: Floats, rate: float) -> int:
+    """Return how many drafted tokens to verify, because the last ones may be too doubtful."""
+    limit = min(len(candidate.known), len(pass_ms) - 1)
+    gain = candidate.belief.survival(candidate.known, limit).cumsum()
+    return int((gain - rate * pass_ms[: limit + 1]).argmax())
 
 
 def _add_drafts(
@@ -289,32 +262,3 @@ class _SharedSteps:
         self._drafting[depth] = n_others + 1
         others_ms = candidate.steps.ms(n_others) if n_others else 0.0
         return max(candidate.steps.ms(n_others + 1) - others_ms, 0.0) + entry_ms
-
-
-class FixedDepth:
-    """Always the same number of drafts, as other engines have it and as a baseline for measurements."""
-
-    fixed = True
-
-    def __init__(self, depth: int) -> None:
-        if not 0 <= depth <= MAX_DRAFTS:
-            raise ValueError(f"depth must be between 0 and {MAX_DRAFTS}, not {depth}")
-        self.depth = depth
-
-    def decide(
-        self,
-        candidates: Sequence[Candidate],
-        costs: RoundCosts,
-        other_rows: int = 0,
-        others: int = 0,
-    ) -> Decision:
-        return Decision([min(self.depth, c.limit) for c in candidates], 0.0)
-
-    def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
-        return len(round_ms) - 1
-
-    def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        return len(candidate.known) < min(self.depth, candidate.limit)
-
-    def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-        return len(candidate.known)

@@ -10,17 +10,21 @@ from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import NoKvSlot, NotFinite, is_picture
 from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration
 from localspec.engine.speculation.budget import Balance, Budget
-from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDepth, MeasuredDepth
+from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
 
 
 @dataclass(slots=True)
 class Drafting:
-    """How one sequence drafts while its request runs. reason: why it cannot draft at all."""
+    """How one sequence drafts while its request runs.
+
+    depth: the number of drafts of each round, whatever they cost; None: as many as pay.
+    reason: why it cannot draft at all.
+    """
 
     drafters: list[Drafter]
-    policy: DepthPolicy
+    depth: int | None = None
     reason: str | None = None
     budget: Budget = field(default_factory=Budget)
 
@@ -40,9 +44,7 @@ class Drafting:
         """
         speculative = resources.asked
         depth = speculative.depth if speculative.depth is not None else default_depth
-        policy: DepthPolicy = (
-            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_DRAFTS))
-        )
+        depth = None if depth is None else min(depth, MAX_DRAFTS)
         if speculative.enabled and depth != 0 and why_impossible is None:
             drafters = [
                 kind(resources, Belief(calibrations[kind.kind]))
@@ -50,18 +52,23 @@ class Drafting:
                 if kind.serves(resources)
             ]
             if drafters:
-                return cls(drafters, policy, budget=resources.budget)
+                return cls(drafters, depth, budget=resources.budget)
         if not speculative.enabled:
             reason = "disabled by the request"
         elif speculative.depth == 0 or default_depth == 0:
             reason = "depth 0 was requested"
         else:
             reason = why_impossible or why_no_model
-        return cls([], policy, reason)
+        return cls([], depth, reason)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the depth is used whatever it costs."""
+        return self.depth is not None
 
     def begin_search(self) -> bool:
         """Whether to search for drafts in this round. Must be called once per round."""
-        return not self.budget.searches.take() or self.policy.fixed
+        return not self.budget.searches.take() or self.fixed
 
     def end_search(self, has_found: bool, max_backoff: int) -> None:
         """Note whether a search has found drafts. max_backoff: most rounds to wait if it has not."""

@@ -16,7 +16,7 @@ from localspec.engine.speculation.acceptance import GRID, Belief, Calibration
 from localspec.engine.speculation.budget import INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.depth import Candidate, MeasuredDepth, PassCosts
+from localspec.engine.speculation.depth import Candidate, PassCosts
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
@@ -130,7 +130,7 @@ def test_losing_known_tokens_yield_to_other_kinds(kinds: None) -> None:
     controller = Controller(lambda: CostProfile(table, None, 0.3), lambda _: False)
     sure = SureDrafter(resources, Belief(Calibration(0.98)))
     sure.belief.weights = np.where(GRID >= 0.98, 1.0, 0.0)
-    drafting = Drafting([sure, RightDrafter(resources, Belief(Calibration(0.8)))], MeasuredDepth())
+    drafting = Drafting([sure, RightDrafter(resources, Belief(Calibration(0.8)))])
     verifier: Any = SimpleNamespace(reject=False, matcher=None)
     slot: Any = SimpleNamespace(tokens=[1])
     tried, lost = [], 0.0
