@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import localspec
+from benchmarks.ablation import make_answer
+from benchmarks.device import without_draft
 from benchmarks.tasks import main
 from benchmarks.texts.answers import Answered, saved
 from benchmarks.texts.replay import COSTS, Replay, calibration
 from benchmarks.texts.tasks import LEARNED_FROM, TASKS
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.budget import INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS
+from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.engine.speculation.step import SequenceStep
 
 TARGET = Path(localspec.__file__).parent / "builtin" / "target.gguf"
 COPY = Answered("copy", "copy", list(range(100, 400)), list(range(100, 400)))
@@ -105,6 +110,24 @@ def test_probing_expensive_wide_passes_costs_little(
     ratios = [probed / unprobed for probed, unprobed in zip(with_probes, speeds(), strict=True)]
     assert ratios[0] >= 0.96
     assert min(ratios[1:]) >= 0.98
+
+
+def test_no_wide_pass_is_tried_where_a_change_of_width_is_dear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[bool] = []
+    observe = Controller.observe_round
+
+    def note(self: Controller, step: SequenceStep, *args: Any) -> None:
+        tried.append(step.explores)
+        observe(self, step, *args)
+
+    monkeypatch.setattr(Controller, "observe_round", note)
+    replay = Replay(without_draft("32B"))
+    for seed in range(4):
+        replay.write(make_answer("edits", seed))
+    assert len(tried) > 100
+    assert not any(tried)
 
 
 def copy_task(rng: random.Random) -> Answered:
