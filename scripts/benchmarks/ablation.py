@@ -230,10 +230,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "early stop of drafting": Mechanism(
         [(controller.Controller, "_make_continue", _draft_to_depth)], MODEL
     ),
-    "dropping doubtful drafts": Mechanism(
-        [(controller, "worth_verifying", lambda c, ms, r: min(len(c.known), len(ms) - 1))],
-        MODEL,
-    ),
     "price of a change of width": Mechanism(
         [(cost.WidthHistory, "used", property(lambda self: cost.NO_WIDTH))]
     ),

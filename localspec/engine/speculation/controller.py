@@ -32,7 +32,6 @@ from localspec.engine.speculation.depth import (
     choose_first_count,
     decide,
     keep_drafting,
-    worth_verifying,
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.step import SequenceStep
@@ -296,14 +295,8 @@ class Controller:
             except Exception as error:  # the answers go on without this kind of drafts
                 _stop_drafting(group, error)
                 continue
-            for step, extra_ms in zip(group, relative, strict=True):
+            for step in group:
                 step.drafted = len(step.drafts.tokens)
-                # Under the rejection rule no draft may be dropped because of its token: the remaining ones
-                # would no longer be distributed as q, and the answer not as p.
-                may_drop = not (step.verifier.reject or step.explores or step.drafting.fixed)
-                if may_drop and step.candidate is not None:
-                    step.candidate.known = step.drafts.buckets
-                    step.drafts.cut(worth_verifying(step.candidate, extra_ms, rate))
                 if not step.drafts.tokens:
                     step.drafter = None
 

@@ -168,13 +168,6 @@ def keep_drafting(candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
     return bool((gain - rate * cost).max() > 0)
 
 
-def worth_verifying(candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-    """Return how many drafted tokens to verify, because the last ones may be too doubtful."""
-    limit = min(len(candidate.known), len(pass_ms) - 1)
-    gain = candidate.belief.survival(candidate.known, limit).cumsum()
-    return int((gain - rate * pass_ms[: limit + 1]).argmax())
-
-
 def _add_drafts(
     candidates: Sequence[Candidate],
     ranked: Sequence[tuple[float, int]],
