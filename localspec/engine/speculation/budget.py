@@ -40,8 +40,6 @@ INITIAL_PROBE_TOKENS, MAX_PROBE_TOKENS = 2.0, 4.0
 SEARCH_BACKOFFS = (1, 2, 4, 8)  # after a search for drafts of which none was accepted
 # After a decision not to use the draft model, until a probe or another answer.
 DECISION_BACKOFFS = (0, 1, 2, 4, 8, 16, 32)
-# Those above USUAL_DECISION_BACKOFF are for small models. Deciding then takes at most this share of the time.
-USUAL_DECISION_BACKOFF, MAX_DECISION_SHARE = 8, 0.01
 # Rounds to wait before a pass is made wider than seems to pay. Only rounds count in which the additional
 # drafts would likely be accepted. The cost of wide passes is measured once, while a pair is loaded and the
 # machine may be busy. Without these trials, a cost that was measured too high would never be corrected.

@@ -15,8 +15,6 @@ from localspec.engine.llama import DecodeFatal
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.budget import (
     DECISION_BACKOFFS,
-    MAX_DECISION_SHARE,
-    USUAL_DECISION_BACKOFF,
     WIDE_PASS_BACKOFFS,
     Backoff,
     max_search_backoff,
@@ -105,7 +103,7 @@ class Controller:
         if any(_is_costly(step) for step in drafting):
             self._decisions.end()
         elif costly_offered:  # deciding takes time as well, and the next round knows nothing new
-            self._decisions.begin(self._max_decision_backoff)
+            self._decisions.begin()
         for step in drafting:
             _cut_to_grammar(step)
         self._charge(drafting, passes, rows)
@@ -381,10 +379,6 @@ class Controller:
     @property
     def _max_search_backoff(self) -> int:
         return max_search_backoff(self._search_cost)
-
-    @property
-    def _max_decision_backoff(self) -> float:
-        return max(USUAL_DECISION_BACKOFF, self._search_cost / MAX_DECISION_SHARE)
 
     def probe(self, step: SequenceStep, remaining: int) -> bool:
         """Check whether drafts that do not pay now would pay, at a bounded share of the time.
