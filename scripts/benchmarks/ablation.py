@@ -265,7 +265,6 @@ MECHANISMS: dict[str, Mechanism] = {
         [(controller, "_limit_to_budget", lambda steps, costs, rows: None)], MODEL
     ),
     "budget of known tokens": Mechanism([(budget.Balance, "affords", _affords_all)], LOOKUP),
-    "one explorer": Mechanism([(controller, "_pick_explorer", lambda steps: steps)], MODEL, 4),
     "first part of known tokens": Mechanism(
         [(controller, "choose_first_count", lambda c, ms, r: len(ms) - 1)], LOOKUP
     ),

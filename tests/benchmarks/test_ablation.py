@@ -51,7 +51,7 @@ def test_an_interrupted_table_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_row_for_each_finished_mechanism() -> None:
-    jobs = ablation.list_jobs(CASES, ["margin", "one explorer", "probes"], 1)
+    jobs = ablation.list_jobs(CASES, ["margin", "order by depth", "probes"], 1)
     assert [job.name for job in jobs] == [ALL_ON] * 2 + ["margin"] * 2 + ["probes"] + [FIXED] * 2
     slower = {ALL_ON: 1.0, "margin": 1.25}
     results: dict[str, list[Any]] = {

@@ -94,7 +94,6 @@ class Controller:
                 # Its own lookup or grammar failed: the other sequences go on.
                 step.error = error
         costly_offered = any(_is_costly(step) for step in drafting)
-        drafting = _pick_explorer(drafting)
         if not drafting:
             self._time_fruitless_search(start, len(open_steps))
             return
@@ -481,28 +480,6 @@ def _cut_to_grammar(step: SequenceStep) -> None:
             step.drafts.cut(matcher.count_valid(step.drafts.tokens))
         except Exception as error:  # the grammar belongs to this step alone
             step.error = error
-
-
-def _pick_explorer(steps: list[SequenceStep]) -> list[SequenceStep]:
-    """Let a single sequence try a new kind of drafts, the one that it costs least to begin with.
-
-    Otherwise each of several would pay for the same lesson. The others bring no drafts.
-    """
-    candidates = [
-        step
-        for step in steps
-        if step.candidate is not None
-        and not step.candidate.tokens
-        and not step.drafting.fixed
-        and step.candidate.belief.calibration.is_new
-    ]
-    if len(candidates) < 2:
-        return steps
-    explorer = min(candidates, key=lambda step: step.candidate.entry_ms if step.candidate else 0.0)
-    for step in candidates:
-        if step is not explorer:
-            step.drop_drafts()
-    return [step for step in steps if step.drafter is not None]
 
 
 def _stop_drafting(steps: list[SequenceStep], error: Exception) -> None:
