@@ -236,7 +236,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "price that grows with the width": Mechanism(
         [(cost.UsedWidth, "price_ms", lambda self, rows: self.change_ms * (rows != self.rows))]
     ),
-    "averaged run between changes": Mechanism([(cost, "RUN_WEIGHT", 0.0)]),
     "known change of a pass (switch_ms)": Mechanism(
         [(Lane, "make_pass_costs", _without_switches(Lane.make_pass_costs))]
     ),

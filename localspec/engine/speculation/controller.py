@@ -256,8 +256,8 @@ class Controller:
     ) -> int:
         """Return how many drafts to verify to learn the cost of a wider pass; 0: none now.
 
-        No more than `depth` of them seem to pay. Where a change of the width is dear, none is worth one: there
-        such trials cost n-gram drafts 2 to 5 %.
+        No more than `depth` of them seem to pay. There is none where a change of the width is dear: such
+        trials cost n-gram drafts 2 to 5 % there.
         """
         if passes.switch_ms is not None:
             return 0
