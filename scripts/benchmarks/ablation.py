@@ -242,8 +242,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "padding": Mechanism([(CostTable, "_find_cheapest", _keep_rows)]),
     "retries of narrow passes": Mechanism([(cost, "RETRY_INTERVAL_PASSES", 1 << 30)]),
     "costs follow rounds": Mechanism([(CostTable, "observe", lambda self, width, ms: None)]),
-    "single weight of wide passes": Mechanism([(cost, "WELL_MEASURED_ROWS", 1 << 30)]),
-    "unobserved widths follow": Mechanism([(CostTable, "_scale_unobserved", lambda self: None)]),
     "tables by sequences": Mechanism(
         [(CostTable, "for_sequences", lambda self, count: self)], sequences=4
     ),

@@ -33,10 +33,6 @@ RETRY_INTERVAL_PASSES = 32
 # Weight of such a pass if it was faster than expected. It is large, because disturbances only slow passes
 # down.
 FASTER_WEIGHT = 0.25
-# A width above this is measured with a single pass when a pair is loaded. The first round of that width
-# weighs as much as the measurement, and so does each that was faster, because disturbances only slow passes
-# down.
-WELL_MEASURED_ROWS, SINGLE_WEIGHT = 16, 0.5
 # The weight, in rounds, of a measured table, and of one that was measured for something else.
 MEASURED_ROUNDS, GUESSED_ROUNDS = 12, 3
 
@@ -127,8 +123,7 @@ class CostTable:
     """The milliseconds of a pass of one model, by width.
 
     Every observed round moves its own width slowly and a common factor faster. The context grows or the
-    machine gets busy for all widths at once, so an observation at one width informs the others. Widths that
-    no round has had yet follow their neighbours.
+    machine gets busy for all widths at once, so an observation at one width informs the others.
     """
 
     def __init__(
@@ -151,8 +146,6 @@ class CostTable:
         # array after a pass, which has emptied the processor's caches, takes microseconds.
         self._widths = sorted(measured)
         self._ms = [float(measured[width]) for width in self._widths]
-        self._measured = self._ms[:]
-        self._observed_widths: set[int] = set()  # widths that rounds have had
         self._drift = 1.0
         self.change = change
         # Results of `padded_ms` and `padded_width`, by the width in use and the latter also by rows.
@@ -269,19 +262,13 @@ class CostTable:
         clipped = min(max(ratio, 1 / MAX_OUTLIER_RATIO), MAX_OUTLIER_RATIO)
         shared_change = clipped**weight
         self._drift *= shared_change
-        is_first = width not in self._observed_widths
-        self._observed_widths.add(width)
         if is_known:
             is_retry = ratio < 1 and self.padded_width(width) > width
-            if width > WELL_MEASURED_ROWS and (is_first or ratio < 1):
-                self._ms[at] *= min(max(ratio, 1 / 3), MAX_OUTLIER_RATIO) ** SINGLE_WEIGHT
-            else:
-                self._ms[at] *= clipped ** (FASTER_WEIGHT if is_retry else weight / 2)
+            self._ms[at] *= clipped ** (FASTER_WEIGHT if is_retry else weight / 2)
         else:  # what does not apply to all widths is attributed to this one
             new_ms = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
             self._widths.insert(at, width)
             self._ms.insert(at, new_ms)
-            self._measured.insert(at, new_ms)
             self._invalidate()
         self._n_observed += 1
         if self._n_observed % 16 == 0 or self._n_observed < self._rounds:
@@ -289,23 +276,8 @@ class CostTable:
 
     def _invalidate(self) -> None:
         """Discard the cached results."""
-        if 0 < len(self._observed_widths) < len(self._widths):
-            self._scale_unobserved()
         self._tables.clear()
         self._padded.clear()
-
-    def _scale_unobserved(self) -> None:
-        """Scale the widths that no round has had as their neighbours have changed since measuring."""
-        pairs = list(zip(self._widths, self._ms, self._measured, strict=True))
-        observed = [
-            (width, ms / measured)
-            for width, ms, measured in pairs
-            if width in self._observed_widths
-        ]
-        factors = np.interp(self._widths, *np.transpose(observed)).tolist()
-        self._ms = [
-            measured * factor for measured, factor in zip(self._measured, factors, strict=True)
-        ]
 
     def as_dict(self) -> dict[int, float]:
         """Return the present milliseconds by width."""
