@@ -19,7 +19,6 @@ import json
 import math
 import multiprocessing
 import os
-import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,10 +32,11 @@ import numpy as np
 
 from benchmarks.command import positive, say
 from benchmarks.device import bursts, device_profile, warm_start, without_draft
+from benchmarks.measuring.report import table
 from benchmarks.texts import replay as lookups
 from benchmarks.texts.answers import Answered
 from benchmarks.traces import replay as traces
-from benchmarks.traces.copying import make_copying
+from benchmarks.traces.copying import make_answer
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.pair.lane import Lane
 from localspec.engine.speculation import acceptance, budget, controller, cost, depth
@@ -144,42 +144,6 @@ def make_trace(case: Case, seed: int, *, opposite: bool = False) -> Trace:
     if opposite:
         rates = [0.95 - rate for rate in rates]
     return Trace.draw("", rates, buckets, {}, seed)
-
-
-def make_answer(text: str, seed: int) -> Answered:
-    """Return a text of which parts can be looked up."""
-    rng, n_ids = random.Random(seed), 20_000
-    if text.startswith("copies of 40"):
-        return _cut(make_copying(40, 40, 3, seed).answered)
-    if text.startswith("copies of 150"):
-        return _cut(make_copying(42, 150, 1, seed).answered)
-    source = rng.choices(range(1, n_ids), k=400)
-    if text == "records":  # the same keys around other values
-        keys = rng.choices(range(1, n_ids), k=12)
-        values = [rng.choices(range(1, 60), k=3) for _ in range(TOKENS // 7 + 16)]
-        records = [
-            token
-            for at, value in enumerate(values)
-            for token in (*keys[at * 4 % 12 : at * 4 % 12 + 4], *value)
-        ]
-        return _cut(Answered(text, "JSON", records[:105], records[105:]))
-    if text.startswith("edits"):  # some names come everywhere in the text, and are replaced
-        names = rng.sample(range(1, n_ids), 6)
-        for place in range(5, 400, 13):
-            source[place] = names[place % 6]
-        renamed = {name: number for number, name in enumerate(names[:3], n_ids)}
-        answer = []
-        for place, token in enumerate(source):
-            if place % 67 == 40:
-                answer += rng.choices(range(1, n_ids), k=5)  # a line more
-            if place % 83 < 80:  # or less
-                answer.append(renamed.get(token, token))
-        return _cut(Answered(text, "refactoring", source, answer))
-    return Answered(text, "free", source, rng.choices(range(1, n_ids), k=TOKENS))
-
-
-def _cut(answered: Answered) -> Answered:
-    return Answered(answered.name, answered.kind, answered.prompt, answered.answer[:TOKENS])
 
 
 # ------------------------------------------------------------------------ mechanisms
@@ -350,7 +314,7 @@ def fixed_drafts(case: Case, seed: int) -> list[list[float]]:
 def _answers(case: Case, seed: int, number: int, text: str | None = None) -> list[Answered]:
     """Return the answers that the sequences write at once."""
     first = 1000 * seed + 100 * number
-    return [make_answer(text or case.text, first + at) for at in range(case.sequences)]
+    return [make_answer(text or case.text, TOKENS, first + at) for at in range(case.sequences)]
 
 
 def _list_lookups(case: Case, seed: int) -> list[list[Answered]]:
@@ -495,9 +459,7 @@ def markdown(results: Mapping[str, list[Any]], jobs: Sequence[Job]) -> str:
 
         return fixed
 
-    text = "| without | mean | cold | known | changed | returned | worst | best "
-    text += "| ÷ plain, worst | ÷ best fixed | worst answer |\n"
-    text += f"|---|{'--:|' * 9}---|\n"
+    rows = []
     for name in (ALL_ON, *MECHANISMS):
         own = [job for job in jobs if job.name == name]
         if not own or any(job.key not in results for job in own):
@@ -511,11 +473,12 @@ def markdown(results: Mapping[str, list[Any]], jobs: Sequence[Job]) -> str:
         ]
         worst = min(changes, key=lambda key: changes[key])
         figures = [*means, changes[worst], max(changes.values())]
-        cells = " | ".join(f"{100 * ratio - 100:+.1f} %" for ratio in figures)
-        mean_fixed = geometric_mean(list(fixed.values()))
-        text += f"| {name} | {cells} | {min(plain.values()):.3f} | {mean_fixed:.3f} "
-        text += f"| {', '.join(worst)} |\n"
-    return text
+        shown = [f"{100 * ratio - 100:+.1f} %" for ratio in figures]
+        beside_others = [min(plain.values()), geometric_mean(list(fixed.values()))]
+        shown += [f"{ratio:.3f}" for ratio in beside_others]
+        rows.append([name, *shown, ", ".join(worst)])
+    header = ["without", "mean", *STATES, "worst", "best", "÷ plain, worst", "÷ best fixed"]
+    return table([*header, "worst answer"], rows)
 
 
 def main(arguments: list[str]) -> int:

@@ -3,19 +3,21 @@
 The costs are those that one H200 had with targets of 8 B, 32 B and 70 B and a draft of 0.5 B. Everything
 above llama.cpp is the engine's. Compared are `auto`, after it has read two texts of the pair, every fixed
 depth, and plain decoding, for one sequence or several at once. Texts that change between prose and copying
-are compared with a clairvoyant.
+are compared with a clairvoyant, edits and records with plain decoding.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.command import positive
-from benchmarks.traces.copying import compare_copying, make_copying
+from benchmarks.command import positive, say
+from benchmarks.measuring.report import table
+from benchmarks.texts import replay as lookups
+from benchmarks.traces.copying import compare_copying, make_answer, make_copying
 from benchmarks.traces.replay import FixedDepths, Replay
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import Calibration
@@ -119,18 +121,30 @@ def without_draft(target: str) -> CostProfile:
     return CostProfile(device_profile(target).target, None, OVERHEAD_MS)
 
 
-def _print_copying(draws: int) -> None:
-    """Print a table of texts that change between prose and copying."""
-    sys.stdout.write("\n| target | prose, copy (tokens) | auto ÷ clairvoyant | auto ÷ plain |\n")
-    sys.stdout.write("|---|---|--:|--:|\n")
-    for target in TARGETS:
-        for prose, copy, copies in COPIES:
-            ratios = [
-                compare_copying(without_draft(target), make_copying(prose, copy, copies, 1 + draw))
-                for draw in range(draws)
-            ]
-            figures = " | ".join(f"{fmean(column):.3f}" for column in zip(*ratios, strict=True))
-            sys.stdout.write(f"| {target} | {prose}, {copy} | {figures} |\n")
+def compare_copies(target: str, draws: int) -> Iterator[list[str]]:
+    """Yield rows of texts that change between prose and copying."""
+    for prose, copy, copies in COPIES:
+        ratios = [
+            compare_copying(without_draft(target), make_copying(prose, copy, copies, 1 + draw))
+            for draw in range(draws)
+        ]
+        figures = (f"{fmean(column):.3f}" for column in zip(*ratios, strict=True))
+        yield [target, f"{prose} of prose, {copy} copied", *figures]
+
+
+def compare_edits(target: str, draws: int, tokens: int) -> Iterator[list[str]]:
+    """Yield rows of texts that nobody knows a shortest way through, each in the third text of a pair."""
+    for kind in ("edits", "records", "prose"):
+        ratios = []
+        for draw in range(draws):
+            auto, plain = (
+                lookups.Replay(without_draft(target)),
+                lookups.Replay(without_draft(target)),
+            )
+            texts = [make_answer(kind, tokens, 10 * draw + number) for number in range(3)]
+            *_, last = [auto.write(text) for text in texts]
+            ratios.append(plain.write(texts[-1], plain=True).ms / last.ms)
+        yield [target, kind, "", f"{fmean(ratios):.3f}"]
 
 
 def main(arguments: list[str]) -> int:
@@ -143,21 +157,32 @@ def main(arguments: list[str]) -> int:
     length = options.tokens * options.sequences
     texts = {f"{rate}": [rate] * length for rate in (0.95, 0.8, 0.6, 0.4, 0.0)}
     texts |= {f"bursts of {every}": bursts(0.95, 0.1, every, length) for every in (40, 80, 200)}
-    sys.stdout.write(
-        "| target | acceptance | plain, tokens/s | best depth | auto ÷ best | auto ÷ plain |\n"
-    )
-    sys.stdout.write("|---|---|--:|--:|--:|--:|\n")
+    rows = []
     for target in TARGETS:
         for name, rates in texts.items():
             outcome = compare_draws(target, rates, options.draws, options.sequences)
-            figures = (
-                f"{outcome.best_fixed / outcome.auto:.3f} | {outcome.plain / outcome.auto:.3f}"
-            )
-            speed = 1e3 / outcome.plain
-            sys.stdout.write(
-                f"| {target} | {name} | {speed:.1f} | {outcome.best_depth} | {figures} |\n"
-            )
-            sys.stdout.flush()
+            ratios = outcome.best_fixed / outcome.auto, outcome.plain / outcome.auto
+            figures = [f"{1e3 / outcome.plain:.1f}", str(outcome.best_depth)]
+            rows.append([target, name, *figures, *(f"{ratio:.3f}" for ratio in ratios)])
+        say(f"{target}: drafts of a model")
+    header = [
+        "target",
+        "acceptance",
+        "plain, tokens/s",
+        "best depth",
+        "auto ÷ best",
+        "auto ÷ plain",
+    ]
+    sys.stdout.write(table(header, rows))
     if options.sequences == 1:
-        _print_copying(options.draws)
+        header = ["target", "n-grams", "auto ÷ clairvoyant", "auto ÷ plain"]
+        rows = [
+            row
+            for target in TARGETS
+            for row in (
+                *compare_copies(target, options.draws),
+                *compare_edits(target, options.draws, options.tokens),
+            )
+        ]
+        sys.stdout.write("\n" + table(header, rows))
     return 0

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import ablation
 from benchmarks.ablation import ALL_ON, FIXED, MECHANISMS, Case, Job, Results, run
+from benchmarks.traces.copying import make_answer
 
 CASES = [Case("draft", "8B", "bursts of 40", 1), Case("ngram", "cpu", "edits", 4)]
 
@@ -37,7 +38,7 @@ def test_a_replay_is_the_same_each_time(case: Case) -> None:
 
 def test_the_texts_that_can_be_looked_up_are_as_long_as_an_answer() -> None:
     for text in ablation.LOOKED_UP:
-        assert len(ablation.make_answer(text, 1).answer) == ablation.TOKENS, text
+        assert len(make_answer(text, ablation.TOKENS, 1).answer) == ablation.TOKENS, text
 
 
 def test_an_interrupted_table_goes_on(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import localspec
-from benchmarks.ablation import make_answer
 from benchmarks.device import without_draft
 from benchmarks.tasks import main
 from benchmarks.texts.answers import Answered, saved
 from benchmarks.texts.replay import COSTS, Replay, calibration
 from benchmarks.texts.tasks import LEARNED_FROM, TASKS
+from benchmarks.traces.copying import make_answer
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.budget import INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS
 from localspec.engine.speculation.controller import Controller
@@ -125,7 +125,7 @@ def test_no_wide_pass_is_tried_where_a_change_of_width_is_dear(
     monkeypatch.setattr(Controller, "observe_round", note)
     replay = Replay(without_draft("32B"))
     for seed in range(4):
-        replay.write(make_answer("edits", seed))
+        replay.write(make_answer("edits", 192, seed))
     assert len(tried) > 100
     assert not any(tried)
 

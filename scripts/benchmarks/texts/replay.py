@@ -14,6 +14,7 @@ from statistics import geometric_mean
 import numpy as np
 
 from benchmarks.measuring.driven import Answer, Driven
+from benchmarks.measuring.report import table
 from benchmarks.texts.answers import Answered
 from benchmarks.traces.simulated import (
     Said,
@@ -186,16 +187,16 @@ class Replay(Driven):
 
 def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
     """By answer and by kind of task: tokens per pass, and how much faster than without drafts."""
-    text = "| answer | tokens | per pass | accepted | × plain |\n| --- | --: | --: | --: | --: |\n"
-    gains = dict[str, list[float]]()
+    rows, gains = list[list[str]](), dict[str, list[float]]()
     for answered, replayed in written:
         gain = replayed.speed * (COSTS[1] + OVERHEAD_MS) / 1e3
         gains.setdefault(answered.kind, []).append(gain)
-        text += f"| {answered.name} | {replayed.tokens} | {replayed.per_pass:.2f} | "
-        text += f"{replayed.accepted} of {replayed.drafted} | {gain:.2f} |\n"
+        accepted = f"{replayed.accepted} of {replayed.drafted}"
+        figures = [str(replayed.tokens), f"{replayed.per_pass:.2f}", accepted, f"{gain:.2f}"]
+        rows.append([answered.name, *figures])
     for kind, factors in gains.items():
-        text += f"| **{kind}** | | | | **{geometric_mean(factors):.2f}** |\n"
-    return text
+        rows.append([f"**{kind}**", "", "", "", f"**{geometric_mean(factors):.2f}**"])
+    return table(["answer", "tokens", "per pass", "accepted", "× plain"], rows)
 
 
 def calibration(answers: Sequence[Answered], seed: int) -> str:

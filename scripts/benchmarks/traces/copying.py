@@ -1,8 +1,9 @@
-"""Texts that change between prose and copying, replayed where a change of a pass's width is dear.
+"""Made-up texts of which parts can be looked up: copies, edits, records.
 
 Prose has no token twice in the same order, so nothing is found for it. Copies are parts of a text in the
 prompt, in which every looked-up token is right. A clairvoyant knows where each copy begins and ends, and
-pays only for passes and changes of their width.
+pays only for passes and changes of their width. Edits replace some names of a text everywhere, and records
+have the same keys around other values.
 """
 
 from __future__ import annotations
@@ -45,6 +46,51 @@ def make_copying(prose: int, copy: int, copies: int, seed: int) -> Copying:
             # A passage is found when its first tokens are written.
             known += [index >= GRAM_TOKENS for index in range(copy)]
     return Copying(Answered("copying", "copy", source, answer), known)
+
+
+def make_answer(text: str, tokens: int, seed: int) -> Answered:
+    """Return an answer of so many tokens of a kind of text: "copies of N", "records", "edits" or "prose"."""
+    rng = random.Random(seed)
+    if text.startswith("copies of 40"):
+        answered = make_copying(40, 40, 3, seed).answered
+    elif text.startswith("copies of 150"):
+        answered = make_copying(42, 150, 1, seed).answered
+    elif text.startswith("records"):
+        answered = _make_records(rng, tokens)
+    elif text.startswith("edits"):
+        answered = _make_edits(rng)
+    else:
+        source = rng.choices(range(1, N_IDS), k=400)
+        answered = Answered(text, "free", source, rng.choices(range(1, N_IDS), k=tokens))
+    return Answered(text, answered.kind, answered.prompt, answered.answer[:tokens])
+
+
+def _make_records(rng: random.Random, tokens: int) -> Answered:
+    """Return records with the same keys around other values."""
+    keys = rng.choices(range(1, N_IDS), k=12)
+    values = [rng.choices(range(1, 60), k=3) for _ in range(tokens // 7 + 16)]
+    records = [
+        token
+        for at, value in enumerate(values)
+        for token in (*keys[at * 4 % 12 : at * 4 % 12 + 4], *value)
+    ]
+    return Answered("records", "JSON", records[:105], records[105:])
+
+
+def _make_edits(rng: random.Random) -> Answered:
+    """Return a text in which some names, which come everywhere, are replaced, and lines come and go."""
+    source = rng.choices(range(1, N_IDS), k=400)
+    names = rng.sample(range(1, N_IDS), 6)
+    for place in range(5, 400, 13):
+        source[place] = names[place % 6]
+    renamed = {name: number for number, name in enumerate(names[:3], N_IDS)}
+    answer: list[int] = []
+    for place, token in enumerate(source):
+        if place % 67 == 40:
+            answer += rng.choices(range(1, N_IDS), k=5)  # a line more
+        if place % 83 < 80:  # or less
+            answer.append(renamed.get(token, token))
+    return Answered("edits", "refactoring", source, answer)
 
 
 def shortest_ms(known: Sequence[bool], costs: CostProfile) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.measuring.driven import Driven
+from benchmarks.measuring.report import table
 from benchmarks.measuring.runs import BenchError
 from benchmarks.traces.simulated import SimulatedClock, SimulatedPair, count_together
 from benchmarks.traces.trace import Trace
@@ -204,18 +205,19 @@ def markdown(trace: Trace, result: Regret) -> str:
     count = len(trace.target)
     rate = sum(trace.hits) / max(count, 1)
 
-    def line(name: str, ms: float) -> str:
-        versus = f"{result.best_fixed / ms:.3f} | {result.clairvoyant / ms:.3f} | {result.plain / ms:.2f}"
-        return f"| {name} | {ms:.0f} | {1e3 * count / ms:.1f} | {versus} |\n"
+    def row(name: str, ms: float) -> list[str]:
+        ratios = [result.best_fixed / ms, result.clairvoyant / ms]
+        speed = f"{1e3 * count / ms:.1f}"
+        return [name, f"{ms:.0f}", speed, *(f"{r:.3f}" for r in ratios), f"{result.plain / ms:.2f}"]
 
     head = f"# Replay of {trace.name}\n\n- {count} tokens, the draft is right about {rate:.2f} of them\n"
     head += (
         f"- auto verified {np.mean(result.depths):.2f} drafts per pass on average, and looked in "
     )
     head += f"{result.looks} times while they did not pay\n\n"
-    head += "| | ms | tokens/s | × best fixed | × clairvoyant | × plain |\n"
-    head += "| --- | --: | --: | --: | --: | --: |\n"
-    rows = [line("plain", result.plain)]
-    rows += [line(f"fixed {depth}", ms) for depth, ms in sorted(result.fixed.items())]
-    rows += [line("auto, nothing learned", result.auto_first), line("auto", result.auto)]
-    return head + "".join(rows) + line("clairvoyant", result.clairvoyant)
+    rows = [row("plain", result.plain)]
+    rows += [row(f"fixed {depth}", ms) for depth, ms in sorted(result.fixed.items())]
+    rows += [row("auto, nothing learned", result.auto_first), row("auto", result.auto)]
+    rows.append(row("clairvoyant", result.clairvoyant))
+    header = ["", "ms", "tokens/s", "× best fixed", "× clairvoyant", "× plain"]
+    return head + table(header, rows)
