@@ -77,7 +77,7 @@ NO_WIDTH = UsedWidth()
 
 # The cost of a change is spread over so many passes, about as many as follow until the next one. Their number
 # as averaged over earlier changes lost 0.6 % in the mean.
-PASSES_PER_CHANGE = 24.0
+PASSES_PER_CHANGE = 32.0
 
 
 class WidthHistory:
