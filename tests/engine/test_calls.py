@@ -598,20 +598,24 @@ def test_order_and_count_of_many_arguments() -> None:
     }
     tokenizer = LLTokenizer("byte")
 
-    def is_accepted(keys: Sequence[str], n_keys: int, **others: bool) -> bool:
+    def is_accepted(keys: Sequence[str], n_keys: int) -> bool:
         properties = {key: schema["properties"][key] for key in [*schema["properties"]][:n_keys]}
         source = f"start: {json_rule({**schema, 'properties': properties})}"
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(source))
         assert not matcher.get_error()
-        text = json.dumps(dict.fromkeys(keys, 1) | others, separators=(",", ":")).encode()
+        arguments = {key: 1 if key.startswith("k") else True for key in keys}
+        text = json.dumps(arguments, separators=(",", ":")).encode()
         return matcher.try_consume_tokens(list(text)) == len(text)
 
     keys = [*schema["properties"]]
     for n_keys in (2, 3, 63, 64):
-        assert is_accepted(keys[:n_keys][::-1], n_keys)
-        assert is_accepted(keys[:n_keys][::-1], n_keys, other=True)
+        reverse = keys[:n_keys][::-1]
+        assert is_accepted(reverse, n_keys)
+        assert is_accepted(["o1", "o2", *reverse], n_keys)
+        assert is_accepted([*reverse[:1], "o1", "o2", *reverse[1:], "o3", "o4"], n_keys)
         assert not is_accepted(keys[1:n_keys], n_keys)
-    assert is_accepted(keys, 65, other=True)
+        assert not is_accepted(["o1", *keys[1:n_keys], "o2"], n_keys)
+    assert is_accepted([*keys, "o1", "o2"], 65)
     assert not is_accepted(keys[::-1], 65)
 
 

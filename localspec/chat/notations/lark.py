@@ -103,17 +103,21 @@ class Rules(dict[str, str]):
         n_required = sum(pair.is_required for pair in pairs)
         end = f'"" %if is_ones([0:{n_required}])' if n_required else EMPTY
         more = self.add("", "::_")
-        ways = [
+        ways = " | ".join(
             f"{pair.rule} {more}::set_bit({bit}) %if bit_clear({bit})"
             for bit, pair in enumerate(pairs)
-        ]
-        ways += [f"{other} {more}::_"] if other else []
+        )
         if not separator:
-            self[f"{more}::_"] = " | ".join([end, *ways])
+            self[f"{more}::_"] = f"{end} | {ways}"
             return f"{more}::0x0"
-        first = self.add(" | ".join(ways), "::_")
-        is_left = "" if other else f" %if not(is_ones([0:{len(pairs)}]))"
-        self[f"{more}::_"] = f"{end} | {lark_string(separator)} {first}::_{is_left}"
+        comma, named = lark_string(separator), self.add(ways, "::_")
+        following = f"{end} | {comma} {named}::_ %if not(is_ones([0:{len(pairs)}]))"
+        first = named
+        if other:  # Such pairs are one list, which makes masks faster than a rule for each of them.
+            behind = self.add(following, "::_")
+            first = self.add(f"{named}::_ | {other} ({comma} {other})* {behind}::_", "::_")
+            following = f"{end} | {comma} {first}::_"
+        self[f"{more}::_"] = following
         return f"{first}::0x0" if n_required else f"{first}::0x0 | {EMPTY}"
 
     def add_ordered_pairs(self, pairs: Sequence[Pair], separator: str, other: str = "") -> str:
