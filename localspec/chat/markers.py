@@ -174,7 +174,7 @@ class AnswerMarkers:
             if stripped.startswith(opening):
                 count = len(text) - len(stripped) + len(opening)
                 return "", count, Place("thoughts", close)
-            if stripped.startswith(close):  # of no thoughts at all
+            if close and stripped.startswith(close):  # of no thoughts at all
                 return "", len(text) - len(stripped) + len(close), Place("behind")
         if place.region == "start" and stripped.startswith(self._heads):
             return self._read_head(Place("head"), text, final)
