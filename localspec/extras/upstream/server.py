@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -67,48 +67,33 @@ class ServerInfo:
 
 
 @dataclass
-class RequestCounts:
-    """The counts of the requests of one pair since the daemon started.
-
-    measured: tokens of the answers whose speculation was reported.
-    passes: target passes that produced these tokens.
-    """
-
-    running: int = 0
-    requests: int = 0
-    failed: int = 0
-    fallbacks: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    measured: int = 0
-    passes: int = 0
-
-    def add(self, done: frames.Done) -> None:
-        speculation = done.speculation
-        self.tokens += done.completion_tokens
-        self.drafted += speculation.drafted
-        self.accepted += speculation.accepted
-        if speculation.rounds:
-            self.measured += done.completion_tokens
-            self.passes += speculation.rounds
-
-
-@dataclass
 class UpstreamServer:
-    """The server of one pair."""
+    """The server of one pair. `status` counts its requests since the daemon started."""
 
     name: str
     upstream: Upstream
-    counted: RequestCounts = field(default_factory=RequestCounts)
     known: ServerInfo | None = None
-    problem: str = ""  # why it did not respond to the last request
 
     def __post_init__(self) -> None:
         self.connection = UpstreamConnection(self.name, self.upstream)
+        fallback = self.upstream.fallback or None
+        self.status = UpstreamStatus(self.name, self.connection.origin, fallback=fallback)
+        # Tokens of the answers whose speculation was reported, and target passes that produced them.
+        self._measured = self._passes = 0
         self._lookup_lock = asyncio.Lock()
         self._counter_tasks: set[asyncio.Task[ServerCounters | None]] = set()
         self._reports_drafts = False  # whether its answers report their drafts
+
+    def count(self, done: frames.Done) -> None:
+        """Add the figures of an answer to the status."""
+        status, speculation = self.status, done.speculation
+        status.tokens += done.completion_tokens
+        status.drafted += speculation.drafted
+        status.accepted += speculation.accepted
+        if speculation.rounds:
+            self._measured += done.completion_tokens
+            self._passes += speculation.rounds
+            status.tokens_per_pass = self._measured / self._passes
 
     # ------------------------------------------------------------------ discovery
 
@@ -194,11 +179,11 @@ class UpstreamServer:
                     async for event in events:
                         text_began = text_began or isinstance(event, frames.Delta)
                         if isinstance(event, frames.Done):
-                            self.problem = ""  # now, because the reader stops at this event
+                            self.status.problem = ""  # now, because the reader stops at this event
                         yield event
                 return
             except UpstreamUnreachable as error:
-                self.problem = error.message
+                self.status.problem = error.message
                 if text_began:  # the client has a part of the answer, so it cannot start again
                     raise UpstreamError(error.message) from None
                 self.known = None  # another server may come back at this address
@@ -224,7 +209,7 @@ class UpstreamServer:
         counters = None
         # The server's counters measure one answer if its answers do not report their drafts and no other
         # request of ours is running. The first reading runs beside the request and does not delay it.
-        if dialect.metrics_path and not self._reports_drafts and self.counted.running <= 1:
+        if dialect.metrics_path and not self._reports_drafts and self.status.running <= 1:
             counters = asyncio.create_task(self._read_counters(dialect))
             self._counter_tasks.add(counters)
             counters.add_done_callback(self._counter_tasks.discard)
@@ -445,7 +430,7 @@ class Upstreams:
             UpstreamUnreachable: The server does not respond, and no part of an answer has arrived.
         """
         server = self.of(pair)
-        counts = server.counted
+        counts = server.status
         counts.requests += 1
         counts.running += 1
         self._requested_at[pair.name] = time.monotonic()
@@ -455,7 +440,7 @@ class Upstreams:
         try:
             if server.upstream.fallback:
                 if server.name in self._away:
-                    raise UpstreamUnreachable(server.problem)
+                    raise UpstreamUnreachable(server.status.problem)
                 watch_task = asyncio.create_task(self._abort_if_unreachable(server, running))
             yield running
         except LocalspecError:
@@ -468,7 +453,7 @@ class Upstreams:
             self._running.discard(running)
             await running.close()
             if running.done:
-                counts.add(running.done)
+                server.count(running.done)
 
     async def _record_events(
         self, server: UpstreamServer, request: frames.Generate
@@ -499,7 +484,7 @@ class Upstreams:
         try:
             await server.connection.get("models", _PROBE_TIMEOUT_S)
         except (UpstreamTimeout, UpstreamUnreachable) as error:
-            server.problem = error.message
+            server.status.problem = error.message
             raise UpstreamUnreachable(error.message) from None
         except LocalspecError:
             pass  # it responds; the actual request will run into the same error, if it matters
@@ -541,7 +526,7 @@ class Upstreams:
         said = " ".join(problems)  # the reason for each server of the chain
         if fallback is None or fallback.name in {pair.name for pair, _ in failed}:
             raise UpstreamUnreachable(said)
-        server.counted.fallbacks += 1
+        server.status.fallbacks += 1
         return fallback, _adapt_request(request), f"{said} '{fallback.name}' answers in its place."
 
     async def _retry(self, server: UpstreamServer) -> None:
@@ -552,7 +537,7 @@ class Upstreams:
                 await asyncio.sleep(next(delays))
                 with contextlib.suppress(UpstreamUnreachable):
                     await self._probe(server)
-                    server.problem, server.known = "", None
+                    server.status.problem, server.known = "", None
                     return
         finally:
             self._away.pop(server.name, None)
@@ -560,7 +545,12 @@ class Upstreams:
     # ------------------------------------------------------------------ status and end
 
     def statuses(self) -> list[UpstreamStatus]:
-        return [_status(server, server.name in self._away) for server in self._servers.values()]
+        for server in self._servers.values():
+            known, status = server.known, server.status
+            status.kind = known.dialect.name if known else None
+            status.model = known.model if known else server.upstream.upstream_model or None
+            status.away = server.name in self._away
+        return [server.status for server in self._servers.values()]
 
     def abort(self, error: LocalspecError) -> None:
         """Fail every running request."""
@@ -634,21 +624,3 @@ def _adapt_request(request: frames.Generate) -> frames.Generate:
         allowed = msgspec.structs.replace(allowed, format=EXPLAINED)
     prompt = msgspec.structs.replace(prompt, messages=messages, tools=None)
     return msgspec.structs.replace(request, prompt=prompt, tools=allowed)
-
-
-_SHOWN_COUNTS = "running requests failed fallbacks tokens drafted accepted".split()
-
-
-def _status(server: UpstreamServer, away: bool) -> UpstreamStatus:
-    known, counts = server.known, server.counted
-    return UpstreamStatus(
-        server.name,
-        server.connection.origin,
-        kind=known.dialect.name if known else None,
-        model=known.model if known else server.upstream.upstream_model or None,
-        away=away,
-        problem=server.problem,
-        fallback=server.upstream.fallback or None,
-        **{name: getattr(counts, name) for name in _SHOWN_COUNTS},
-        tokens_per_pass=counts.measured / counts.passes if counts.passes else None,
-    )

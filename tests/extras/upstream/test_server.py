@@ -443,12 +443,12 @@ def test_a_problem_is_cleared_by_the_next_answer() -> None:
         server = UpstreamServer("big", state(remote))
         with pytest.raises(UpstreamUnreachable):
             await _collect_events(server, frames.Generate(0, CHAT))
-        assert "not ready" in server.problem
+        assert "not ready" in server.status.problem
         events = server.events(frames.Generate(0, CHAT))
         while not isinstance(await anext(events), frames.Done):
             pass
         await events.aclose()
-        assert server.problem == ""
+        assert server.status.problem == ""
         await server.close()
 
     with scripted_server(answer=answer) as remote:
