@@ -522,30 +522,6 @@ class ToolDefinition(Struct):
     description: Any = None
 
 
-class FunctionDefinition(ToolDefinition):
-    parameters: Any = None
-    strict: Any = None
-
-
-class CustomDefinition(ToolDefinition):
-    format: FormatObject | None = None
-
-
-class NamespaceDefinition(ToolDefinition):
-    tools: list[AnyTool] = []
-
-
-class ToolSearchDefinition(ToolDefinition):
-    execution: Any = None
-    parameters: Any = None
-
-
-class ClientToolDefinition(ToolDefinition):
-    environment: Any = None
-    display_width: Any = None
-    display_height: Any = None
-
-
 AllowedTool = Annotated[dict[str, Any], Described(lambda: {"": ToolDefinition})]
 
 
@@ -556,19 +532,25 @@ class ToolChoiceParam(Struct):
     tools: list[AllowedTool] = []
 
 
-_TOOLS: dict[str, type[Struct]] = {
-    "function": FunctionDefinition,
-    "custom": CustomDefinition,
-    "namespace": NamespaceDefinition,
-    "tool_search": ToolSearchDefinition,
-    "shell": ClientToolDefinition,
-    "local_shell": ClientToolDefinition,
-    "apply_patch": ClientToolDefinition,
-    "computer": ClientToolDefinition,
-    "computer_use_preview": ClientToolDefinition,
-}
 ToolChoiceObject = Annotated[dict[str, Any], Described(lambda: {"": ToolChoiceParam})]
 AnyTool = Annotated[dict[str, Any], Described(lambda: _TOOLS)]
+
+
+def _tool(names: str = "", **typed: Any) -> type[Struct]:
+    """Return the struct of a kind of tool, which may have further fields."""
+    fields = [(name, Any, None) for name in names.split()]
+    fields += [(name, hint, None) for name, hint in typed.items()]
+    return defstruct("KindOfTool", fields, bases=(ToolDefinition,), module=__name__)
+
+
+_CLIENT_TOOLS = ("shell", "local_shell", "apply_patch", "computer", "computer_use_preview")
+_TOOLS: dict[str, type[Struct]] = {
+    "function": _tool("parameters strict"),
+    "custom": _tool(format=FormatObject),
+    "namespace": _tool(tools=list[AnyTool]),
+    "tool_search": _tool("execution parameters"),
+    **dict.fromkeys(_CLIENT_TOOLS, _tool("environment display_width display_height")),
+}
 
 
 class ResponsesRequest(GenerationRequest, kw_only=True):
