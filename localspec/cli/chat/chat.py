@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,9 @@ def _handle_line(chat: Chat, line: str) -> None:
         render.dim("Stopped.")
     except TemplateFailed as error:
         talk = chat.talk
-        render.error(base_models.explain_error(talk.client, talk.model, error).message)
+        render.error(
+            base_models.explain_error(talk.client, talk.options.model or "", error).message
+        )
     except ContextExceeded as error:
         render.error(inputs.describe_chat_too_long(error, chat.talk.client))
     except LocalspecError as error:
@@ -96,7 +98,7 @@ def _make_session(chat: Chat) -> PromptSession[str]:
     return PromptSession(
         history=history,
         multiline=True,  # our key binding for Enter decides
-        key_bindings=_make_key_bindings(),
+        key_bindings=make_key_bindings(is_complete),
         completer=_make_completer(chat.talk),
         complete_while_typing=False,
         bottom_toolbar=lambda: render.harmless(chat.talk.state(), lines=False),
@@ -140,7 +142,8 @@ def _open_typed_lines(file: Path) -> History:
     return Private(str(file))
 
 
-def _make_key_bindings() -> KeyBindings:
+def make_key_bindings(is_complete: Callable[[str], bool]) -> KeyBindings:
+    """Return the keys of what is typed: Enter ends it once it is complete, Alt-Enter begins a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()

@@ -11,13 +11,14 @@ import re
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
-from localspec.cli import ask, templates
+from localspec.cli import ask, base_models, templates
 from localspec.cli.options import AskOptions
-from localspec.cli.terminal import extract, render
+from localspec.cli.terminal import extract, figures, hints, render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed
 
@@ -258,52 +259,79 @@ def _watch_reading(limit_s: float) -> Callable[[dict[str, Any]], None]:
     return watch
 
 
-def ask_template(
-    template: str,
-    options: AskOptions,
-    cut: Callable[[int], Cut],
-    variables: dict[str, str],
-    printer: render.Printer,
-    *,
-    reading_s: float = math.inf,
-) -> dict[str, Any]:
-    """Ask `template` about a text, print the answer and return what `ask.stream` returns.
+@dataclass(frozen=True)
+class ShellQuestion:
+    """A question about a text, which `template` asks, unless the options name another template.
 
-    `cut` returns the text shortened to a number of characters. It is called again with fewer characters if
-    the text does not fit into the context, or takes longer to read than `reading_s` seconds. The words of
-    `options` are the title in the history, and its template replaces `template`. `variables` has the values
-    of the template's variables. Raises UsageError if the template is wrong, and LocalspecError if no daemon
-    is running, it answered with an error, or the built-in pair answered, which cannot know anything about the
-    question.
+    cut: returns the text shortened to a number of characters. It is called again with fewer characters if the
+    text does not fit into the context, or takes longer to read than `reading_s` seconds. options: their words
+    are the title in the history. variables: the values of the template's variables.
     """
-    client = Client(autostart=not options.no_daemon_start)
-    max_chars, reason = _MAX_CHARS, "Too long"
-    for attempt in range(_MAX_ATTEMPTS):
-        text, left_out = cut(max_chars)
-        request, merged = _build_request(template, options, text, variables)
-        is_last = attempt == _MAX_ATTEMPTS - 1
-        is_limited = not is_last and len(text) > _MIN_CHARS and reading_s < math.inf
-        watch = _watch_reading(reading_s) if is_limited else None
-        try:
-            response = _stream_answer(client, request, merged, printer, watch)
-            break
-        except _TooSlow as error:
-            max_chars = max(_MIN_CHARS, int(min(len(text), max_chars) * reading_s / error.seconds))
-            reason = f"Too long to read in {reading_s:.0f} seconds"
-        except ContextExceeded as error:
-            tokens, context = error.n_prompt_tokens, error.n_ctx
-            if is_last or not tokens or not context:
-                raise
-            max_chars = int(min(len(text), max_chars) * _CONTEXT_SHARE * min(1, context / tokens))
-            reason = "Too long for the pair's context"
-    if left_out:
-        _note_once(f"{reason}; left out: {left_out}")
-    ask.print_notes(response)
-    if options.usage and "timings" in response:
-        from localspec.cli.terminal import figures
 
-        figures.statistics(response)
-    return response
+    template: str
+    options: AskOptions
+    cut: Callable[[int], Cut]
+    variables: dict[str, str]
+    reading_s: float = math.inf
+
+    def ask(self, printer: render.Printer) -> dict[str, Any]:
+        """Print the answer and return what `ask.stream` returns.
+
+        Raises UsageError if the template is wrong, and LocalspecError if no daemon is running, it answered
+        with an error, or the built-in pair answered, which cannot know anything about the question.
+        """
+        client = Client(autostart=not self.options.no_daemon_start)
+        max_chars, reason = _MAX_CHARS, "Too long"
+        for attempt in range(_MAX_ATTEMPTS):
+            text, left_out = self.cut(max_chars)
+            request, merged = self._build_request(text)
+            is_last = attempt == _MAX_ATTEMPTS - 1
+            is_limited = not is_last and len(text) > _MIN_CHARS and self.reading_s < math.inf
+            watch = _watch_reading(self.reading_s) if is_limited else None
+            try:
+                response = _stream_answer(client, request, merged, printer, watch)
+                break
+            except _TooSlow as error:
+                share = self.reading_s / error.seconds
+                max_chars = max(_MIN_CHARS, int(min(len(text), max_chars) * share))
+                reason = f"Too long to read in {self.reading_s:.0f} seconds"
+            except ContextExceeded as error:
+                tokens, context = error.n_prompt_tokens, error.n_ctx
+                if is_last or not tokens or not context:
+                    raise
+                share = _CONTEXT_SHARE * min(1, context / tokens)
+                max_chars = int(min(len(text), max_chars) * share)
+                reason = "Too long for the pair's context"
+        if left_out:
+            _note_once(f"{reason}; left out: {left_out}")
+        ask.print_notes(response)
+        if self.options.usage and "timings" in response:
+            figures.statistics(response)
+        return response
+
+    def fetch(self) -> ShellAnswer:
+        """Return the answer instead of printing it."""
+        printer = CollectingPrinter()
+        response = self.ask(printer)
+        return ShellAnswer(printer.answer, _is_cut_off(response), str(response.get("model", "")))
+
+    def print(self) -> None:
+        """Print the answer as `localspec ask` does."""
+        response = self.ask(render.printer(plain=self.options.plain))
+        if (response.get("localspec") or {}).get("limit"):
+            hints.print_cut_off(response, "")
+        elif _is_cut_off(response):
+            render.note("The answer was ended because it is long. -n sets another limit.")
+
+    def _build_request(self, text: str) -> tuple[dict[str, Any], AskOptions]:
+        options = self.options.changed(template=self.options.template or self.template)
+        used = templates.Template(options, self.variables)
+        request = {**ask.request_for(used.options, used.question(text)), "loop_guard": "all"}
+        if ask.is_saved(request):
+            kind, title = self.template.partition("-")[0], ask.clean(" ".join(options.words))
+            title = f"{kind}: {title}" if title else kind
+            request["localspec"] |= {"kind": kind, "title": title[: ask.MAX_TITLE_CHARS]}
+        return request, used.options
 
 
 @cache
@@ -335,50 +363,7 @@ def _stream_answer(
     except _TooMuch:
         return {**response, "finish_reason": "length"}
     except TemplateFailed as error:
-        from localspec.cli import base_models
-
         raise base_models.explain_error(client, request.get("model", ""), error) from error
-
-
-def _build_request(
-    template: str, options: AskOptions, text: str, variables: dict[str, str]
-) -> tuple[dict[str, Any], AskOptions]:
-    used = templates.Template(options.changed(template=options.template or template), variables)
-    question = used.question(text)
-    request = {**ask.request_for(used.options, question), "loop_guard": "all"}
-    if ask.is_saved(request):
-        kind, title = template.partition("-")[0], ask.clean(" ".join(options.words))
-        title = f"{kind}: {title}" if title else kind
-        request["localspec"] |= {"kind": kind, "title": title[: ask.MAX_TITLE_CHARS]}
-    return request, used.options
-
-
-def ask_for_text(
-    template: str,
-    options: AskOptions,
-    cut: Callable[[int], Cut],
-    variables: dict[str, str],
-    *,
-    reading_s: float = math.inf,
-) -> ShellAnswer:
-    """Ask like `ask_template`, but return the answer instead of printing it."""
-    printer = CollectingPrinter()
-    response = ask_template(template, options, cut, variables, printer, reading_s=reading_s)
-    cut_off = _is_cut_off(response)
-    return ShellAnswer(printer.answer, cut_off, str(response.get("model", "")))
-
-
-def ask_and_print(
-    template: str, options: AskOptions, cut: Callable[[int], Cut], variables: dict[str, str]
-) -> None:
-    """Ask like `ask_template` and print the answer as `ask` does."""
-    response = ask_template(template, options, cut, variables, render.printer(plain=options.plain))
-    if (response.get("localspec") or {}).get("limit"):
-        from localspec.cli.terminal import hints
-
-        hints.print_cut_off(response, "")
-    elif _is_cut_off(response):
-        render.note("The answer was ended because it is long. -n sets another limit.")
 
 
 def _is_cut_off(response: dict[str, Any]) -> bool:

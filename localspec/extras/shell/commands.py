@@ -41,7 +41,7 @@ def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     target_shell = proposal.shell_for(shell) if shell else proposal.current_shell()
     variables = {"shell": target_shell.language, "system": proposal.system()}
     ask_options = ask_options.changed(files=[])
-    answer = asking.ask_for_text("cmd", ask_options, asking.uncut(text), variables)
+    answer = asking.ShellQuestion("cmd", ask_options, asking.uncut(text), variables).fetch()
     command = asking.extract_command(answer.text)
     if answer.cut_off:
         began = answer.text[:200]
@@ -55,7 +55,8 @@ def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
 
     def explain(command: str) -> None:
         cut = asking.uncut(f"```\n{command}\n```")
-        asking.ask_and_print("cmd-explain", ask_options.changed(words=[]), cut, variables)
+        unnamed = ask_options.changed(words=[])
+        asking.ShellQuestion("cmd-explain", unnamed, cut, variables).print()
 
     return proposal.decide(command, target_shell, explain)
 
@@ -144,9 +145,9 @@ def _propose_message(
     subjects, variables = staged.subjects(_STYLE_SUBJECTS), _variables()
     # Small models sometimes repeat an earlier subject. Then the second attempt shows none of them.
     for recent in dict.fromkeys([subjects or _NO_SUBJECTS, _NO_SUBJECTS]):
-        answer = asking.ask_for_text(
-            "commit", ask_options, cut, {**variables, "recent": recent}, reading_s=_MAX_READING_S
-        )
+        values = {**variables, "recent": recent}
+        question = asking.ShellQuestion("commit", ask_options, cut, values, _MAX_READING_S)
+        answer = question.fetch()
         message = asking.extract_message(answer.text)
         if not asking.repeats_subject(message, subjects):
             break
@@ -278,7 +279,8 @@ def _run_explain(words: tuple[str, ...], **values: Any) -> int:
     if words and all(map(os.path.isfile, words)):
         ask_options = ask_options.changed(files=[*ask_options.files, *words], words=[])
     cut = asking.middle_left_out(ask.read_question(ask_options) or _last_failure())
-    asking.ask_and_print("explain", ask_options.changed(files=[]), cut, _variables())
+    options_left = ask_options.changed(files=[])
+    asking.ShellQuestion("explain", options_left, cut, _variables()).print()
     return 0
 
 

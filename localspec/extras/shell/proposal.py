@@ -16,15 +16,11 @@ import tty
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError
 from localspec.extras.shell import asking
-
-if TYPE_CHECKING:
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-
 
 # Name of a shell's program → name of its language.
 LANGUAGES = {
@@ -252,31 +248,16 @@ def _edit(command: str) -> str | None:
     """Let a person edit the command. Returns None after Ctrl-D, or an empty result."""
     from prompt_toolkit import PromptSession
 
+    from localspec.cli.chat.chat import make_key_bindings
+
     render.dim("Enter runs it, Alt-Enter adds a line, Ctrl-C cancels.")
     session: PromptSession[str] = PromptSession(
-        multiline=True, key_bindings=_make_key_bindings(), enable_open_in_editor=True
+        multiline=True, key_bindings=make_key_bindings(lambda _: True), enable_open_in_editor=True
     )
     try:
         return session.prompt("", default=command).strip("\n") or None
     except EOFError:
         return None
-
-
-def _make_key_bindings() -> KeyBindings:
-    """Return the same keys as in a chat: Enter ends, Alt-Enter begins a new line."""
-    from prompt_toolkit.key_binding import KeyBindings
-
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.newline(copy_margin=False)
-
-    return keys
 
 
 def _run(command: str, shell: Shell) -> NoReturn:
