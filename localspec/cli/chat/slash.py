@@ -82,7 +82,7 @@ class Chat:
             question = self._template.question(question)
             # The template's system message names $input, so it depends on the question.
             if self._template.options.system != old_system:
-                self.talk.system = self._template.options.system
+                self.talk.options.system = self._template.options.system
             render.dim(question)
         self.ask(question, text)
 
@@ -154,10 +154,10 @@ def attach(chat: Chat, names: list[str]) -> None:
 
 def _system(chat: Chat, argument: str) -> None:
     if argument:
-        chat.talk.system = argument
+        chat.talk.options.system = argument
         render.line("Applies from the next question.")
     else:
-        render.line(chat.talk.system or "No system message is set; /system TEXT sets one.")
+        render.line(chat.talk.options.system or "No system message is set; /system TEXT sets one.")
 
 
 def _pair(chat: Chat, argument: str) -> None:
@@ -165,14 +165,14 @@ def _pair(chat: Chat, argument: str) -> None:
         listed = _fetch_pairs(chat.talk)
         names = [entry["name"] for entry in listed["pairs"]]
         if not argument:
-            used = chat.talk.model or listed.get("configured")
+            used = chat.talk.options.model or listed.get("configured")
             for name in names:
                 render.line(f"{'*' if name == used else ' '} {name}")
             return
         if argument not in names:
             installed = ", ".join(names)
             raise UsageError(f"No pair '{argument}' is installed; installed pairs: {installed}.")
-    chat.talk.model = argument
+    chat.talk.options.model = argument
     render.line(f"Now using {argument}.")
 
 

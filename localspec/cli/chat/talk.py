@@ -70,25 +70,8 @@ class Conversation:
         if conversation_id:
             conversation = self.client.conversation(conversation_id)
             self._load(conversation)
-            self.model = self.model or conversation["model"]
-            self.system = self.system or self._saved_system
-
-    @property
-    def model(self) -> str:
-        return self.options.model or ""
-
-    @model.setter
-    def model(self, name: str) -> None:
-        self.options.model = name
-
-    @property
-    def system(self) -> str | None:
-        """The system message for the next questions."""
-        return self.options.system
-
-    @system.setter
-    def system(self, text: str | None) -> None:
-        self.options.system = text
+            options.model = options.model or conversation["model"]
+            options.system = options.system or self._saved_system
 
     @property
     def is_unsaved(self) -> bool:
@@ -190,9 +173,9 @@ class Conversation:
             if self.options.no_log:
                 request["localspec"] = {"private": True}
         # The daemon already has the system message if it saved the same one.
-        knows_system = is_saved and (not question or self.system == self._saved_system)
-        if self.system and not knows_system:
-            messages.insert(0, {"role": "system", "content": ask.clean(self.system)})
+        knows_system = is_saved and (not question or self.options.system == self._saved_system)
+        if self.options.system and not knows_system:
+            messages.insert(0, {"role": "system", "content": ask.clean(self.options.system)})
         request["messages"] = messages
         return request
 
@@ -262,17 +245,17 @@ class Conversation:
         """Return the conversation in the form of the history."""
         if not self.is_unsaved and self.id != _NEW_ID:
             return self.client.conversation(self.id, wait=True)
-        system = [{"role": "system", "content": self.system}] if self.system else []
+        system = [{"role": "system", "content": self.options.system}] if self.options.system else []
         return {
             "id": "not saved",
             "created": time.time(),
-            "model": self.last.get("model") or self.model,
+            "model": self.last.get("model") or self.options.model or "",
             "messages": [*system, *self.messages],
         }
 
     def markdown(self) -> str:
         """Return the conversation as a Markdown document."""
-        parts = [f"> {self.system}\n"] if self.system else []
+        parts = [f"> {self.options.system}\n"] if self.options.system else []
         for message in self.messages:
             heading = "You" if message["role"] == "user" else "Answer"
             parts.append(f"## {heading}\n\n{message['content'].rstrip()}\n")
@@ -287,7 +270,7 @@ class Conversation:
         if spec.get("drafted"):
             share = f"{figures.format_share(spec['accepted'] / spec['drafted'])} accepted"
         parts = [
-            str(self.last.get("model") or self.model or self.configured),
+            str(self.last.get("model") or self.options.model or self.configured),
             "" if used is None else f"{used}{f'/{self.context}' * bool(self.context)} tokens",
             f"{rate} tokens/s" if rate else "",
             share,
