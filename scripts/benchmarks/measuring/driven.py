@@ -8,8 +8,23 @@ from dataclasses import dataclass, field
 
 from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import LoadedPair
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.protocol.frames import Delta, Done, Failed, Frame, Reading, Started, TokenLogprob
+from localspec.engine.speculation.drafters.ngram import NgramIndex
+from localspec.protocol.frames import (
+    Delta,
+    Done,
+    Failed,
+    Frame,
+    Generate,
+    Reading,
+    Sampling,
+    SpeculationSettings,
+    Started,
+    TokenLogprob,
+    TokenPrompt,
+)
 
 _MOST_STEPS = 20_000  # more than any text takes
 
@@ -67,6 +82,27 @@ class Driven:
         answer = self.answers[tokenized.request.id] = Answer()
         self.engine.submit(tokenized)
         return answer
+
+    def write_greedily(
+        self,
+        number: int,
+        prompt: list[int],
+        tokens: int,
+        speculative: SpeculationSettings,
+        lookup: NgramIndex | None = None,
+    ) -> Answer:
+        """Queue a request for so many greedy tokens after those of a prompt."""
+        request = Generate(
+            number,
+            TokenPrompt(prompt),
+            Sampling(temperature=0.0),
+            tokens,
+            speculative=speculative,
+        )
+        sampler = Sampler(resolve_settings(request.sampling, {}))
+        return self.submit(
+            TokenizedRequest(request, prompt, sampler, lookup=lookup or NgramIndex())
+        )
 
     def _receive(self, frame: Frame) -> None:
         assert isinstance(frame, Started | Reading | Delta | Done | Failed)

@@ -26,19 +26,11 @@ from benchmarks.traces.simulated import (
 from localspec.engine.llama import Batch
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import LearnedProfile, StoredProfile
-from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import resolve_settings
-from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.ngram import NgramIndex
-from localspec.protocol.frames import (
-    Generate,
-    Sampling,
-    SpeculationSettings,
-    TokenPrompt,
-)
+from localspec.protocol.frames import SpeculationSettings
 
 # Milliseconds of a pass by its rows, each with logits: Qwen2.5-Coder 0.5B in Q4_K_M, two threads of a
 # virtual machine with AVX-512.
@@ -161,17 +153,14 @@ class Replay(Driven):
         """Submit the request for an answer, and return what it is sent."""
         prompt = [token + 1 for token in answered.prompt]
         self._count += 1
-        request = Generate(
-            self._count,
-            TokenPrompt(prompt),
-            Sampling(temperature=0.0),
-            len(answered.answer),
-            speculative=speculation or SpeculationSettings(),
-        )
-        sampler = Sampler(resolve_settings(request.sampling, {}))
-        lookup = NgramIndex((), prompt, self.pair.memory)
         self._texts[self._count] = prompt + [token + 1 for token in answered.answer]
-        return self.submit(TokenizedRequest(request, prompt, sampler, lookup=lookup))
+        return self.write_greedily(
+            self._count,
+            prompt,
+            len(answered.answer),
+            speculation or SpeculationSettings(),
+            NgramIndex((), prompt, self.pair.memory),
+        )
 
     def _find_text(self, slot: int) -> Sequence[int]:
         """Return the text that is written in a slot."""

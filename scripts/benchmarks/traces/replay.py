@@ -20,22 +20,11 @@ from benchmarks.measuring.report import table
 from benchmarks.measuring.runs import BenchError
 from benchmarks.traces.simulated import SimulatedClock, SimulatedPair, count_together
 from benchmarks.traces.trace import Trace
-from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import resolve_settings
-from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration, Floats
 from localspec.engine.speculation.cost import CostProfile
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.extras.bench.theory import replay_fixed_ms, replay_optimal_ms
-from localspec.protocol.frames import (
-    Done,
-    Failed,
-    Frame,
-    Generate,
-    Sampling,
-    SpeculationSettings,
-    TokenPrompt,
-)
+from localspec.protocol.frames import Done, Failed, Frame, SpeculationSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +95,8 @@ class Replay(Driven):
         """Milliseconds for the whole text."""
         for part in range(self._sequences):
             prompt = [part * self._tokens]
-            request = Generate(
-                part + 1,
-                TokenPrompt(prompt),
-                Sampling(temperature=0.0),
-                self._tokens,
-                speculative=SpeculationSettings(True, self._depth, "draft"),
-            )
-            sampler = Sampler(resolve_settings(request.sampling, {}))
-            self.submit(TokenizedRequest(request, prompt, sampler))
+            speculative = SpeculationSettings(True, self._depth, "draft")
+            self.write_greedily(part + 1, prompt, self._tokens, speculative)
         written: dict[int, int] = {}
         while self.engine.active:
             before = sum(self._drafted.values())
