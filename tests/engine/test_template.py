@@ -81,6 +81,14 @@ def test_one_renderer_serves_many_conversations(make_renderer: MakeRenderer) -> 
         assert renderer.render(ChatPrompt([Message("user", text)])) == text
 
 
+def test_json_of_a_part_of_each_tool(render: Render) -> None:
+    """Templates that come with llama.cpp do not make a list of `map` first."""
+    template = "{{ tools | map(attribute='function') | tojson }}{{ messages[0].content }}"
+    tools = [{"function": {"name": "a<b"}}, {"function": {"name": "c"}}]
+    text = render(template, CONVERSATION[1:2], tools=tools)
+    assert text == '[{"name": "a<b"}, {"name": "c"}]What is 2 + 2?'
+
+
 def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
     tools = [{"name": "é<b>"}]
     text = render("{{ tools | tojson }}{{ messages[0].content }}", CONVERSATION[1:2], tools=tools)

@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
+from types import GeneratorType
 from typing import Any
 
 import jinja2
@@ -67,6 +68,10 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # Matches transformers' filter and the order of its options: no HTML escapes and no ASCII escapes.
+    if isinstance(
+        value, GeneratorType
+    ):  # of `map`, which templates for llama.cpp do not turn into a list
+        value = [*value]
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
