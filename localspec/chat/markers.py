@@ -112,8 +112,7 @@ class AnswerMarkers:
             elif end.endswith(_RECIPIENT):
                 self._dropped, self.begun = (f"{_RECIPIENT}all\n",), _RECIPIENT
                 self.recipients = ("all\n", *(f"{name}\n" for name in names))
-        self._closers = tuple(close for _, close in self._thoughts)
-        self._openings = (*(opening for opening, _ in self._thoughts), *self._closers, *self._heads)
+        self._first = (*(marker for pair in self._thoughts for marker in pair), *self._heads)
         # The closing markers, by the opening ones, of thoughts that may also come behind text.
         self._later = {opening: close for opening, close in own if is_unmistakable(opening)}
         self.start = Place()
@@ -178,7 +177,7 @@ class AnswerMarkers:
                 return "", len(text) - len(stripped) + len(close), Place("behind")
         if place.region == "start" and stripped.startswith(self._heads):
             return self._read_head(Place("head"), text, final)
-        if not final and any(opening.startswith(stripped) for opening in self._openings):
+        if not final and any(marker.startswith(stripped) for marker in self._first):
             return "", 0, place
         return self.take(Place("text"), text, final=final)
 
