@@ -7,12 +7,12 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home
+from tests.support.daemons import Home, RunningDaemon, real_home, scripted_home, temporary_home
 from tests.support.exploration import EXPLORES, FACTOR
 
 # A suite that was started in the background inherits an ignored SIGINT, and so would every process that it
@@ -98,24 +98,9 @@ def home() -> Iterator[Home]:
 
 
 @pytest.fixture
-def start_daemon(home: Home) -> Iterator[Callable[..., RunningDaemon]]:
-    """Yield a function that starts a daemon: arguments for the scripted engine, configuration by key."""
-    started: list[RunningDaemon] = []
-
-    def start(*engine: str, **config: object) -> RunningDaemon:
-        home.use_fake(*engine, **config)
-        started.append(RunningDaemon(home))
-        return started[-1]
-
-    yield start
-    for daemon in started:
-        daemon.stop()
-
-
-@pytest.fixture
-def daemon(start_daemon: Callable[..., RunningDaemon]) -> RunningDaemon:
+def daemon(home: Home) -> RunningDaemon:
     """Run a daemon with the scripted engine."""
-    return start_daemon()
+    return home.start()
 
 
 @pytest.fixture(scope="module")
@@ -129,4 +114,11 @@ def api() -> Iterator[Home]:
 def warm() -> Iterator[Home]:
     """As `api`, for tests of commands."""
     with scripted_home() as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Home]:
+    """As `api`, with the real engine and the pair that comes with it."""
+    with real_home() as home:
         yield home

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec import ended
-from tests.support.daemons import Home, RunningDaemon, alive, wait_for
-
-Start = Callable[..., RunningDaemon]
+from tests.support.daemons import Home, alive, wait_for
 
 
 @pytest.mark.parametrize(
@@ -27,10 +24,8 @@ Start = Callable[..., RunningDaemon]
         (signal.SIGABRT, "crashed (Aborted); where is in"),
     ],
 )
-def test_status_says_how_the_daemon_ended(
-    number: signal.Signals, message: str, home: Home, start_daemon: Start
-) -> None:
-    daemon = start_daemon()
+def test_status_says_how_the_daemon_ended(number: signal.Signals, message: str, home: Home) -> None:
+    daemon = home.start()
     assert "The previous daemon" not in home.run("status").stdout
     os.kill(daemon.pid, number)
     daemon.process.communicate()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +15,7 @@ import localspec
 from localspec.cli.app import app
 from localspec.cli.terminal import figures
 from tests.support.commands import list_commands
-from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.daemons import Home, wait_for
 from tests.support.extras import needs
 from tests.support.patience import PATIENCE
 
@@ -123,10 +122,8 @@ def test_debug_shows_the_traceback(home: Home) -> None:
     assert "Traceback" in home.run("--debug", "status").stderr
 
 
-def test_ctrl_c_cancels_and_exits_with_130(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(parallel=1)
+def test_ctrl_c_cancels_and_exits_with_130(home: Home) -> None:
+    home.start(parallel=1)
     process = subprocess.Popen(
         [sys.executable, "-m", "localspec", "ask", "forever"],
         env=home.environment,

@@ -6,13 +6,13 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from localspec.cli.terminal.layout import cells
-from tests.support.daemons import Home, RunningDaemon
+from tests.support.daemons import Home
 from tests.support.extras import needs
 from tests.support.terminal import terminal
 
@@ -136,10 +136,8 @@ def test_show_prints_the_last_answer_or_its_code(warm: Home) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux sets another's limits")
-def test_an_unsaved_answer_is_reported_at_once(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    daemon = start_daemon()
+def test_an_unsaved_answer_is_reported_at_once(home: Home) -> None:
+    daemon = home.start()
     home.run("ask", "say older")
     limits = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     run = home.run("ask", "say lost")

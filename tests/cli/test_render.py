@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from localspec.cli import ask, inputs
 from localspec.cli.terminal import hints, render
 from localspec.errors import ContextExceeded
-from tests.support.daemons import Home, RunningDaemon
+from tests.support.daemons import Home
 from tests.support.terminal import terminal
 
 
@@ -96,10 +96,8 @@ def test_a_question_that_is_too_long_says_what_fits() -> None:
     assert inputs.describe_too_long(ContextExceeded("something else"), "x") == "something else"
 
 
-def test_the_spinner_shows_the_current_stage(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon("--load-delay", "1.5")
+def test_the_spinner_shows_the_current_stage(home: Home) -> None:
+    home.start("--load-delay", "1.5")
     with terminal(home.environment, "ask", "say hello") as session:
         session.expect("loading")
         session.expect("hello")

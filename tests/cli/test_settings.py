@@ -108,7 +108,7 @@ def test_settings_that_exclude_each_other_are_refused_in_any_order(fake_home: Ho
 
 
 def test_the_tcp_listener_follows_the_setting(fake_home: Home) -> None:
-    daemon = RunningDaemon(fake_home, program=BLIND)
+    RunningDaemon(fake_home, program=BLIND)
     run = fake_home.run("config", "set", "listen", "127.0.0.1:0")
     assert run.returncode == 0, run.stderr
     url = fake_home.status()["listen"]
@@ -120,7 +120,6 @@ def test_the_tcp_listener_follows_the_setting(fake_home: Home) -> None:
     assert fake_home.status()["listen"] is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-    daemon.stop()
 
 
 @needs("service")
@@ -143,7 +142,7 @@ def test_a_port_in_use_is_refused_and_does_not_stop_the_daemon(fake_home: Home) 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_changed_pair_applies_from_the_next_question(fake_home: Home, loaded: bool) -> None:
     names = make_pairs(fake_home, 2)
-    daemon = RunningDaemon(fake_home, program=BLIND)
+    RunningDaemon(fake_home, program=BLIND)
     for turn in range(4):
         name = names[turn % 2]
         run = fake_home.run("config", "set", "pair", name)
@@ -154,11 +153,10 @@ def test_a_changed_pair_applies_from_the_next_question(fake_home: Home, loaded: 
         )
         if loaded:
             assert fake_home.chat("say x").json["model"] == name
-    daemon.stop()
 
 
 def test_concurrent_changes_are_all_saved(fake_home: Home) -> None:
-    daemon = RunningDaemon(fake_home, program=BLIND)
+    RunningDaemon(fake_home, program=BLIND)
     values = {"queue": 7, "parallel": 3, "depth": 5, "prefix_memory": 9, "exact": True}
 
     def set_value(item: tuple[str, Any]) -> int:
@@ -169,13 +167,12 @@ def test_concurrent_changes_are_all_saved(fake_home: Home) -> None:
         assert set(pool.map(set_value, values.items())) == {0}
     assert tomllib.loads(config_file(fake_home).read_text()) == values
     assert fake_home.status()["queue_limit"] == 7
-    daemon.stop()
 
 
 def test_a_running_answer_ends_before_new_settings_apply(fake_home: Home) -> None:
     first_pair, second_pair = make_pairs(fake_home, 2)
     assert fake_home.run("config", "set", "pair", first_pair).returncode == 0
-    daemon = RunningDaemon(fake_home, program=BLIND)
+    RunningDaemon(fake_home, program=BLIND)
     assert fake_home.chat("say x").json["model"] == first_pair
     with fake_home.streaming("slow 40") as stream, ThreadPoolExecutor(8) as pool:
         stream.readline()
@@ -188,7 +185,6 @@ def test_a_running_answer_ends_before_new_settings_apply(fake_home: Home) -> Non
         assert fake_home.status()["worker_pid"] != old_pid
     assert fake_home.run("config", "set", "pair", second_pair).returncode == 0
     assert fake_home.chat("say x").json["model"] == second_pair
-    daemon.stop()
 
 
 def is_draining(home: Home) -> bool:
@@ -244,7 +240,7 @@ def test_a_starting_daemon_uses_a_change_made_meanwhile(fake_home: Home) -> None
 def test_undoing_a_setting_restores_a_pair_that_was_set_aside(fake_home: Home) -> None:
     (name,) = make_pairs(fake_home, 1)
     assert fake_home.run("config", "set", "pair", name).returncode == 0
-    daemon = RunningDaemon(fake_home, program=BLIND)
+    RunningDaemon(fake_home, program=BLIND)
     assert fake_home.run("config", "set", "context", "512").returncode == 0
     for _ in range(3):
         assert fake_home.chat("die SIGABRT").status == 500
@@ -256,15 +252,13 @@ def test_undoing_a_setting_restores_a_pair_that_was_set_aside(fake_home: Home) -
     assert fake_home.run("config", "set", "context", "512").returncode == 0
     # This configuration is still set aside.
     assert fake_home.chat("say x").error["code"] == "pair_set_aside"
-    daemon.stop()
 
 
 def test_a_variable_of_the_running_daemon_is_named(fake_home: Home) -> None:
     fake_home.environment["LOCALSPEC_QUEUE"] = "3"
-    daemon = RunningDaemon(fake_home)
+    RunningDaemon(fake_home)
     del fake_home.environment["LOCALSPEC_QUEUE"]
     assert "was started with LOCALSPEC_QUEUE" in fake_home.run("config", "set", "queue", "5").stderr
-    daemon.stop()
 
 
 def test_a_variable_that_only_a_starting_daemon_reads_is_named(fake_home: Home) -> None:
@@ -472,9 +466,8 @@ def test_values_are_completed(fake_home: Home) -> None:
     assert list_completions("exact") == ["true", "false"]
     assert list_completions("depth") == ["auto"]
     assert list_completions("nonsense") == []
-    daemon = RunningDaemon(fake_home)
+    RunningDaemon(fake_home)
     assert "builtin" in list_completions("pair")
-    daemon.stop()
 
 
 def test_a_link_stays_a_link(fake_home: Home, tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon
+from tests.support.daemons import Home
 from tests.support.patience import PATIENCE
 from tests.support.shells import shell, status, with_program
 from tests.support.terminal import ESCAPES, terminal
@@ -105,10 +104,8 @@ def test_ctrl_c_while_the_model_thinks(warm: Home) -> None:
         assert "Traceback" not in session.text
 
 
-def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    daemon = start_daemon("--load-delay", "5")
+def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(home: Home) -> None:
+    daemon = home.start("--load-delay", "5")
     with terminal(home.environment, "ask", "say hello") as session:
         session.expect("loading")
         session.interrupt()
@@ -117,10 +114,8 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
     os.kill(daemon.worker_pid(), signal.SIGKILL)  # The worker would go on loading.
 
 
-def test_a_waiting_client_sees_what_it_waits_for(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon("--load-delay", "1", memory=200)  # These MiB hold one scripted engine.
+def test_a_waiting_client_sees_what_it_waits_for(home: Home) -> None:
+    home.start("--load-delay", "1", memory=200)  # These MiB hold one scripted engine.
     other_model = home.root / "other.gguf"
     other_model.touch()
     with terminal(

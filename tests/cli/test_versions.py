@@ -49,7 +49,7 @@ def home() -> Iterator[Home]:
 
 
 def test_every_command_that_asks_the_daemon_says_it(home: Home) -> None:
-    daemon = RunningDaemon(home, OLD_DAEMON)
+    RunningDaemon(home, OLD_DAEMON)
     home.chat("say hello", localspec={"conversation": "new"})
     lines = [
         [*name.split(), *(arguments or "hello" * (name == "ask")).replace("❮\x1b❯", "none").split()]
@@ -68,16 +68,14 @@ def test_every_command_that_asks_the_daemon_says_it(home: Home) -> None:
             assert result.err.count("0.1.0") == 1
             told.add(words[0])
     assert told > {"ask", "list", "pull", "show", "status", "history", "explain", "stats", "start"}
-    daemon.stop()
 
 
 def test_an_answer_costs_no_second_request(home: Home) -> None:
-    daemon = RunningDaemon(home, OLD_DAEMON)
+    RunningDaemon(home, OLD_DAEMON)
     asked = home.run("ask", "say hello")
     assert (asked.stdout, asked.stderr) == ("hello\n", NOTE)
     assert home.run("ask", "--json", "say hello").stderr == NOTE
     assert home.status()["counts"]["requests"] == 2
-    daemon.stop()
 
 
 def test_a_restart_ends_it(home: Home) -> None:
@@ -97,17 +95,15 @@ def test_a_stopped_daemon_is_not_named(home: Home) -> None:
 
 
 def test_a_daemon_that_does_not_say_its_version_is_older(home: Home) -> None:
-    daemon = RunningDaemon(home, SILENT_DAEMON)
+    RunningDaemon(home, SILENT_DAEMON)
     note = "The daemon is an older localspec than this one"
     assert home.run("list").stderr.startswith(note)
     refused = home.run("ask", "-m", "nope", "hello")
     assert refused.returncode == 1
     assert note in refused.stderr.splitlines()[-1]
-    daemon.stop()
 
 
 def test_other_clients_are_not_told_the_version(home: Home) -> None:
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     assert "x-localspec-version" not in home.request("GET", "/health").headers
     assert home.run("list").stderr == ""
-    daemon.stop()

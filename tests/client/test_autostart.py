@@ -6,7 +6,7 @@ import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,10 +116,8 @@ def test_the_methods_of_the_client(home: Home, daemon: RunningDaemon) -> None:
         client.status()
 
 
-def test_closing_a_stream_cancels_it(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(parallel=1)
+def test_closing_a_stream_cancels_it(home: Home) -> None:
+    home.start(parallel=1)
     client = Client(str(home.socket), autostart=False)
     stream = client.stream_chat({"messages": [{"role": "user", "content": "forever"}]})
     next(stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ import pytest
 import localspec
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 from tests.support.official_clients import openai_client
-
-Start = Callable[..., RunningDaemon]
 
 
 @pytest.fixture
@@ -175,20 +173,16 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(api: Home) -> Non
 # ------------------------------------------------------------------ cancellation
 
 
-def test_a_client_that_leaves_frees_its_place_and_stops_the_engine(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(parallel=1)
+def test_a_client_that_leaves_frees_its_place_and_stops_the_engine(home: Home) -> None:
+    home.start(parallel=1)
     with home.streaming("forever") as response:
         response.readline()
     assert home.chat("running").text == "0"
     assert home.status()["counts"]["cancelled"] == 1
 
 
-def test_a_client_that_leaves_before_the_first_word_is_noticed(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(parallel=1)
+def test_a_client_that_leaves_before_the_first_word_is_noticed(home: Home) -> None:
+    home.start(parallel=1)
     connection = UnixConnection(home.socket)
     body = {"messages": [{"role": "user", "content": "forever"}]}
     connection.request("POST", "/v1/chat/completions", json.dumps(body))

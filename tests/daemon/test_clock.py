@@ -7,7 +7,7 @@ import re
 import signal
 from pathlib import Path
 
-from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.daemons import Home, wait_for
 
 # A wall clock that is alternately a day ahead and a day behind.
 JUMPING = """
@@ -44,8 +44,7 @@ WALL_CLOCK = {
 
 
 def test_every_wait_is_as_long_as_it_should_be(home: Home) -> None:
-    home.use_fake(watchdog=1, idle_unload=0.2, parallel=1)
-    daemon = RunningDaemon(home, program=JUMPING)
+    daemon = home.start(watchdog=1, idle_unload=0.2, parallel=1, program=JUMPING)
     with home.streaming("slow 30") as stream:  # neither the watchdog nor a deadline cuts it off
         assert stream.read().endswith(b"data: [DONE]\n\n")
     wait_for(lambda: home.status()["worker_pid"] is None, "the idle unload")

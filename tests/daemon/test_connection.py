@@ -7,7 +7,7 @@ import http.client
 import json
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -32,10 +32,9 @@ sys.exit(main())
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def impatient(request: pytest.FixtureRequest, home: Home) -> Iterator[Callable[[], socket.socket]]:
+def impatient(request: pytest.FixtureRequest, home: Home) -> Callable[[], socket.socket]:
     """Run a daemon with short timeouts; return a function that connects to one of its listeners."""
-    home.use_fake(listen="127.0.0.1:0", parallel=1)
-    daemon = RunningDaemon(home, program=IMPATIENT)
+    home.start(listen="127.0.0.1:0", parallel=1, program=IMPATIENT)
     port = int(home.status()["listen"].rpartition(":")[2])
 
     def connect() -> socket.socket:
@@ -47,8 +46,7 @@ def impatient(request: pytest.FixtureRequest, home: Home) -> Iterator[Callable[[
         connected.settimeout(PATIENCE)
         return connected
 
-    yield connect
-    daemon.stop()
+    return connect
 
 
 def build_head(home: Home, content_length: int, path: str = "/v1/chat/completions") -> bytes:
@@ -181,9 +179,7 @@ def test_tcp_connections_do_not_block_the_unix_socket(home: Home) -> None:
     """TCP connections need no token, so they have a limit of their own."""
     home.use_fake(listen="127.0.0.1:0")
     limit = (128, 128)
-    daemon = RunningDaemon(
-        home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    )
+    RunningDaemon(home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit))
     port = int(home.status()["listen"].rpartition(":")[2])
     with contextlib.ExitStack() as stack:
         for _ in range(300):  # silent, and they stay
@@ -215,7 +211,6 @@ def test_tcp_connections_do_not_block_the_unix_socket(home: Home) -> None:
             return read_all(again).startswith(b"HTTP/1.1 200 ")
 
     wait_for(welcome, "places that were left")
-    daemon.stop()
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux tells")
@@ -226,16 +221,13 @@ def test_the_daemon_takes_the_descriptors_it_may_have(home: Home) -> None:
         home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     )
     assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (512, 512)
-    daemon.stop()
 
 
 def test_another_user_is_dropped_before_a_byte_is_read(home: Home) -> None:
-    home.use_fake()
-    daemon = RunningDaemon(home, program=STRANGER)
+    home.start(program=STRANGER)
     with socket.socket(socket.AF_UNIX) as connected:
         connected.connect(str(home.socket))
         with contextlib.suppress(BrokenPipeError):
             connected.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert read_all(connected) == b""
     assert "was refused" in home.log.read_text()
-    daemon.stop()

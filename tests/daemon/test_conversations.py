@@ -7,7 +7,6 @@ import os
 import resource
 import sqlite3
 import stat
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -174,10 +173,8 @@ def test_thoughts_that_were_cut_off_are_stored_as_thoughts(api: Home) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_tool_calls_and_results_are_stored_and_resent(
-    home: Home, start_daemon: Callable[..., RunningDaemon], streamed: bool
-) -> None:
-    start_daemon("--template", "{{ tools }}<tool_call>")
+def test_tool_calls_and_results_are_stored_and_resent(home: Home, streamed: bool) -> None:
+    home.start("--template", "{{ tools }}<tool_call>")
     fields = {"tools": [LOOK_TOOL], "localspec": {"conversation": "new"}, "stream": streamed}
     answer = home.chat(f"raw Let me see. {CALL}", **fields)
     if streamed:
@@ -430,17 +427,15 @@ def test_delete_one_conversation_and_all(home: Home, daemon: RunningDaemon) -> N
     assert not find_words()
 
 
-def test_the_history_survives_a_restart_and_is_private(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    daemon = start_daemon()
+def test_the_history_survives_a_restart_and_is_private(home: Home) -> None:
+    daemon = home.start()
     assert list_ids(home) == []
     assert not (home.root / "data" / "conversations.sqlite").exists()
     name = ask_question(home, "say hello")["localspec"]["conversation"]
     daemon.stop()
     file = home.root / "data" / "conversations.sqlite"
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600  # noqa: PTH116
-    start_daemon()
+    home.start()
     assert list_messages(home, name) == [("user", "say hello"), ("assistant", "hello")]
 
 
@@ -486,21 +481,19 @@ def test_a_failure_to_store_is_reported_and_blocks_last(home: Home, daemon: Runn
     assert ask_question(home, "say on", "last")["localspec"]["conversation"] == older
 
 
-def test_a_failure_to_store_is_remembered_across_restarts(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
+def test_a_failure_to_store_is_remembered_across_restarts(home: Home) -> None:
     file = home.root / "data" / "conversations.sqlite"
-    first = start_daemon()
+    first = home.start()
     ask_question(home, "say older")
     file.rename(file.with_suffix(".old"))
     file.symlink_to(home.root / "elsewhere")
     first.stop()
-    second = start_daemon()
+    second = home.start()
     assert "symbolic link" in ask_question(home, "say lost")["localspec"]["not_kept"]
     second.stop()
     file.unlink()
     file.with_suffix(".old").rename(file)
-    start_daemon()
+    home.start()
     refused = home.chat("say no", localspec={"conversation": "last"})
     assert refused.error["message"].startswith("The last answer was not saved")
     name = ask_question(home, "say new")["localspec"]["conversation"]

@@ -414,11 +414,10 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     with temporary_home() as home:
         home.environment["LOCALSPEC_PAIR"] = f"{pair.target},{pair.draft}"
         home.environment["LOCALSPEC_EXACT"] = "true"  # so that equal questions have equal answers
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         added = home.run("add", "blind", "--target", blind.target, "--draft", str(blind.draft))
         assert added.returncode == 0, added.stderr
         yield home
-        daemon.stop()
 
 
 def file_part(data: bytes, name: str = "a.pdf") -> dict[str, Any]:
@@ -718,7 +717,7 @@ def test_bystanders_answer_the_same_beside_bad_files(seeing: Home) -> None:
 
 def test_without_the_extra_the_error_says_how_to_install_it(home: Home, tmp_path: Path) -> None:
     home.environment |= without_pictures_extra(tmp_path)
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     for part, kind in (
         (file_part(REPORT), "a PDF document"),
         (picture_part(picture("WEBP")), "a WebP picture"),
@@ -731,4 +730,3 @@ def test_without_the_extra_the_error_says_how_to_install_it(home: Home, tmp_path
         assert f"is {kind}" in refused.error["message"]
         assert install_extra_command("pictures") in refused.error["message"]
     assert ask(home, file_part(b"text", "a.txt")).status == 200
-    daemon.stop()

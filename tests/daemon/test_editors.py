@@ -13,7 +13,12 @@ import localspec
 from localspec.engine.llama import Model
 from localspec.engine.prompt.infill import infill_tokens
 from localspec.protocol.frames import InfillPrompt
-from tests.support.daemons import Answer, Home, RunningDaemon, UnixConnection, temporary_home
+from tests.support.daemons import (
+    Answer,
+    Home,
+    UnixConnection,
+    real_home,
+)
 from tests.support.daemons import wait_for as until
 from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 
@@ -36,11 +41,8 @@ BEST: dict[str, Any] = {"samplers": ["top_k"], "top_k": 1, "return_tokens": True
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
     """Run a daemon with one slot for chats."""
-    with temporary_home() as home:
-        home.environment["LOCALSPEC_PARALLEL"] = "1"
-        daemon = RunningDaemon(home)
+    with real_home(parallel="1") as home:
         yield home
-        daemon.stop()
 
 
 def infill(home: Home, **fields: Any) -> Any:

@@ -53,7 +53,6 @@ def test_a_lost_gpu_is_reported_and_the_worker_is_replaced(
     assert home.status()["counts"]["worker_deaths"] == 1
     assert daemon.worker_pid() != first_pid
     assert "worker" in Path(home.log).read_text()
-    daemon.stop()
 
 
 def test_a_context_of_two_billion_tokens_is_refused(home: Home, daemon: RunningDaemon) -> None:
@@ -109,7 +108,7 @@ def test_a_chat_template_that_differs_from_the_catalogue_is_noted(
         home.catalogue.write_text(
             text.replace('file = "target.gguf"', f'file = "target.gguf"\n{line}')
         )
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         home.request("POST", "/localspec/pulls", {"name": "tiny"})
         states = home.request("GET", "/localspec/pulls/tiny/events").events
         for state in (json.loads(states[-2]), home.request("GET", "/localspec/pairs/tiny").json):
@@ -118,7 +117,6 @@ def test_a_chat_template_that_differs_from_the_catalogue_is_noted(
                 for n in state["notes"]
             )
             assert noted is not matches, state
-        daemon.stop()
 
 
 RULES = " ".join(f"Rule {number}: answer about Python only." for number in range(30))
@@ -133,7 +131,7 @@ def build_body(question: str, **fields: Any) -> dict[str, Any]:
 def test_answers_do_not_leak_prompts_of_other_clients(home: Home) -> None:
     """A shared prefix cache changes no bit of the probabilities of another client's answer."""
     home.environment |= {"LOCALSPEC_PARALLEL": "1", "LOCALSPEC_CONTEXT": "1024"}
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
 
     def choices(body: dict[str, Any]) -> tuple[Any, int]:
         answer = home.request("POST", "/v1/chat/completions", body)
@@ -151,4 +149,3 @@ def test_answers_do_not_leak_prompts_of_other_clients(home: Home) -> None:
         assert shared == alone
         assert "tulip" not in json.dumps(shared)
     wait_for(lambda: home.status()["running"] == 0, "its end")
-    daemon.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -15,7 +14,7 @@ from localspec.daemon.worker.queue import MAX_RETRY_AFTER_S, Admission, Forecast
 from localspec.errors import QueueFull, Unavailable
 from localspec.protocol import frames
 from tests.support.asynchronous import asynchronous
-from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.daemons import Home, wait_for
 
 PROMPTS, TOKENS = 200.0, 20.0  # prompt tokens and written tokens per second
 
@@ -197,10 +196,8 @@ async def test_waiting_requests_get_a_position_and_refused_ones_a_retry_after() 
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-def test_status_and_a_waiting_stream_agree(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(parallel=1)
+def test_status_and_a_waiting_stream_agree(home: Home) -> None:
+    home.start(parallel=1)
     home.chat("slow 20")  # gives the forecast its data
     with home.streaming("slow 200") as running:
         running.readline()
@@ -222,10 +219,8 @@ def test_status_and_a_waiting_stream_agree(
     assert "a new request waits" not in home.run("status").stdout
 
 
-def test_a_long_prompt_reports_its_progress(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon()
+def test_a_long_prompt_reports_its_progress(home: Home) -> None:
+    home.start()
     with home.streaming("read 20", localspec={"progress": True}) as stream:
         lines = [line for line in stream.read().split(b"\n\n") if b'"reading"' in line]
     progress_events = [

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -110,8 +109,7 @@ class Person:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_deleted_texts_are_in_no_file(home: Home, seed: int) -> None:
-    home.use_fake(log_prompts="true")
-    daemon = RunningDaemon(home)
+    daemon = home.start(log_prompts="true")
     person = Person(home, seed)
     deeds = [person.ask] * 6 + [person.go_on] * 5 + [person.remove] * 4 + [person.take_back]
     for _ in range(60):
@@ -206,8 +204,7 @@ def test_an_interrupted_deletion_is_finished_at_the_next_start(home: Home) -> No
         "from localspec.daemon.__main__ import main\n"
         "sys.exit(main())"
     )
-    home.use_fake()
-    daemon = RunningDaemon(home, program)
+    daemon = home.start(program=program)
     name: Any = home.chat("say sesame", localspec={"conversation": "new"}).json["localspec"]
     with pytest.raises((OSError, ValueError, EOFError)):
         home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
@@ -216,7 +213,6 @@ def test_an_interrupted_deletion_is_finished_at_the_next_start(home: Home) -> No
     daemon = RunningDaemon(home)
     assert home.request("GET", "/localspec/conversations").json["conversations"] == []
     assert not find_words(home, "sesame")
-    daemon.stop()
 
 
 # An engine that creates a file when it starts to save, and goes on once that file is removed.
@@ -272,10 +268,8 @@ def test_an_unloading_engine_saves_nothing_that_was_deleted(home: Home, all_of_t
     assert not list(saved.glob("*/*"))
 
 
-def test_what_cannot_be_deleted_is_reported(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(log_prompts="true")
+def test_what_cannot_be_deleted_is_reported(home: Home) -> None:
+    home.start(log_prompts="true")
     name: Any = home.chat("say sesame", localspec={"conversation": "new"}).json["localspec"]
     (home.root / "state" / "chat_history").mkdir()
     answer = home.request("DELETE", f"/localspec/conversations/{name['conversation']}")

@@ -171,13 +171,12 @@ def test_token_requests_use_the_named_pair(path: str, body: Any) -> None:
         home.use_fake()
         other = home.root / "other.gguf"
         other.touch()
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         assert home.request("POST", path, {**body, "model": str(other)}).status == 200
         assert home.status()["pair"]["name"] == str(other)
         assert home.request("POST", path, {**body, "model": None}).status == 200
         assert home.status()["pair"]["name"] == str(home.model)
         assert home.request("POST", path, {**body, "model": "nobody"}).status == 404
-        daemon.stop()
 
 
 def test_slots_show_how_many_requests_run(api: Home) -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -91,11 +91,9 @@ class ChangedPair:
 
 
 @pytest.fixture
-def changed(home: Home) -> Iterator[ChangedPair]:
-    home.use_fake()
-    daemon = RunningDaemon(home, program=SLOW_DAEMON)
-    yield ChangedPair(home)
-    daemon.stop()
+def changed(home: Home) -> ChangedPair:
+    home.start(program=SLOW_DAEMON)
+    return ChangedPair(home)
 
 
 def test_requests_share_one_hashing_and_block_no_others(changed: ChangedPair) -> None:
@@ -176,7 +174,7 @@ def test_a_hanging_hub_blocks_nobody() -> None:
         catalogue = home.root / "config" / "models.toml"
         catalogue.parent.mkdir(exist_ok=True)
         catalogue.write_text(CATALOGUE)
-        daemon = RunningDaemon(home, program=SLOW_DAEMON)
+        RunningDaemon(home, program=SLOW_DAEMON)
         changed = ChangedPair(home)
         assert home.request("POST", "/localspec/pulls", {"name": "tiny"}).status == 202
         hanging, _ = hub.accept()
@@ -187,7 +185,6 @@ def test_a_hanging_hub_blocks_nobody() -> None:
         assert home.request("GET", "/v1/models").status == 200
         assert {cancel.result().json["state"] for cancel in cancels} == {"cancelled"}
         hanging.close()
-        daemon.stop()
 
 
 def test_threads_share_one_hashing_until_the_file_changes(

@@ -82,12 +82,10 @@ def build_body(name: str, size: int) -> bytes:
 @pytest.fixture(scope="module")
 def api() -> Iterator[Home]:
     with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        daemon = home.start()
         assert home.chat("say x").text == "x"
         home.environment["PID"] = str(daemon.pid)
         yield home
-        daemon.stop()
 
 
 def status_kib(pid: str, name: str) -> int:
@@ -353,8 +351,7 @@ def test_no_long_text_keeps_the_event_loop(api: Home, name: str) -> None:
 
 
 @pytest.fixture
-def warm(home: Home) -> Iterator[Home]:
+def warm(home: Home) -> Home:
     """Run a daemon with the builtin pair."""
-    daemon = RunningDaemon(home)
-    yield home
-    daemon.stop()
+    RunningDaemon(home)
+    return home

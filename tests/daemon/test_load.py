@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,6 @@ from tests.support.daemons import (
     wait_for,
 )
 from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
-
-Start = Callable[..., RunningDaemon]
 
 
 def quiet(_text: str) -> None:
@@ -54,9 +52,9 @@ def read_text(connection: UnixConnection) -> str:
     return "".join(chunk.get("content", "") for chunk in chunks)
 
 
-def test_64_streaming_clients_are_served_in_order(home: Home, start_daemon: Start) -> None:
+def test_64_streaming_clients_are_served_in_order(home: Home) -> None:
     """All clients finish, and the engine gets them in the order in which they came."""
-    start_daemon(parallel=2)
+    home.start(parallel=2)
     with home.streaming("forever") as first, home.streaming("forever") as second:
         first.readline(), second.readline()
         clients = []
@@ -146,9 +144,9 @@ def test_64_clients_of_a_real_engine_get_their_own_answers() -> None:
     assert max(abs(order.index(n) - place) for place, n in enumerate(shared)) < 4 * places
 
 
-def test_a_full_queue_refuses_requests_on_every_route(home: Home, start_daemon: Start) -> None:
+def test_a_full_queue_refuses_requests_on_every_route(home: Home) -> None:
     """The refusal is a 503 with Retry-After, for editors too."""
-    start_daemon(parallel=1, queue=1)
+    home.start(parallel=1, queue=1)
     with home.streaming("forever") as chat:
         chat.readline()
         body = {"prompt": "!forever", "stream": True}

@@ -5,15 +5,12 @@ from __future__ import annotations
 import base64
 import resource
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.synthetic_projector import png
 from tests.support.daemons import Home, RunningDaemon
-
-Start = Callable[..., RunningDaemon]
 
 SMALL_FILES = """
 import sys
@@ -51,16 +48,16 @@ def test_no_way_in_leaves_a_prompt_in_the_log(home: Home, daemon: RunningDaemon)
     assert "exit status 7" in logged  # it was written to at all
 
 
-def test_prompts_are_logged_when_that_is_asked_for(home: Home, start_daemon: Start) -> None:
-    start_daemon(log_prompts="true")
+def test_prompts_are_logged_when_that_is_asked_for(home: Home) -> None:
+    home.start(log_prompts="true")
     home.chat("say sesame")
     home.request("POST", "/infill", {"input_prefix": "oysters", "input_suffix": ""})
     assert "sesame" in everything_logged(home)
     assert "oysters" in everything_logged(home)
 
 
-def test_private_prompts_and_pictures_are_never_logged(home: Home, start_daemon: Start) -> None:
-    start_daemon(log_prompts="true")
+def test_private_prompts_and_pictures_are_never_logged(home: Home) -> None:
+    home.start(log_prompts="true")
     picture = base64.b64encode(png(1)).decode()
     url = {"url": f"data:image/png;base64,{picture}"}
     parts = [{"type": "text", "text": "say sesame"}, {"type": "image_url", "image_url": url}]
@@ -76,8 +73,7 @@ def test_private_prompts_and_pictures_are_never_logged(home: Home, start_daemon:
 
 
 def test_the_log_is_rotated_and_for_its_owner_only(home: Home) -> None:
-    home.use_fake(log_prompts="true")
-    daemon = RunningDaemon(home, program=SMALL_FILES)
+    daemon = home.start(log_prompts="true", program=SMALL_FILES)
     for number in range(24):
         assert home.chat(f"say {number} {'x' * 1000}").status == 200
     daemon.stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Home, real_home, wait_for
 from tests.support.pairs import looping_pair
 from tests.support.terminal import terminal
 
@@ -17,11 +17,8 @@ from tests.support.terminal import terminal
 @pytest.fixture(scope="module")
 def looping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     files = looping_pair(Path(tmp_path_factory.mktemp("looping")))
-    with temporary_home() as home:
-        home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
-        daemon = RunningDaemon(home)
+    with real_home(pair=f"{files.target},{files.draft}") as home:
         yield home
-        daemon.stop()
 
 
 @pytest.mark.parametrize(("fields", "limit"), [({"loop_guard": "all"}, "loop"), ({}, "tokens")])
@@ -77,8 +74,7 @@ def control(home: Home, answer: str, action: str = "reasoning_end") -> Any:
 
 
 def test_thoughts_end_when_a_client_asks_for_the_answer(home: Home) -> None:
-    home.use_fake()
-    daemon = RunningDaemon(home)
+    home.start()
     with home.streaming("think") as stream:
         first = json.loads(stream.readline().decode().removeprefix("data: "))
         assert control(home, first["id"], "stop").status == 400
@@ -89,13 +85,11 @@ def test_thoughts_end_when_a_client_asks_for_the_answer(home: Home) -> None:
         wait_for(lambda: control(home, first["id"]).json == {"success": True}, "the thoughts")
         assert '"content":"so"' in stream.read().decode()
         assert control(home, first["id"]).json["success"] is False
-    daemon.stop()
 
 
 @pytest.mark.parametrize("command", ["ask", "chat"])
 def test_a_key_ends_the_thoughts(home: Home, command: str) -> None:
-    home.use_fake()
-    daemon = RunningDaemon(home)
+    home.start()
     words = ["think"] if command == "ask" else []
     with terminal(home.environment, command, *words) as opened:
         if command == "chat":
@@ -104,4 +98,3 @@ def test_a_key_ends_the_thoughts(home: Home, command: str) -> None:
         opened.expect("5 6 7")
         opened.send("\x1c")  # Ctrl-\
         opened.expect("so")
-    daemon.stop()

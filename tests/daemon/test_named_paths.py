@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 import localspec
-from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
+from tests.support.daemons import Answer, Home, real_home
 from tests.support.gguf_files import model
 from tests.support.patience import PATIENCE
 
@@ -24,12 +24,9 @@ SHIPPED = Path(localspec.__file__).parent / "builtin"
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
     """Run a daemon with TCP and the real engine, which no test here may start."""
-    with temporary_home() as home:
-        home.environment["LOCALSPEC_LISTEN"] = "127.0.0.1:0"
-        daemon = RunningDaemon(home)
+    with real_home(listen="127.0.0.1:0") as home:
         yield home
         assert home.status()["counts"]["worker_starts"] == 0
-        daemon.stop()
 
 
 def request_over_tcp(home: Home, method: str, target: str, body: Any) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from tests.daemon.test_two_editors import SHORT_TIMEOUT_DAEMON
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
-Start = Callable[..., RunningDaemon]
 RECORDED = [
     (file.stem, name, case)
     for file in sorted((Path(__file__).parent / "requests").glob("*.json"))
@@ -183,12 +181,9 @@ def running(home: Home) -> int:
 
 
 @pytest.fixture
-def short_timeout_daemon(home: Home) -> Iterator[RunningDaemon]:
+def short_timeout_daemon(home: Home) -> RunningDaemon:
     """Run a daemon that cancels an older completion after a short time."""
-    home.use_fake()
-    daemon = RunningDaemon(home, program=SHORT_TIMEOUT_DAEMON)
-    yield daemon
-    daemon.stop()
+    return home.start(program=SHORT_TIMEOUT_DAEMON)
 
 
 def test_a_newer_completion_cancels_the_older_one(
@@ -218,8 +213,8 @@ def test_a_newer_completion_cancels_no_other_request(
     wait_for(lambda: running(home) == 0, "its end")
 
 
-def test_a_disconnect_frees_its_slot_at_once(home: Home, start_daemon: Start) -> None:
-    start_daemon(parallel=1)
+def test_a_disconnect_frees_its_slot_at_once(home: Home) -> None:
+    home.start(parallel=1)
     older = Pending(home)
     wait_for(lambda: running(home) == 1, "the completion")
     older.leave()
@@ -240,8 +235,8 @@ def test_a_cancelled_stream_ends_with_an_error(
     assert events[-1]["error"]["code"] == "cancelled"
 
 
-def test_an_editor_does_not_wait_for_chats(home: Home, start_daemon: Start) -> None:
-    start_daemon(parallel=1)
+def test_an_editor_does_not_wait_for_chats(home: Home) -> None:
+    home.start(parallel=1)
     with home.streaming("forever") as chat, ThreadPoolExecutor(1) as pool:
         chat.readline()
         waiting = pool.submit(home.chat, "say waited")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,7 +20,6 @@ worker._SHUTDOWN_GRACE_S, worker._SAVE_TIMEOUT_S = 0.2, 0.2
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """
-Start = Callable[..., RunningDaemon]
 
 
 def has_two_engines(home: Home) -> bool:
@@ -44,8 +42,7 @@ def stop_and_unload(home: Home, daemon: RunningDaemon, pool: ThreadPoolExecutor)
 
 
 def test_an_engine_that_does_not_end_is_ended_before_the_next_one_starts(home: Home) -> None:
-    home.use_fake(*list_engines(home))
-    daemon = RunningDaemon(home, program=IMPATIENT)
+    daemon = home.start(*list_engines(home), program=IMPATIENT)
     with ThreadPoolExecutor(8) as pool:
         old = stop_and_unload(home, daemon, pool)
         answers = [pool.submit(home.chat, f"say {n}") for n in range(4)]
@@ -55,13 +52,10 @@ def test_an_engine_that_does_not_end_is_ended_before_the_next_one_starts(home: H
     assert not has_two_engines(home)
     assert home.status()["counts"]["worker_starts"] == 2
     assert home.status()["counts"]["worker_deaths"] == 0
-    daemon.stop()
 
 
-def test_an_engine_that_still_saves_after_an_idle_time_is_waited_for(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(*list_engines(home), "--end-delay", "0.7", idle_unload=0.1)
+def test_an_engine_that_still_saves_after_an_idle_time_is_waited_for(home: Home) -> None:
+    home.start(*list_engines(home), "--end-delay", "0.7", idle_unload=0.1)
     assert home.chat("say a").text == "a"
     old = int((home.root / "engine.fake").read_text())
     wait_for(lambda: home.status()["worker_pid"] is None, "the idle time")
@@ -74,8 +68,7 @@ def test_an_engine_that_still_saves_after_an_idle_time_is_waited_for(
 def test_a_load_that_waits_holds_up_neither_those_who_leave_nor_the_end(
     how: str, home: Home
 ) -> None:
-    home.use_fake(*list_engines(home))
-    daemon = RunningDaemon(home, program=IMPATIENT)
+    daemon = home.start(*list_engines(home), program=IMPATIENT)
     with ThreadPoolExecutor(4) as pool:
         old = stop_and_unload(home, daemon, pool)
         connection = UnixConnection(home.socket)
@@ -91,15 +84,12 @@ def test_a_load_that_waits_holds_up_neither_those_who_leave_nor_the_end(
             assert new.result() == 0
     assert not alive(old)
     assert not has_two_engines(home)
-    daemon.stop()
 
 
-def test_loads_unloads_and_deaths_in_any_order_leave_one_engine_for_each_pair(
-    home: Home, start_daemon: Start
-) -> None:
+def test_loads_unloads_and_deaths_in_any_order_leave_one_engine_for_each_pair(home: Home) -> None:
     other = home.root / "other.gguf"
     other.touch()
-    start_daemon(*list_engines(home), "--end-delay", "0.03")
+    home.start(*list_engines(home), "--end-delay", "0.03")
     chosen = random.Random(1)
 
     def ask(number: int) -> int:

@@ -24,18 +24,16 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
     """Run a daemon with the scripted engine, and a hub."""
     with pulling_home(tmp_path) as home:
         home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 @pytest.fixture(scope="module")
 def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
     """Run one daemon for all tests that leave nothing behind."""
     with pulling_home(tmp_path_factory.mktemp("pair")) as home:
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 def read_events(home: PullingHome, method: str, target: str, body: Any = None) -> list[Any]:
@@ -107,7 +105,7 @@ def start_hashing_halves(home: PullingHome) -> RunningDaemon:
 
 def test_the_progress_of_hashing_is_reported(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
-        daemon = start_hashing_halves(home)
+        start_hashing_halves(home)
         half = sum(file.stat().st_size // 2 for file in home.files)
         for again in range(2):
             assert home.request("POST", "/localspec/pulls", {"name": "tiny"}).status == 202
@@ -124,12 +122,11 @@ def test_the_progress_of_hashing_is_reported(tmp_path: Path) -> None:
             last = read_events(home, "GET", "/localspec/pulls/tiny/events")[-1]
             assert (last["state"], last["hashed"]) == ("done", last["size"])
             (home.root / "go").unlink()
-        daemon.stop()
 
 
 def test_pull_and_verify_show_the_progress_of_hashing(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
-        daemon = start_hashing_halves(home)
+        start_hashing_halves(home)
         for command, doing in (("pull", "verifying"), ("verify", "hashing")):
             with subprocess.Popen(
                 [sys.executable, "-m", "localspec", command, "tiny"],
@@ -147,7 +144,6 @@ def test_pull_and_verify_show_the_progress_of_hashing(tmp_path: Path) -> None:
                 (home.root / "go").touch()
                 assert run.wait(PATIENCE) == 0
             (home.root / "go").unlink()
-        daemon.stop()
 
 
 def test_a_watcher_that_leaves_does_not_stop_the_pull(home: PullingHome) -> None:

@@ -39,9 +39,8 @@ def seeing(files: Path) -> Iterator[Home]:
     with temporary_home() as home:
         home.environment["LOCALSPEC_PAIR"] = f"{files},{files.with_name('draft.gguf')}"
         home.environment["LOCALSPEC_EXACT"] = "true"  # so that equal questions have equal answers
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 def to_url(picture: bytes) -> str:
@@ -272,7 +271,7 @@ def test_the_history_keeps_a_placeholder(seeing: Home) -> None:
 
 def test_a_pair_without_a_projector_refuses_and_says_what_to_do(home: Home, tmp_path: Path) -> None:
     pair = contextual_pair(tmp_path / "blind")
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     run = home.run("add", "blind", "--target", pair.target, "--draft", str(pair.draft))
     assert run.returncode == 0, run.stderr
     refused = ask(home, png(1), model="blind")
@@ -286,7 +285,6 @@ def test_a_pair_without_a_projector_refuses_and_says_what_to_do(home: Home, tmp_
     assert "mmproj-F16.gguf, which lies beside the target, lets it read pictures." in run.stdout
     assert "pictures" in home.run("show", "blind").stdout
     assert ask(home, png(1), model="blind").status == 200
-    daemon.stop()
 
 
 def test_a_projector_that_cannot_be_used_costs_pictures_alone(home: Home, tmp_path: Path) -> None:
@@ -295,8 +293,7 @@ def test_a_projector_that_cannot_be_used_costs_pictures_alone(home: Home, tmp_pa
     data = file.read_bytes()
     file.write_bytes(data.replace(b"v.blk.0.ffn_up.weight", b"v.blk.0.ffn_ux.weight"))
     home.environment["LOCALSPEC_PAIR"] = pair.target
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     refused = ask(home, png(1))
     assert (refused.status, ask(home).status) == (400, 200)
     assert "Its projector cannot be used" in refused.error["message"]
-    daemon.stop()

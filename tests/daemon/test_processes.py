@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from localspec.daemon.handlers.streams import CONVERSATION_HEADER
 from tests.support.daemons import ROOT, Home, RunningDaemon, UnixConnection, alive, wait_for
 from tests.support.documents import pdf, show, with_endless_conversions
 from tests.support.patience import PATIENCE
-
-Start = Callable[..., RunningDaemon]
 
 
 def test_a_killed_worker_ends_its_answer_with_an_error(home: Home, daemon: RunningDaemon) -> None:
@@ -50,10 +47,10 @@ def test_a_killed_worker_ends_its_answer_with_an_error(home: Home, daemon: Runni
     ],
 )
 def test_an_engine_uses_huge_pages_unless_tunables_are_set(
-    home: Home, start_daemon: Start, tunables: str, expected: str
+    home: Home, tunables: str, expected: str
 ) -> None:
     home.environment["GLIBC_TUNABLES"] = tunables
-    daemon = start_daemon()
+    daemon = home.start()
     home.chat("say hello")
     environment = Path(f"/proc/{daemon.worker_pid()}/environ").read_bytes()
     environment = environment.replace(b"\0", b":")  # glibc cuts the values apart where they stand
@@ -69,8 +66,8 @@ def test_a_death_is_explained_with_the_workers_last_words(
     assert "the last words of the engine" in answer.error["message"]
 
 
-def test_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: Start) -> None:
-    daemon = start_daemon(watchdog=1)
+def test_a_stopped_worker_is_ended_by_the_watchdog(home: Home) -> None:
+    daemon = home.start(watchdog=1)
     assert home.chat("say warm").status == 200
     os.kill(daemon.worker_pid(), signal.SIGSTOP)
     answer = home.chat("say anything")
@@ -79,10 +76,8 @@ def test_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: Sta
     assert home.chat("say again").text == "again"
 
 
-def test_a_killed_daemon_ends_its_worker_and_frees_the_socket(
-    home: Home, start_daemon: Start
-) -> None:
-    first = start_daemon()
+def test_a_killed_daemon_ends_its_worker_and_frees_the_socket(home: Home) -> None:
+    first = home.start()
     with home.streaming("forever") as response:
         response.readline()
         worker = first.worker_pid()
@@ -90,7 +85,7 @@ def test_a_killed_daemon_ends_its_worker_and_frees_the_socket(
         first.process.communicate()
     wait_for(lambda: not alive(worker), "the worker's end")
     assert home.socket.exists()  # a stale socket, which the next daemon replaces
-    start_daemon()
+    home.start()
     assert home.chat("say hello").text == "hello"
 
 
@@ -225,18 +220,18 @@ def test_a_second_daemon_reports_the_running_one(home: Home, daemon: RunningDaem
     assert home.chat("say hello").status == 200
 
 
-def test_a_stale_socket_is_replaced(home: Home, start_daemon: Start) -> None:
+def test_a_stale_socket_is_replaced(home: Home) -> None:
     home.socket.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(home.socket))
-    start_daemon()
+    home.start()
     assert home.chat("say hello").status == 200
 
 
-def test_a_stale_lock_file_with_a_living_pid_is_ignored(home: Home, start_daemon: Start) -> None:
+def test_a_stale_lock_file_with_a_living_pid_is_ignored(home: Home) -> None:
     home.socket.parent.mkdir(mode=0o700)
     (home.socket.parent / "daemon.lock").write_text(f"{os.getpid()}\n")
-    start_daemon()
+    home.start()
     assert home.status()["pid"] != os.getpid()
 
 
@@ -254,9 +249,9 @@ def test_a_link_in_place_of_the_lock_is_refused(home: Home) -> None:
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL"])
 def test_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
-    name: str, home: Home, start_daemon: Start
+    name: str, home: Home
 ) -> None:
-    first = start_daemon("--first-decode", name)
+    first = home.start("--first-decode", name)
     answer = home.chat("say hello")
     assert answer.text == "hello"
     assert "Safe mode" in answer.json["localspec"]["note"]
@@ -266,13 +261,13 @@ def test_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
     first.stop()
     assert "SIG" in (home.root / "state" / "safe-mode.json").read_text()
 
-    start_daemon("--first-decode", name)  # safe mode is remembered, so there is no death
+    home.start("--first-decode", name)  # safe mode is remembered, so there is no death
     assert home.chat("say hello").text == "hello"
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_a_retry_in_safe_mode_is_invisible_in_a_stream(home: Home, start_daemon: Start) -> None:
-    start_daemon("--first-decode", "SIGSEGV")
+def test_a_retry_in_safe_mode_is_invisible_in_a_stream(home: Home) -> None:
+    home.start("--first-decode", "SIGSEGV")
     with home.streaming("say a b") as response:
         lines = response.read().splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
@@ -281,8 +276,8 @@ def test_a_retry_in_safe_mode_is_invisible_in_a_stream(home: Home, start_daemon:
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "a b"
 
 
-def test_safe_mode_that_does_not_help_is_not_remembered(home: Home, start_daemon: Start) -> None:
-    start_daemon("--always", "SIGSEGV")
+def test_safe_mode_that_does_not_help_is_not_remembered(home: Home) -> None:
+    home.start("--always", "SIGSEGV")
     answer = home.chat("say hello")
     assert answer.status == 500
     assert answer.error["code"] == "worker_died"
@@ -307,10 +302,8 @@ def test_twenty_clients_at_once_start_one_daemon(home: Home) -> None:
     assert home.log.read_text().count("listens on") == 1
 
 
-def test_a_pair_unloaded_after_an_idle_time_is_loaded_again(
-    home: Home, start_daemon: Start
-) -> None:
-    daemon = start_daemon(idle_unload=0.05)
+def test_a_pair_unloaded_after_an_idle_time_is_loaded_again(home: Home) -> None:
+    daemon = home.start(idle_unload=0.05)
     assert home.chat("say hello").text == "hello"
     wait_for(lambda: home.status()["worker_pid"] is None, "the unload")
     assert home.status()["pair"]["state"] == "unloaded"
@@ -319,8 +312,8 @@ def test_a_pair_unloaded_after_an_idle_time_is_loaded_again(
     assert daemon.process.poll() is None
 
 
-def test_a_pair_that_cannot_be_loaded_is_explained(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-error")
+def test_a_pair_that_cannot_be_loaded_is_explained(home: Home) -> None:
+    home.start("--load-error")
     answer = home.chat("say hello")
     assert answer.status == 503
     assert answer.error["code"] == "load_failed"
@@ -328,8 +321,8 @@ def test_a_pair_that_cannot_be_loaded_is_explained(home: Home, start_daemon: Sta
     assert home.status()["worker_pid"] is None
 
 
-def test_health_is_503_while_the_pair_is_loading(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-delay", "3")
+def test_health_is_503_while_the_pair_is_loading(home: Home) -> None:
+    home.start("--load-delay", "3")
     assert home.request("GET", "/health").json == {"status": "ok"}
     with ThreadPoolExecutor(1) as pool:
         chat = pool.submit(home.chat, "say hello")
@@ -356,9 +349,9 @@ def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
 
 @pytest.mark.parametrize("signal_name", ["SIGSEGV", "SIGABRT"])
 def test_a_text_that_crashes_the_engine_fails_only_its_request(
-    home: Home, start_daemon: Start, signal_name: str
+    home: Home, signal_name: str
 ) -> None:
-    start_daemon(parallel=4)
+    home.start(parallel=4)
     text = f"deadly {signal_name}"
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(home.chat, "say nothing of mine")
@@ -374,8 +367,8 @@ def test_a_text_that_crashes_the_engine_fails_only_its_request(
     assert home.chat("say again").text == "again"
 
 
-def test_requests_without_output_are_retried_after_a_crash(home: Home, start_daemon: Start) -> None:
-    start_daemon("--first-delay", "3", parallel=4)
+def test_requests_without_output_are_retried_after_a_crash(home: Home) -> None:
+    home.start("--first-delay", "3", parallel=4)
     with ThreadPoolExecutor() as pool:
         patient = [pool.submit(home.chat, f"say word {number}") for number in range(2)]
         wait_for(lambda: home.status()["counts"]["requests"] == 2, "both requests")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, Stream, wait_for
+from tests.support.daemons import Home, Stream, wait_for
 
 
 def read_progress(stream: Stream, limit: int = 9) -> list[tuple[str, str]]:
@@ -37,10 +36,8 @@ def is_busy(home: Home, count: int) -> Any:
     return status["running"] == count and status["pair"]["state"] == "ready"
 
 
-def test_progress_of_a_load_names_the_pair_that_loads(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon("--load-delay", "0.7")
+def test_progress_of_a_load_names_the_pair_that_loads(home: Home) -> None:
+    home.start("--load-delay", "0.7")
     other = home.root / "other.gguf"
     other.touch()
     with stream_chat(home, "say one") as stream:
@@ -52,10 +49,8 @@ def test_progress_of_a_load_names_the_pair_that_loads(
     assert ("loading", str(home.model)) not in states
 
 
-def test_status_names_the_pair_that_loads(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    daemon = start_daemon("--load-delay", "2")
+def test_status_names_the_pair_that_loads(home: Home) -> None:
+    daemon = home.start("--load-delay", "2")
     other = home.root / "other.gguf"
     other.touch()
     with stream_chat(home, "say one", str(other)):  # still loading at its first event
@@ -64,20 +59,16 @@ def test_status_names_the_pair_that_loads(
     os.kill(daemon.worker_pid(), signal.SIGKILL)  # otherwise it would finish loading
 
 
-def test_progress_shows_a_queued_request(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(parallel=1)
+def test_progress_shows_a_queued_request(home: Home) -> None:
+    home.start(parallel=1)
     with home.streaming("slow 100"):
         wait_for(lambda: is_busy(home, 1), "the first answer")
         with stream_chat(home, "say queued") as stream:
             assert read_progress(stream, 1) == [("queued", str(home.model))]
 
 
-def test_progress_names_the_pair_that_is_waited_for(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(memory=200)  # MiB, which hold one scripted engine
+def test_progress_names_the_pair_that_is_waited_for(home: Home) -> None:
+    home.start(memory=200)  # MiB, which hold one scripted engine
     other = home.root / "other.gguf"
     other.touch()
     with home.streaming("slow 100"):
@@ -86,18 +77,14 @@ def test_progress_names_the_pair_that_is_waited_for(
             assert read_progress(stream, 1) == [("waiting", str(home.model))]
 
 
-def test_progress_is_sent_only_on_request(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon("--load-delay", "0.5")
+def test_progress_is_sent_only_on_request(home: Home) -> None:
+    home.start("--load-delay", "0.5")
     with home.streaming("say one") as stream:
         assert b"progress" not in stream.read()
 
 
-def test_a_failed_load_is_an_error_in_the_stream(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon("--load-delay", "0.5", "--load-error")
+def test_a_failed_load_is_an_error_in_the_stream(home: Home) -> None:
+    home.start("--load-delay", "0.5", "--load-error")
     with stream_chat(home, "say one") as stream:
         text = stream.read()
     assert b'"error"' in text
@@ -113,10 +100,8 @@ def read_chunks(home: Home, target: str, body: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/completions", "/completion"])
-def test_prompt_progress_in_a_stream(
-    home: Home, start_daemon: Callable[..., RunningDaemon], target: str
-) -> None:
-    start_daemon()
+def test_prompt_progress_in_a_stream(home: Home, target: str) -> None:
+    home.start()
     chat = target.endswith("chat/completions")
     body = {"messages": [{"role": "user", "content": "read 3"}]} if chat else {"prompt": "read 3"}
     chunks = read_chunks(home, target, body)
@@ -154,8 +139,8 @@ def test_prompt_progress_in_a_stream(
     assert b"prompt_progress" not in plain_response.body
 
 
-def test_a_silent_stream_gets_pings(home: Home, start_daemon: Callable[..., RunningDaemon]) -> None:
-    start_daemon()
+def test_a_silent_stream_gets_pings(home: Home) -> None:
+    home.start()
     with (
         home.streaming("late 1.5", sse_ping_interval=1) as stream,
         home.streaming("late 1.2", sse_ping_interval=-1) as silent,

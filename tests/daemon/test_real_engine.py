@@ -36,16 +36,13 @@ def real() -> Iterator[Home]:
     """Run one daemon with the builtin pair for all tests that leave nothing behind."""
     with temporary_home() as home:
         home.environment["LOCALSPEC_CONTEXT"] = "256"  # filled quickly
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 @pytest.fixture
-def real_daemon(home: Home) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(home)
-    yield daemon
-    daemon.stop()
+def real_daemon(home: Home) -> RunningDaemon:
+    return RunningDaemon(home)
 
 
 LONG_ANSWER: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 900}
@@ -136,13 +133,12 @@ def test_responses_match_chats_and_can_be_continued(real: Home) -> None:
 
 def test_a_disconnect_frees_the_slot(home: Home) -> None:
     home.use_slow_engine()
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     with home.streaming(QUESTION, **LONG_ANSWER) as stream:
         stream.readline()
     wait_for(lambda: home.status()["counts"]["cancelled"], "the cancellation")
     answer = home.chat(QUESTION, **GREEDY)
     assert answer.status == 200, answer.body
-    daemon.stop()
 
 
 def test_an_endless_answer_ends_with_the_context(real: Home) -> None:
@@ -217,7 +213,7 @@ def test_a_sidecar_beside_a_target_drafts_for_it(home: Home, tmp_path: Path, kin
         synthetic.write_model(target, synthetic.TINY_TARGET, cycle)
         write = write_eagle if kind == "eagle3" else write_block
         write(sidecar, synthetic.TINY_TARGET, cycle, 0.9)
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     fields: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
     model = str(target)
     drafted = home.chat("a b c", **fields, model=model, speculative={"depth": 3, "kind": kind})
@@ -226,7 +222,6 @@ def test_a_sidecar_beside_a_target_drafts_for_it(home: Home, tmp_path: Path, kin
     assert speculation["accepted"] > 30
     plain = home.chat("a b c", **fields, model=model, speculative={"enabled": False})
     assert plain.text == drafted.text
-    daemon.stop()
 
 
 def test_a_killed_engine_is_explained_and_replaced(home: Home) -> None:
@@ -238,13 +233,12 @@ def test_a_killed_engine_is_explained_and_replaced(home: Home) -> None:
         assert b'"worker_died"' in stream.read()
     answer = home.chat(QUESTION, **GREEDY)
     assert answer.status == 200, answer.body
-    daemon.stop()
 
 
 def test_unused_prefix_memory_moves_between_pairs(home: Home) -> None:
     budget = 900  # MiB, of which the first pair keeps nearly half for prompts
     home.environment["LOCALSPEC_MEMORY"] = str(budget)
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     builtin = Path(localspec.__file__).parent / "builtin"
     names = ["builtin"]
     for number in range(3):
@@ -266,7 +260,6 @@ def test_unused_prefix_memory_moves_between_pairs(home: Home) -> None:
         lambda: home.status()["pair"]["plan"]["prefixes"] == prefix_bytes[0],
         "the return of the memory",
     )
-    daemon.stop()
 
 
 MOMENTS = ("loading", "reading", "drafting", "sampling", "saving", "idle")
@@ -371,7 +364,7 @@ def test_a_hostile_template_fails_only_chats(
     monkeypatch.setattr(synthetic, "CHAT_TEMPLATE", template)
     files = cycle_pair(tmp_path / "evil")
     home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     answer = home.chat("hello")
     assert answer.status == 400
     assert answer.error["code"] == "chat_template_error"
@@ -379,7 +372,6 @@ def test_a_hostile_template_fails_only_chats(
     body = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
     assert home.request("POST", "/v1/completions", body).status == 200
     assert home.status()["counts"]["worker_deaths"] == 0
-    daemon.stop()
 
 
 def test_a_required_tool_call_is_enforced(real: Home) -> None:
@@ -451,7 +443,7 @@ def test_a_custom_template_and_defaults_override_the_file(home: Home) -> None:
     )
     models = folder / "models.toml"
     models.write_text('[pairs.builtin]\nchat_template = "mine.jinja"\nsampling = { top_k = 1 }\n')
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
 
     def prompt() -> str:
         messages = [{"role": "user", "content": "What?"}]
@@ -484,4 +476,3 @@ def test_a_custom_template_and_defaults_override_the_file(home: Home) -> None:
     assert "note" not in answer["localspec"]
     models.write_text("")
     wait_for(lambda: prompt() != "|What?", "the effect of the edit")
-    daemon.stop()

@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,8 @@ from localspec.registry.catalogue import Preset
 from localspec.registry.header.fit import FreeMemory
 from localspec.registry.registry import Registry, builtin_files
 from tests.support.asynchronous import asynchronous, pair_table
-from tests.support.daemons import Home, RunningDaemon, scripted_home, wait_for
+from tests.support.daemons import Home, scripted_home, wait_for
 
-Start = Callable[..., RunningDaemon]
 MEMORY_FOR_TWO_MIB = 300  # MiB, which hold two scripted engines
 
 
@@ -188,8 +187,8 @@ def test_killing_one_engine_at_random_does_not_affect_the_others(unloaded_home: 
 # ------------------------------------------------------------------------ eviction
 
 
-def test_the_least_recently_used_of_three_pairs_is_evicted(home: Home, start_daemon: Start) -> None:
-    start_daemon(memory=MEMORY_FOR_TWO_MIB)
+def test_the_least_recently_used_of_three_pairs_is_evicted(home: Home) -> None:
+    home.start(memory=MEMORY_FOR_TWO_MIB)
     names = create_pairs(home, "one", "two", "three")
     rng = random.Random(3)
     expected: list[str] = []  # the most recently used first
@@ -212,8 +211,8 @@ def test_the_least_recently_used_of_three_pairs_is_evicted(home: Home, start_dae
     assert (counts["worker_starts"], counts["worker_deaths"]) == (starts, 0)
 
 
-def test_no_request_is_lost_while_pairs_are_swapped(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-delay", "0.01", memory=MEMORY_FOR_TWO_MIB, queue=1000)
+def test_no_request_is_lost_while_pairs_are_swapped(home: Home) -> None:
+    home.start("--load-delay", "0.01", memory=MEMORY_FOR_TWO_MIB, queue=1000)
     names = create_pairs(home, "one", "two", "three", "four")
     max_loaded = 0
 
@@ -241,8 +240,8 @@ def test_no_request_is_lost_while_pairs_are_swapped(home: Home, start_daemon: St
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_a_new_pair_replaces_the_first_pair_that_is_idle(home: Home, start_daemon: Start) -> None:
-    start_daemon(memory=MEMORY_FOR_TWO_MIB)
+def test_a_new_pair_replaces_the_first_pair_that_is_idle(home: Home) -> None:
+    home.start(memory=MEMORY_FOR_TWO_MIB)
     one, two, three = create_pairs(home, "one", "two", "three")
     with home.streaming("forever", model=one) as endless_stream, ThreadPoolExecutor(1) as pool:
         endless_stream.readline()
@@ -255,8 +254,8 @@ def test_a_new_pair_replaces_the_first_pair_that_is_idle(home: Home, start_daemo
         endless_stream.readline()
 
 
-def test_a_waiting_client_that_leaves_blocks_nobody(home: Home, start_daemon: Start) -> None:
-    start_daemon(memory=MEMORY_FOR_TWO_MIB)
+def test_a_waiting_client_that_leaves_blocks_nobody(home: Home) -> None:
+    home.start(memory=MEMORY_FOR_TWO_MIB)
     one, two, three = create_pairs(home, "one", "two", "three")
     with home.streaming("forever", model=one) as first_stream:
         first_stream.readline()
@@ -272,8 +271,8 @@ def test_a_waiting_client_that_leaves_blocks_nobody(home: Home, start_daemon: St
     assert home.status()["counts"]["worker_starts"] == 2
 
 
-def test_config_changes_apply_to_loaded_pairs(home: Home, start_daemon: Start) -> None:
-    start_daemon()
+def test_config_changes_apply_to_loaded_pairs(home: Home) -> None:
+    home.start()
     one, two = create_pairs(home, "one", "two")
     for pair in (one, two):
         home.chat("say x", model=pair)
@@ -371,8 +370,8 @@ async def test_the_queue_limit_counts_all_pairs(tmp_path: Path) -> None:
     await asyncio.gather(*holders, third)
 
 
-def test_the_idle_time_is_counted_for_each_pair(home: Home, start_daemon: Start) -> None:
-    start_daemon(idle_unload=4)
+def test_the_idle_time_is_counted_for_each_pair(home: Home) -> None:
+    home.start(idle_unload=4)
     one, two = create_pairs(home, "one", "two")
     home.chat("say x", model=one)
     with home.streaming("forever", model=two) as stream:
@@ -385,9 +384,9 @@ def test_the_idle_time_is_counted_for_each_pair(home: Home, start_daemon: Start)
 # ------------------------------------------------------------------------ roles and retention
 
 
-def test_infill_requests_go_to_the_pair_with_that_role(home: Home, start_daemon: Start) -> None:
+def test_infill_requests_go_to_the_pair_with_that_role(home: Home) -> None:
     one, two = create_pairs(home, "one", "two")
-    start_daemon(pair=one, pair_fim=two)
+    home.start(pair=one, pair_fim=two)
     assert home.chat("say x").json["model"] == one
     assert home.request("POST", "/infill", {"prompt": "!say y"}).json["content"] == "y"
     assert list_loaded(home) == [two, one]

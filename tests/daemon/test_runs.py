@@ -27,9 +27,8 @@ def cut_by_expressions() -> Iterator[Home]:
         ]
         home.environment["LOCALSPEC_PAIR"] = ",".join(map(str, pair))
         home.environment["LOCALSPEC_PARALLEL"] = "4"
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 def test_runs_of_one_kind_of_character_do_no_harm(cut_by_expressions: Home) -> None:

@@ -98,11 +98,10 @@ def surroundings(
             (home.root / "hf").mkdir()
             (home.root / "hf" / "token").write_text(LOGIN_TOKEN)
         home.configure(listen="127.0.0.1:0")
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         status = home.status()
         token = Path(status["token_file"]).read_text().strip()
         yield Surroundings(home, other, status["listen"], token)
-        daemon.stop()
 
 
 def list_tokens(hub: TestHub) -> set[str]:

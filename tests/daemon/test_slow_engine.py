@@ -26,12 +26,11 @@ def test_a_prompt_slower_than_the_watchdog_is_answered(home: Home) -> None:
     assert answer.json["usage"]["prompt_tokens"] > 300
     assert daemon.worker_pid() == first
     assert home.status()["counts"]["worker_deaths"] == 0
-    daemon.stop()
 
 
 def test_a_hanging_pass_ends_its_engine(home: Home) -> None:
     hang = use_slow(home, 0.0)
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     assert home.chat("x", **WISH).status == 200
     hang.touch()
     answer = home.chat("x", **WISH)
@@ -39,4 +38,3 @@ def test_a_hanging_pass_ends_its_engine(home: Home) -> None:
     assert answer.error["code"] == "worker_timeout"
     hang.unlink()
     assert home.chat("x", **WISH).status == 200
-    daemon.stop()

@@ -62,10 +62,9 @@ def test_clients_wait_while_the_daemon_starts(home: Home) -> None:
     home.use_fake()
     busy = home.root / "busy"
     busy.touch()
-    daemon = RunningDaemon(home, program=BUSY_AT_FIRST)
+    RunningDaemon(home, program=BUSY_AT_FIRST)
     with ThreadPoolExecutor(100) as pool:
         futures = [pool.submit(home.request, "GET", "/health") for _ in range(100)]
         time.sleep(0.5)
         busy.unlink()
         assert {future.result().status for future in futures} == {200}
-    daemon.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +17,6 @@ from localspec.daemon.http.recordings import MAX_BYTES, MAX_RECORDINGS
 from tests.support.daemons import (
     Answer,
     Home,
-    RunningDaemon,
     UnixConnection,
     scripted_home,
     temporary_home,
@@ -100,10 +99,10 @@ KEPT = {"conversation": "new"}
 @pytest.mark.parametrize("removed", ["its own", "all", "another"])
 @pytest.mark.parametrize("options", [KEPT, {"private": True}], ids=["kept", "private"])
 def test_a_removed_conversation_has_no_stream(
-    home: Home, start_daemon: Callable[..., RunningDaemon], removed: str, options: dict[str, Any]
+    home: Home, removed: str, options: dict[str, Any]
 ) -> None:
     """That of a private chat goes with any, since nothing says what it belongs to."""
-    start_daemon("--template", TEMPLATE)
+    home.start("--template", TEMPLATE)
     other = home.chat("say other", localspec=KEPT).json["localspec"]["conversation"]
     connection, response = begin(home, "a", "say secret", localspec=options)
     data = response.read()
@@ -116,10 +115,8 @@ def test_a_removed_conversation_has_no_stream(
     assert (resume(home, "a").status == 200) is is_kept
 
 
-def test_a_stream_under_way_is_forgotten_at_its_end(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon("--template", TEMPLATE)
+def test_a_stream_under_way_is_forgotten_at_its_end(home: Home) -> None:
+    home.start("--template", TEMPLATE)
     connection, response = begin(home, "a", "slow 100", localspec=KEPT)
     line = next(line for line in iter(response.readline, b"") if b'"conversation":' in line)
     name = json.loads(line[6:])["localspec"]["conversation"]
@@ -333,8 +330,7 @@ def test_a_stream_that_is_deleted_before_it_begins_is_an_error() -> None:
 
 def test_a_daemon_that_stops_ends_its_streams() -> None:
     with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        daemon = home.start()
         connection, response = begin(home, "ending", "forever")
         response.readline()
         connection.close()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home
 
 # pydantic's schema of a model with an enumeration, limits, and another model that may be left out
 # (instructor 1.17): no object in it says `additionalProperties`.
@@ -51,14 +50,6 @@ MESSAGES = [
     {"role": "system", "content": "Extract."},
     {"role": "user", "content": "What is a cat of three years?"},
 ]
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Home]:
-    with temporary_home() as home:
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
 
 
 @pytest.mark.parametrize("way", WAYS)

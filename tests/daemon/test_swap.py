@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
-Start = Callable[..., RunningDaemon]
 MEMORY_FOR_ONE_MIB = 200  # enough for one scripted engine
 
 
@@ -28,8 +26,8 @@ def create_other_pair(home: Home) -> str:
     return str(path)
 
 
-def test_a_load_reports_its_progress(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-delay", "0.3")
+def test_a_load_reports_its_progress(home: Home) -> None:
+    home.start("--load-delay", "0.3")
     events = read_load_events(home)
     assert [event["state"] for event in events][-2:] == ["loading", "ready"]
     assert ("target", 0.5) in [(event["stage"], event["progress"]) for event in events]
@@ -42,7 +40,7 @@ def test_a_load_that_fails_says_why(how: str, home: Home) -> None:
     home.use_fake("--load-error")
     if how == "there is no engine":
         home.environment["LOCALSPEC_ENGINE"] = str(home.root / "nowhere")
-    daemon = RunningDaemon(home)
+    RunningDaemon(home)
     for _ in range(3):
         answer = home.request("POST", "/localspec/load", {})
         assert answer.status == 200
@@ -50,7 +48,6 @@ def test_a_load_that_fails_says_why(how: str, home: Home) -> None:
         assert json.loads(first)["state"] == "loading"
         assert json.loads(failed)["error"]["code"] == "load_failed"
         assert done == "[DONE]"
-    daemon.stop()
 
 
 def test_a_load_that_is_refused_before_it_begins_has_a_status(
@@ -64,8 +61,8 @@ def test_a_load_that_is_refused_before_it_begins_has_a_status(
     assert (aside.status, aside.error["code"]) == (503, "pair_set_aside")
 
 
-def test_a_load_reports_that_it_waits_for_another_pair(home: Home, start_daemon: Start) -> None:
-    start_daemon(memory=MEMORY_FOR_ONE_MIB)
+def test_a_load_reports_that_it_waits_for_another_pair(home: Home) -> None:
+    home.start(memory=MEMORY_FOR_ONE_MIB)
     with home.streaming("forever") as stream, ThreadPoolExecutor(1) as pool:
         stream.readline()
         connection = UnixConnection(home.socket)
@@ -81,8 +78,8 @@ def test_a_load_reports_that_it_waits_for_another_pair(home: Home, start_daemon:
         connection.close()
 
 
-def test_a_stream_finishes_before_its_pair_is_swapped(home: Home, start_daemon: Start) -> None:
-    daemon = start_daemon(memory=MEMORY_FOR_ONE_MIB)
+def test_a_stream_finishes_before_its_pair_is_swapped(home: Home) -> None:
+    daemon = home.start(memory=MEMORY_FOR_ONE_MIB)
     other_model = create_other_pair(home)
     with home.streaming("slow 30") as stream, ThreadPoolExecutor(2) as pool:
         stream.readline()
@@ -100,8 +97,8 @@ def test_a_stream_finishes_before_its_pair_is_swapped(home: Home, start_daemon: 
     assert daemon.worker_pid() != first
 
 
-def test_leaving_while_waiting_for_a_swap_blocks_nobody(home: Home, start_daemon: Start) -> None:
-    start_daemon(memory=MEMORY_FOR_ONE_MIB)
+def test_leaving_while_waiting_for_a_swap_blocks_nobody(home: Home) -> None:
+    home.start(memory=MEMORY_FOR_ONE_MIB)
     other_model = create_other_pair(home)
     with home.streaming("forever") as stream:
         stream.readline()
@@ -112,10 +109,8 @@ def test_leaving_while_waiting_for_a_swap_blocks_nobody(home: Home, start_daemon
         assert home.chat("say still here").text == "still here"
 
 
-def test_concurrent_loads_and_unloads_leave_a_working_daemon(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon("--load-delay", "0.02", memory=MEMORY_FOR_ONE_MIB)
+def test_concurrent_loads_and_unloads_leave_a_working_daemon(home: Home) -> None:
+    home.start("--load-delay", "0.02", memory=MEMORY_FOR_ONE_MIB)
     other_model = create_other_pair(home)
 
     def ask(number: int) -> int:

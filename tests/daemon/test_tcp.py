@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from tests.support.daemons import (
     Home,
     RunningDaemon,
     scripted_home,
-    temporary_home,
     wait_for,
 )
 from tests.support.patience import PATIENCE
@@ -320,15 +319,12 @@ def test_httpx_over_tcp_reads_a_stream(api: TcpHome) -> None:
 
 @pytest.fixture(scope="module")
 def allowing() -> Iterator[TcpHome]:
-    with temporary_home() as home:
-        home.use_fake(
-            listen="127.0.0.1:0",
-            allow_hosts="Host.docker.internal, box.lan",
-            allow_origins="http://localhost:3000 chrome-extension://*",
-        )
-        daemon = RunningDaemon(home)
+    with scripted_home(
+        listen="127.0.0.1:0",
+        allow_hosts="Host.docker.internal, box.lan",
+        allow_origins="http://localhost:3000 chrome-extension://*",
+    ) as home:
         yield served(home)
-        daemon.stop()
 
 
 def test_a_key_may_come_as_anthropics_clients_send_it(api: TcpHome) -> None:
@@ -402,10 +398,8 @@ def test_other_origins_get_no_cors_headers(allowing: TcpHome, origin: str) -> No
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_allowed_origins_take_effect_at_once(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
-    start_daemon(listen="127.0.0.1:0")
+def test_allowed_origins_take_effect_at_once(home: Home) -> None:
+    home.start(listen="127.0.0.1:0")
     api = served(home)
     page = "http://page.example"
     assert api.get("/v1/models", origin=page).status == 403

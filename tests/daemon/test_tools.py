@@ -37,7 +37,7 @@ from localspec.protocol.calls import EXPLAINED, ToolSet
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
-from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home
+from tests.support.daemons import Home, real_home, scripted_home
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB
 
 KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
@@ -330,8 +330,7 @@ SPOKEN = "channels recipients xml_sections headers_recipients chatml_python_call
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
-    with temporary_home() as home:
-        daemon = RunningDaemon(home)
+    with real_home() as home:
         for name in SPOKEN:
             file = home.root / f"{name}.gguf"
             cycle = target_cycle(N_VOCAB)
@@ -339,7 +338,6 @@ def served() -> Iterator[Home]:
             added = home.request("POST", "/localspec/pairs", {"name": name, "target": str(file)})
             assert added.status == 201, added.body
         yield home
-        daemon.stop()
 
 
 @pytest.mark.parametrize("name", SPOKEN)

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import (
+    Answer,
+    Home,
+    RunningDaemon,
+    scripted_home,
+    wait_for,
+)
 from tests.support.patience import PATIENCE
 
 # A daemon with a shorter timeout for requests whose editor is not certain.
@@ -68,11 +74,8 @@ class DelayedRequest(EditorRequest):
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.use_fake("--pace", "0.004", listen="127.0.0.1:0")
-        daemon = RunningDaemon(home)
+    with scripted_home("--pace", "0.004", listen="127.0.0.1:0") as home:
         yield home
-        daemon.stop()
 
 
 def type_text(home: Home, seed: int, above: str) -> list[str]:

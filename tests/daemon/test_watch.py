@@ -28,19 +28,18 @@ def unset_home(home: Home) -> Home:
 
 
 def test_a_pair_set_just_after_the_start_is_used(unset_home: Home) -> None:
-    daemon = RunningDaemon(unset_home, program=DELAYED_DAEMON)
+    RunningDaemon(unset_home, program=DELAYED_DAEMON)
     assert unset_home.status()["pair"]["name"] != str(unset_home.model)
     changed = unset_home.run("config", "set", "pair", str(unset_home.model))
     assert changed.returncode == 0, changed.stderr
     wait_for(lambda: unset_home.status()["pair"]["name"] == str(unset_home.model), "the new pair")
     assert unset_home.chat("say x").json["model"] == str(unset_home.model)
-    daemon.stop()
 
 
 def test_a_broken_edit_just_after_the_start_is_reported(unset_home: Home) -> None:
     unset_home.environment["LOCALSPEC_PAIR"] = str(unset_home.model)
     folder = unset_home.root / "config"
-    daemon = RunningDaemon(unset_home, program=DELAYED_DAEMON)
+    RunningDaemon(unset_home, program=DELAYED_DAEMON)
     assert unset_home.request("GET", "/localspec/pairs?all=1").status == 200  # reads the catalogue
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text("context = many\n")
@@ -53,7 +52,6 @@ def test_a_broken_edit_just_after_the_start_is_reported(unset_home: Home) -> Non
     (folder / "config.toml").write_text("")
     (folder / "models.toml").unlink()
     wait_for(lambda: not unset_home.status()["problems"], "the end of the problems")
-    daemon.stop()
 
 
 def test_symbolic_links_are_followed(unset_home: Home, tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_symbolic_links_are_followed(unset_home: Home, tmp_path: Path) -> None:
     config_folder.mkdir(exist_ok=True)
     for name in ("config.toml", "models.toml"):
         (config_folder / name).symlink_to(tmp_path / "now" / name)
-    daemon = RunningDaemon(unset_home)
+    RunningDaemon(unset_home)
     assert unset_home.request("GET", "/localspec/pairs?all=1").status == 200  # reads the catalogue
 
     def wait_for_problems(*parts: str) -> None:
@@ -97,7 +95,6 @@ def test_symbolic_links_are_followed(unset_home: Home, tmp_path: Path) -> None:
     wait_for_problems()
     (config_folder / "models.toml").write_text("hello = 1\n")
     wait_for_problems("hello")
-    daemon.stop()
 
 
 def test_watched_paths_include_every_link(tmp_path: Path) -> None:

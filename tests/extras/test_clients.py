@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.callers import CALLERS, JSON, Caller
-from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home
+from tests.support.daemons import Home, UnixConnection, real_home
 from tests.support.official_clients import openai_client
 
 CHAT, TEXT = "chat/completions", "completions"
@@ -32,11 +32,8 @@ TOOL_BODY |= {"tools": [TOOL], "tool_choice": "required"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.environment["LOCALSPEC_CONTEXT"] = "512"
-        daemon = RunningDaemon(home)
+    with real_home(context="512") as home:
         yield home
-        daemon.stop()
 
 
 @pytest.fixture(params=CALLERS)

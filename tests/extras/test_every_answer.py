@@ -143,10 +143,9 @@ def api() -> Iterator[Home]:
     with temporary_home() as home:
         home.use_fake()
         home.environment["HF_HUB_OFFLINE"] = "1"
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
         assert "a bug in a handler" not in home.log.read_text()
-        daemon.stop()
 
 
 def send_request(home: Home, method: str, target: str, body: bytes | None) -> None:
@@ -297,8 +296,7 @@ sys.exit(main())
 
 
 def test_internal_errors_have_the_published_shape(home: Home) -> None:
-    home.use_fake(listen="127.0.0.1:0")
-    daemon = RunningDaemon(home, program=BUGGY)
+    home.start(listen="127.0.0.1:0", program=BUGGY)
     expected = {
         "message": "Internal error in the daemon; its log has the details: localspec logs",
         "type": "server_error",
@@ -331,7 +329,6 @@ def test_internal_errors_have_the_published_shape(home: Home) -> None:
     connection.close()
     assert "ZeroDivisionError: a mistake" in home.log.read_text()
     assert home.request("GET", "/api/version").status == 200
-    daemon.stop()
 
 
 def test_a_hanging_request_gets_503_at_shutdown(home: Home) -> None:

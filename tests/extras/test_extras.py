@@ -10,7 +10,7 @@ import pytest
 from localspec import extras
 from localspec.cli.app import COMMANDS
 from localspec.cli.options import CORE_NAMES
-from tests.support.daemons import RunningDaemon, temporary_home
+from tests.support.daemons import temporary_home
 
 PACKAGE = Path(extras.__file__).parents[1]
 NAMES = sorted(
@@ -34,8 +34,7 @@ def test_the_core_answers_without_extras(removed: list[str], tmp_path: Path) -> 
         shutil.rmtree(copy / "extras" / name)
     with temporary_home() as home:
         home.environment["PYTHONPATH"] = str(tmp_path)
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        daemon = home.start()
         try:
             assert home.run("ask", "say still here", cwd=tmp_path).stdout == "still here\n"
             help_text = home.run("--help", cwd=tmp_path).stdout

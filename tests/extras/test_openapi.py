@@ -48,9 +48,8 @@ def api() -> Iterator[Home]:
     with temporary_home() as home:
         home.use_fake()
         home.environment["HF_HUB_OFFLINE"] = "1"
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 @pytest.fixture(scope="module")

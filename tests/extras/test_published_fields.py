@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_projector import png
-from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
+from tests.support.daemons import Answer, Home, real_home
 from tests.support.encoders import Bert
 from tests.support.error_shapes import read_error
 
@@ -438,14 +438,12 @@ COUNTS = {"/v1/responses/input_tokens", "/v1/messages/count_tokens", "/apply-tem
 @pytest.fixture(scope="module")
 def vectors() -> Iterator[Home]:
     """Run a daemon with random models for embeddings and ranks."""
-    with temporary_home() as home:
-        daemon = RunningDaemon(home)
+    with real_home() as home:
         for name, pooling in (("tiny-embed", "mean"), ("tiny-rank", "rank")):
             target = Bert.random().write(home.root / f"{name}.gguf", pooling=pooling)
             added = home.request("POST", "/localspec/pairs", {"name": name, "target": str(target)})
             assert added.status == 201, added.body
         yield home
-        daemon.stop()
 
 
 def lookup(table: dict[str, Any], endpoint: str, field: str) -> Any:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.daemons import (
     Home,
-    RunningDaemon,
     UnixConnection,
     scripted_home,
     temporary_home,
@@ -45,10 +44,8 @@ URL = "http://localspec"
 def home() -> Iterator[Home]:
     with temporary_home() as home:
         arguments = ("--template", KNOWS_TOOLS, "--load-delay", "0.6", "--pace", "0.01")
-        home.use_fake(*arguments, parallel=1)
-        daemon = RunningDaemon(home, PROGRAM)
+        home.start(*arguments, parallel=1, program=PROGRAM)
         yield home
-        daemon.stop()
 
 
 def ask_chat(home: Home, text: str) -> str:

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon
 
 QUESTION = "What does shutil.copytree do?"
 DEPTHS = (0, 1, 4, 8)
 Tokens = list[tuple[str, float]]
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Home]:
-    """Run one daemon with the builtin pair."""
-    with temporary_home() as home:
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
 
 
 def read_events(home: Home, path: str, body: dict[str, Any]) -> list[Any]:
@@ -179,15 +169,14 @@ THINKING_TEMPLATE = (
 
 
 @pytest.fixture
-def thinking(home: Home) -> Iterator[Home]:
+def thinking(home: Home) -> Home:
     """Run a daemon with the builtin pair and a template that opens the thoughts."""
     folder = home.root / "config"
     folder.mkdir()
     (folder / "think.jinja").write_text(THINKING_TEMPLATE)
     (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "think.jinja"\n')
-    daemon = RunningDaemon(home)
-    yield home
-    daemon.stop()
+    RunningDaemon(home)
+    return home
 
 
 def test_a_stop_string_inside_thoughts_is_ignored(thinking: Home) -> None:

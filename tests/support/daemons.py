@@ -119,6 +119,7 @@ class Home:
         self.log = root / "state" / "daemon.log"
         self.model = root / "fake.gguf"
         self.model.touch()
+        self.daemons: list[RunningDaemon] = []  # started here, and ended with the home
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)},
             "PYTHONPATH": str(ROOT),
@@ -136,13 +137,20 @@ class Home:
         self.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
         return hang
 
-    def use_fake(self, *arguments: str, **config: object) -> None:
-        """Let daemons of this home start the scripted engine."""
-        command = [sys.executable, str(FAKE_WORKER), *arguments]
-        self.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
-        self.environment["LOCALSPEC_PAIR"] = str(self.model)
+    def configure(self, **config: object) -> None:
+        """Set variables of the configuration, by key."""
         for key, value in config.items():
             self.environment[f"LOCALSPEC_{key.upper()}"] = str(value)
+
+    def use_fake(self, *arguments: str, **config: object) -> None:
+        """Let daemons of this home start the scripted engine."""
+        engine = shlex.join([sys.executable, str(FAKE_WORKER), *arguments])
+        self.configure(**{"engine": engine, "pair": self.model, **config})
+
+    def start(self, *arguments: str, program: str = "", **config: object) -> RunningDaemon:
+        """Start a daemon with the scripted engine; it is ended with the home, if not before."""
+        self.use_fake(*arguments, **config)
+        return RunningDaemon(self, program)
 
     def run(
         self, *arguments: str, stdin: str = "", timeout: float = PATIENCE, **options: Any
@@ -219,7 +227,10 @@ class Home:
             stream.leave()
 
     def end(self) -> None:
-        """End this home's daemon, if one runs."""
+        """End the daemons of this home, those of its commands too."""
+        with contextlib.ExitStack() as stack:
+            for daemon in self.daemons:
+                stack.callback(daemon.stop)
         if self.socket.is_socket() and autostart.listens(str(self.socket)):
             pid: int = self.status()["pid"]
             os.kill(pid, signal.SIGTERM)
@@ -245,6 +256,7 @@ class RunningDaemon:
         """Start a daemon; `program` is Home.spawn_daemon's, and `options` are subprocess's."""
         self.home = home
         self.process = home.spawn_daemon(program, **options)
+        home.daemons.append(self)
         wait_for(
             lambda: autostart.listens(str(home.socket)) or self.process.poll() is not None, "it"
         )
@@ -287,7 +299,14 @@ def alive(pid: int) -> bool:
 def scripted_home(*arguments: str, program: str = "", **config: object) -> Iterator[Home]:
     """Yield a home whose daemon, or `program`, runs with the scripted engine."""
     with temporary_home() as home:
-        home.use_fake(*arguments, **config)
-        daemon = RunningDaemon(home, program)
+        home.start(*arguments, program=program, **config)
         yield home
-        daemon.stop()
+
+
+@contextlib.contextmanager
+def real_home(**config: object) -> Iterator[Home]:
+    """Yield a home whose daemon runs with the real engine and the pair it comes with, or as configured."""
+    with temporary_home() as home:
+        home.configure(**config)
+        RunningDaemon(home)
+        yield home

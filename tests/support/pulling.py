@@ -29,6 +29,7 @@ class PullingHome(Home):
 
     def __init__(self, home: Home, hub: TestHub, files: tuple[Path, Path]) -> None:
         super().__init__(home.root)
+        self.daemons = home.daemons
         self.hub = hub
         self.files = files
         self.store = self.root / "data" / "models"
@@ -43,10 +44,6 @@ class PullingHome(Home):
         self.environment["HOME"] = str(self.root)  # no models of this machine's user
         for role, file in zip(("target", "draft"), files, strict=True):
             hub.add(f"own/{role}", f"{role}.gguf", file.read_bytes())
-
-    def configure(self, **config: object) -> None:
-        for key, value in config.items():
-            self.environment[f"LOCALSPEC_{key.upper()}"] = str(value)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.daemon.test_forgetting import find_words
-from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
+from tests.support.daemons import (
+    Home,
+    RunningDaemon,
+    real_home,
+    scripted_home,
+    temporary_home,
+    wait_for,
+)
 from tests.support.official_clients import (
     KNOWS_TOOLS,
     anthropic_client,
@@ -404,8 +411,7 @@ def test_a_thread_gives_the_same_prompt_as_the_whole_history(
 def test_token_counts_of_a_thread_include_its_history() -> None:
     """The builtin pair counts the tokens, so that every message is in the count."""
     tools = [WEATHER, NOW]
-    with temporary_home() as home:
-        daemon = RunningDaemon(home)
+    with real_home() as home:
         fields: dict[str, Any] = {"system": "Be brief.", "tools": tools}
         first = create(home, "One?", max_tokens=5, **fields)
         second = post(home, "And two?", continue_from(first["id"]), max_tokens=5).json
@@ -431,7 +437,6 @@ def test_token_counts_of_a_thread_include_its_history() -> None:
         asked = {"model": "", "messages": history[:1], "thread": continue_from(UNKNOWN_ID)}
         unknown = home.request("POST", "/v1/messages/count_tokens", asked)
         assert (unknown.status, code_of(unknown)) == (404, "thread_not_found")
-        daemon.stop()
 
 
 def test_a_prefilled_answer_and_its_rest_are_one_message(home: Home) -> None:
@@ -628,8 +633,7 @@ def test_another_pair_can_continue_a_thread() -> None:
 
 def test_a_thread_survives_a_restart_and_a_crash() -> None:
     with temporary_home() as home:
-        home.use_fake("--template", KNOWS_TOOLS)
-        daemon = RunningDaemon(home)
+        daemon = home.start("--template", KNOWS_TOOLS)
         name = create(home, "say one", system="Be brief.", tools=[WEATHER])["id"]
         for ending in (signal.SIGTERM, signal.SIGKILL):
             daemon.process.send_signal(ending)
@@ -638,7 +642,6 @@ def test_a_thread_survives_a_restart_and_a_crash() -> None:
             frame = prompt_after(home, name)
             assert read_contents(frame) == ["Be brief.", "say one", "one", "echo"]
             assert [tool["function"]["name"] for tool in frame["prompt"]["tools"]] == ["weather"]
-        daemon.stop()
 
 
 @contextmanager
@@ -749,8 +752,7 @@ def test_a_thread_appears_in_the_history(home: Home) -> None:
 def test_a_failure_to_store_is_reported() -> None:
     """The client then has to send the whole conversation itself."""
     with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        daemon = home.start()
         create(home, "say one")
         file = home.root / "data" / "conversations.sqlite"
         daemon.stop()
@@ -760,4 +762,3 @@ def test_a_failure_to_store_is_reported() -> None:
         assert "cannot be used" in answer["localspec"]["not_kept"]
         missing = post(home, "say x", continue_from(answer["id"]))
         assert (missing.status, code_of(missing)) == (404, "thread_not_found")
-        daemon.stop()

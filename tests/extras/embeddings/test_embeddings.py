@@ -16,7 +16,7 @@ import ollama
 import openai
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Home, real_home, wait_for
 from tests.support.encoders import Bert
 from tests.support.pairs import contextual_pair
 
@@ -35,12 +35,10 @@ def add_pair(home: Home, name: str, target: Path) -> None:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
     """Run a daemon with an embedding model and a reranker beside the builtin pair."""
-    with temporary_home() as home:
-        daemon = RunningDaemon(home)
+    with real_home() as home:
         add_pair(home, "tiny-embed", BERT.write(home.root / "mean.gguf"))
         add_pair(home, "tiny-rank", BERT.write(home.root / "rank.gguf", pooling="rank"))
         yield home
-        daemon.stop()
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,8 @@ def served() -> Iterator[Home]:
     with temporary_home() as home:
         home.use_fake("--template", KNOWS_TOOLS)
         home.environment["LOCALSPEC_PAIR"] = "builtin"  # a file whose header can be shown
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         yield home
-        daemon.stop()
 
 
 @pytest.fixture

@@ -531,8 +531,7 @@ def test_a_pair_of_another_server() -> None:
             connection.sendall(encode_chunk(rest) + b"0\r\n\r\n")
 
     with temporary_home() as home, scripted_server(answer=answer) as server:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        home.start()
         assert home.run("add", "big", "--upstream", server.url).returncode == 0
         connection, response = begin_stream(home, "go on", model="big")
         beginning = [read_event(response) for _ in range(3)]
@@ -546,7 +545,6 @@ def test_a_pair_of_another_server() -> None:
             wait_for(lambda: len(server.requests) > 1, "the request")
             assert client.responses.cancel(waiting.id).status == "cancelled"
         wait_for(lambda: server.requests[-1].closed_at, "the end of its connection")
-        daemon.stop()
 
 
 # ------------------------------------------------------------------------ ends of daemons
@@ -554,8 +552,7 @@ def test_a_pair_of_another_server() -> None:
 
 def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:
     with temporary_home() as home:
-        home.use_fake(parallel=1)
-        daemon = RunningDaemon(home)
+        daemon = home.start(parallel=1)
         with openai_client(home) as client:
             decoding, queued = (create(client, "forever").id for _ in range(2))
             short = create(client, "say never").id
@@ -577,14 +574,12 @@ def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:
                 assert response.error.message == "The daemon was stopped."
                 assert client.responses.cancel(name).status == "failed"
                 client.responses.delete(name)
-        daemon.stop()
 
 
 def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
     """Of a response that was being written they keep the question and what was written of the answer."""
     with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        daemon = home.start()
         with openai_client(home) as client:
             ended = await_end(client, create(client, "say kept").id).id
             metadata = {"secret": "metal"}
@@ -615,13 +610,11 @@ def test_a_daemon_that_is_killed_leaves_failed_responses() -> None:
             for call in (client.responses.retrieve, client.responses.delete):
                 with pytest.raises(openai.NotFoundError):
                     call(running)
-        daemon.stop()
 
 
 def test_a_daemon_that_stops_lets_short_answers_end() -> None:
     with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        daemon = home.start()
         with openai_client(home) as client:
             name = create(client, "slow 40").id
         assert daemon.stop() == 0
@@ -630,4 +623,3 @@ def test_a_daemon_that_stops_lets_short_answers_end() -> None:
             response = client.responses.retrieve(name)
             assert response.status == "completed"
             assert response.output_text.split() == [*map(str, range(40))]
-        daemon.stop()

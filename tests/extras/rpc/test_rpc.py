@@ -46,7 +46,7 @@ def test_a_lost_machine_fails_one_answer_and_is_left_out_then() -> None:
         table = home.root / "config" / "models.toml"
         table.parent.mkdir(parents=True, exist_ok=True)
         table.write_text(f'[pairs.builtin]\nrpc = ["{endpoint}"]\n')
-        daemon = RunningDaemon(home)
+        RunningDaemon(home)
         messages = [{"role": "user", "content": QUESTION}]
         body = {"messages": messages, "temperature": 0, "max_tokens": 16}
         remote_answer = home.request("POST", "/v1/chat/completions", body)
@@ -63,7 +63,6 @@ def test_a_lost_machine_fails_one_answer_and_is_left_out_then() -> None:
         assert local_answer.text == remote_answer.text
         assert endpoint in home.status()["pair"]["note"]
         assert home.status()["pair"]["backend"] == "cpu"
-        daemon.stop()
 
 
 def test_a_tunnel_is_closed_to_other_users(tmp_path: Path) -> None:

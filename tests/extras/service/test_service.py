@@ -117,7 +117,6 @@ def test_a_running_daemon_is_replaced_by_the_service(linux: Machine) -> None:
     daemon = RunningDaemon(linux.home)
     assert linux.home.run("service", "install").returncode == 0
     assert daemon.process.wait(timeout=PATIENCE) == 0
-    daemon.stop()
 
 
 def test_print_shows_the_units_and_changes_nothing(linux: Machine) -> None:
@@ -137,15 +136,13 @@ def test_without_a_service_manager_nothing_is_written(
 ) -> None:
     machine = Machine(home, *programs)
     home.environment["FAIL"] = "show"
-    home.use_fake()
-    daemon = RunningDaemon(home)
+    daemon = home.start()
     run = home.run("service", "install")
     assert run.returncode == 1
     assert reason in run.stderr
     assert run.stderr.count("\n") == 1
     assert not machine.units.exists()
     assert home.status()["pid"] == daemon.pid  # The daemon is still running.
-    daemon.stop()
 
 
 def test_special_characters_are_quoted_for_systemd(linux: Machine) -> None:

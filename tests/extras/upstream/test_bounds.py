@@ -29,7 +29,7 @@ from localspec.protocol import frames
 from localspec.protocol.pieces import Call
 from localspec.protocol.settings import Upstream
 from tests.extras.upstream.asking import CHAT, ask, encode_delta, send_bytes, state
-from tests.support.daemons import RunningDaemon, temporary_home
+from tests.support.daemons import temporary_home
 from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
     HEAD,
@@ -301,12 +301,10 @@ def test_an_endless_answer_ends_for_its_client() -> None:
     piece = encode_chunk(encode_delta(content="x" * (1 << 18)))
     endless_answer = EndlessAnswer(HEAD, lambda: itertools.repeat(piece))
     with temporary_home() as home, scripted_server(answer=endless_answer) as remote:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        home.start()
         body = {"name": "big", "upstream": remote.url}
         assert home.request("POST", "/localspec/upstreams", body).status == 201
         answer = home.chat("flood", model="big", max_tokens=5)
         assert answer.status == 502
         assert "longer than its limit of tokens" in answer.error["message"]
         assert home.chat("say hello").text == "hello"
-        daemon.stop()

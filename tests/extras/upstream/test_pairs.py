@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
 from tests.support.documents import SQUARE, pdf, show
 from tests.support.patience import PATIENCE
 from tests.support.upstreams import ScriptedServer, encode_chat, scripted_server
@@ -178,11 +178,8 @@ def test_servers_are_not_added_over_tcp(hosts: Hosts) -> None:
 
 @pytest.fixture
 def local() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+    with scripted_home() as home:
         yield home
-        daemon.stop()
 
 
 def add_server(home: Home, server: ScriptedServer, **fields: Any) -> None:
@@ -236,8 +233,7 @@ def test_a_removed_pair_leaves_no_trace_in_the_status(by_hand: bool) -> None:
     with temporary_home() as home, socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
         closed.close()
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        home.start()
         assert home.run("add", "up", "--upstream", url).returncode == 0
         assert home.chat("hi", model="up").status == 502
         assert "upstream  up: " in home.run("status").stdout
@@ -254,7 +250,6 @@ def test_a_removed_pair_leaves_no_trace_in_the_status(by_hand: bool) -> None:
             assert home.run("add", "up", "--upstream", url).returncode == 0
             home.run("list")
             assert home.status()["upstreams"] == []
-        daemon.stop()
 
 
 def read_metrics(home: Home) -> str:
@@ -443,8 +438,7 @@ def test_the_place_of_a_key_is_not_reported_over_tcp(tmp_path: Path) -> None:
     file.write_text("sk-1")
     file.chmod(0o600)
     with temporary_home() as home, scripted_server() as remote:
-        home.use_fake(listen="127.0.0.1:0")
-        daemon = RunningDaemon(home)
+        home.start(listen="127.0.0.1:0")
         add_server(home, remote, key_file=str(file), ca="/zqca.pem")
         assert "zqkey" in home.request("GET", "/localspec/pairs/big").body.decode()
         status = home.status()
@@ -470,4 +464,3 @@ def test_the_place_of_a_key_is_not_reported_over_tcp(tmp_path: Path) -> None:
             assert "big" in text, path
             assert "zqkey" not in text, path
             assert "zqca" not in text, path
-        daemon.stop()

@@ -20,7 +20,7 @@ from localspec.extras.upstream.reply import UpstreamReply, parse_events
 from localspec.extras.upstream.request import UpstreamRequest
 from localspec.protocol import frames, pieces
 from localspec.protocol.settings import Upstream
-from tests.support.daemons import RunningDaemon, temporary_home
+from tests.support.daemons import temporary_home
 from tests.support.upstreams import encode_event, encode_response, encode_stream, scripted_server
 
 Call = tuple[str, str, dict[str, Any]]  # id, name, arguments
@@ -386,8 +386,7 @@ def test_loose_streams_reach_every_protocol() -> None:
     stream += encode_event({"usage": {"completion_tokens": 9}}) + encode_event(b"[DONE]")
     inputs = [("f", {"q": 1}), ("g", {"q": 2}), ("h", {})]
     with temporary_home() as home, scripted_server(stream=stream) as remote:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+        home.start()
         body = {"name": "big", "upstream": remote.url}
         assert home.request("POST", "/localspec/upstreams", body).status == 201
         chat: dict[str, Any] = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
@@ -415,4 +414,3 @@ def test_loose_streams_reach_every_protocol() -> None:
         )
         refused = home.chat("hi", model="big")
         assert (refused.status, "'because'" in refused.error["message"]) == (502, True)
-        daemon.stop()

@@ -74,9 +74,8 @@ def hosts() -> Iterator[Hosts]:
             pytest.skip(f"this machine does not let us make two hosts: {error}")
         home = stack.enter_context(temporary_home())
         home.use_fake()
-        daemon = local.do(lambda: RunningDaemon(home))
+        local.do(lambda: RunningDaemon(home))
         yield Hosts(local, remote, link, home)
-        daemon.stop()
 
 
 def cut_after(
