@@ -18,6 +18,7 @@ from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import Conversion
 from localspec.daemon.completion.files import Converter
 from localspec.errors import Unavailable
+from tests.support.asynchronous import asynchronous
 from tests.support.documents import SQUARE, pdf, show, slow_pdf
 
 REPORT = pdf(show("Hello"), f"{show('Look')} {SQUARE}")
@@ -85,21 +86,20 @@ def test_a_file_that_exceeds_a_limit_is_tried_once(processes: Processes) -> None
     assert len(processes) == 1
 
 
-def test_a_process_that_something_else_ends_says_nothing_about_its_file(
+@asynchronous
+async def test_a_process_that_something_else_ends_says_nothing_about_its_file(
     processes: Processes,
 ) -> None:
-    async def scenario(shared: Converter) -> None:
-        [task] = begin(shared, SLOW)
-        await count(processes, 1)
-        processes[0].kill()
-        with pytest.raises(Unavailable, match="was ended; try again") as raised:
-            await task
-        assert raised.value.retry_after
-        again = begin(shared, SLOW)
-        await count(processes, 2)
-        await leave(again)
-
-    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+    shared = Converter()
+    [task] = begin(shared, SLOW)
+    await count(processes, 1)
+    processes[0].kill()
+    with pytest.raises(Unavailable, match="was ended; try again") as raised:
+        await task
+    assert raised.value.retry_after
+    again = begin(shared, SLOW)
+    await count(processes, 2)
+    await leave(again)
 
 
 def test_equal_files_share_a_process_until_the_last_client_leaves(processes: Processes) -> None:
@@ -130,23 +130,22 @@ def test_those_who_share_a_process_get_the_same_result(processes: Processes) -> 
     assert len(processes) == 1
 
 
-def test_too_many_files_are_refused_for_a_while(
+@asynchronous
+async def test_too_many_files_are_refused_for_a_while(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "MAX_CONVERSIONS", files.MAX_PROCESSES + 1)
     other = [SLOW + b"\n" * number for number in range(files.MAX_CONVERSIONS)]
 
-    async def scenario(shared: Converter) -> None:
-        tasks = begin(shared, *other, other[0])
-        await count(processes, files.MAX_PROCESSES)
-        with pytest.raises(Unavailable, match="files are being converted; try again") as raised:
-            await shared.convert(REPORT, with_pictures=True)
-        assert raised.value.retry_after
-        assert not any(task.done() for task in tasks)
-        await leave(tasks)
-        assert (await shared.convert(REPORT, with_pictures=True)).pages
-
-    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+    shared = Converter()
+    tasks = begin(shared, *other, other[0])
+    await count(processes, files.MAX_PROCESSES)
+    with pytest.raises(Unavailable, match="files are being converted; try again") as raised:
+        await shared.convert(REPORT, with_pictures=True)
+    assert raised.value.retry_after
+    assert not any(task.done() for task in tasks)
+    await leave(tasks)
+    assert (await shared.convert(REPORT, with_pictures=True)).pages
 
 
 def _gives_way(pid: int) -> bool:
@@ -156,27 +155,25 @@ def _gives_way(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of this kind")
-def test_a_process_that_takes_long_gives_way(processes: Processes) -> None:
-    async def scenario(shared: Converter) -> None:
-        tasks = begin(shared, SLOW)
-        await count(processes, 1)
-        pid = processes[0].pid
-        while os.sched_getscheduler(pid) != os.SCHED_IDLE or not _gives_way(pid):
-            await asyncio.sleep(0.01)
-        await leave(tasks)
+@asynchronous
+async def test_a_process_that_takes_long_gives_way(processes: Processes) -> None:
+    shared = Converter()
+    tasks = begin(shared, SLOW)
+    await count(processes, 1)
+    pid = processes[0].pid
+    while os.sched_getscheduler(pid) != os.SCHED_IDLE or not _gives_way(pid):
+        await asyncio.sleep(0.01)
+    await leave(tasks)
 
-    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
 
-
-def test_a_picture_waits_for_no_document(processes: Processes) -> None:
-    async def scenario(shared: Converter) -> None:
-        tasks = begin(shared, *[SLOW + b"\n" * number for number in range(files.MAX_PROCESSES + 1)])
-        await count(processes, files.MAX_PROCESSES)
-        assert (await shared.convert(png(1), with_pictures=True)).pages
-        assert not any(task.done() for task in tasks)
-        await leave(tasks)
-
-    asyncio.run(asyncio.wait_for(scenario(Converter()), LIMIT_S))
+@asynchronous
+async def test_a_picture_waits_for_no_document(processes: Processes) -> None:
+    shared = Converter()
+    tasks = begin(shared, *[SLOW + b"\n" * number for number in range(files.MAX_PROCESSES + 1)])
+    await count(processes, files.MAX_PROCESSES)
+    assert (await shared.convert(png(1), with_pictures=True)).pages
+    assert not any(task.done() for task in tasks)
+    await leave(tasks)
 
 
 def test_an_abort_ends_what_runs_waits_or_comes_later(processes: Processes) -> None:

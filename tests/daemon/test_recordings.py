@@ -16,6 +16,7 @@ from localspec.daemon.http import recordings
 from localspec.daemon.http.recordings import Recording, Recordings
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.errors import Cancelled, InvalidRequest, Unavailable
+from tests.support.asynchronous import asynchronous
 
 EVENTS = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b"") + b"\n\n"))
 LIMIT = 40
@@ -33,7 +34,8 @@ async def read(recording: Recording, position: int = 0) -> bytes:
 
 
 @given(st.lists(EVENTS), st.data())
-def test_readers_at_any_time_and_position_get_the_rest(
+@asynchronous
+async def test_readers_at_any_time_and_position_get_the_rest(
     messages: list[list[bytes]], data: st.DataObject
 ) -> None:
     events = [event for group in messages for event in group]
@@ -46,22 +48,19 @@ def test_readers_at_any_time_and_position_get_the_rest(
             await asyncio.sleep(0)
         return await read(recording, position)
 
-    async def run() -> None:
-        recording = Recording()
-        readers = [
-            asyncio.create_task(read_late(recording, *reader))
-            for reader in zip(positions, delays, strict=True)
-        ]
-        await write_all(recording, messages)
-        bodies = await asyncio.gather(*readers)
-        assert bodies == [written[position:] for position in positions]
-        for number in range(-1, len(events)):
-            position = recording.position_after(number)
-            assert await read(recording, position) == b"".join(events[number + 1 :])
-        with pytest.raises(InvalidRequest, match="no event"):
-            recording.position_after(len(events))
-
-    asyncio.run(run())
+    recording = Recording()
+    readers = [
+        asyncio.create_task(read_late(recording, *reader))
+        for reader in zip(positions, delays, strict=True)
+    ]
+    await write_all(recording, messages)
+    bodies = await asyncio.gather(*readers)
+    assert bodies == [written[position:] for position in positions]
+    for number in range(-1, len(events)):
+        position = recording.position_after(number)
+        assert await read(recording, position) == b"".join(events[number + 1 :])
+    with pytest.raises(InvalidRequest, match="no event"):
+        recording.position_after(len(events))
 
 
 @given(st.lists(EVENTS, min_size=1))
@@ -105,34 +104,30 @@ async def write_one(emit: Emit) -> None:
     await emit(b"one\n\n")
 
 
-def test_the_oldest_that_has_ended_makes_room() -> None:
-    async def run() -> None:
-        kept = Recordings()
-        running = kept.start(("kind", "running"), stream(wait_forever))
-        for number in range(recordings.MAX_RECORDINGS - 1):
-            await read(kept.start(("kind", str(number)), stream(write_one)))
-        await read(kept.start(("kind", "new"), stream(write_one)))
-        names = [name for name, _ in kept.find("kind")]
-        assert names == ["running", *map(str, range(1, recordings.MAX_RECORDINGS - 1)), "new"]
-        await kept.remove(("kind", "running"))
-        assert (await read(running)).startswith(b"begun\n\n")
-
-    asyncio.run(run())
+@asynchronous
+async def test_the_oldest_that_has_ended_makes_room() -> None:
+    kept = Recordings()
+    running = kept.start(("kind", "running"), stream(wait_forever))
+    for number in range(recordings.MAX_RECORDINGS - 1):
+        await read(kept.start(("kind", str(number)), stream(write_one)))
+    await read(kept.start(("kind", "new"), stream(write_one)))
+    names = [name for name, _ in kept.find("kind")]
+    assert names == ["running", *map(str, range(1, recordings.MAX_RECORDINGS - 1)), "new"]
+    await kept.remove(("kind", "running"))
+    assert (await read(running)).startswith(b"begun\n\n")
 
 
-def test_no_room_is_an_error_that_starts_nothing() -> None:
-    async def run() -> None:
-        kept = Recordings()
-        for number in range(recordings.MAX_RECORDINGS):
-            kept.start(("kind", str(number)), stream(wait_forever))
-        with pytest.raises(Unavailable):
-            kept.start(("kind", "more"), stream(write_one))
-        # One with the same key takes the place of its predecessor.
-        assert await read(kept.start(("kind", "0"), stream(write_one))) == b"one\n\n"
-        await kept.close(0)
-        assert kept.find("kind") == []
-
-    asyncio.run(run())
+@asynchronous
+async def test_no_room_is_an_error_that_starts_nothing() -> None:
+    kept = Recordings()
+    for number in range(recordings.MAX_RECORDINGS):
+        kept.start(("kind", str(number)), stream(wait_forever))
+    with pytest.raises(Unavailable):
+        kept.start(("kind", "more"), stream(write_one))
+    # One with the same key takes the place of its predecessor.
+    assert await read(kept.start(("kind", "0"), stream(write_one))) == b"one\n\n"
+    await kept.close(0)
+    assert kept.find("kind") == []
 
 
 def test_a_recording_is_kept_for_a_time() -> None:
@@ -146,25 +141,21 @@ def test_a_recording_is_kept_for_a_time() -> None:
         asyncio.run(run())
 
 
-def test_a_recording_that_is_removed_ends_with_an_error() -> None:
-    async def run() -> None:
-        kept = Recordings()
-        recording = kept.start(("kind", "a"), stream(wait_forever))
-        assert await anext(recording.follow()) == b"begun\n\n"
-        await kept.remove(("kind", "a"))
-        _, error, rest = (await read(recording)).split(b"\n\n")
-        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "cancelled"
-        assert rest == b""
-
-    asyncio.run(run())
+@asynchronous
+async def test_a_recording_that_is_removed_ends_with_an_error() -> None:
+    kept = Recordings()
+    recording = kept.start(("kind", "a"), stream(wait_forever))
+    assert await anext(recording.follow()) == b"begun\n\n"
+    await kept.remove(("kind", "a"))
+    _, error, rest = (await read(recording)).split(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "cancelled"
+    assert rest == b""
 
 
-def test_a_recording_that_is_removed_before_it_began_is_an_error() -> None:
-    async def run() -> None:
-        kept = Recordings()
-        recording = kept.start(("kind", "a"), stream(wait_forever))
-        await kept.remove(("kind", "a"))
-        with pytest.raises(Cancelled):
-            await read(recording)
-
-    asyncio.run(run())
+@asynchronous
+async def test_a_recording_that_is_removed_before_it_began_is_an_error() -> None:
+    kept = Recordings()
+    recording = kept.start(("kind", "a"), stream(wait_forever))
+    await kept.remove(("kind", "a"))
+    with pytest.raises(Cancelled):
+        await read(recording)

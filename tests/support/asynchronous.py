@@ -14,6 +14,7 @@ from localspec.config import Config
 from localspec.daemon.worker.table import PairTable
 from localspec.paths import Paths
 from tests.support.daemons import FAKE_WORKER
+from tests.support.patience import PATIENCE
 
 Arguments = ParamSpec("Arguments")
 
@@ -21,11 +22,11 @@ Arguments = ParamSpec("Arguments")
 def asynchronous(
     test: Callable[Arguments, Coroutine[Any, Any, None]],
 ) -> Callable[Arguments, None]:
-    """Run a test that is a coroutine, for half a minute at most."""
+    """Run a test that is a coroutine."""
 
     @functools.wraps(test)
     def run(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **keywords), 30))
+        asyncio.run(asyncio.wait_for(test(*arguments, **keywords), PATIENCE))
 
     return run
 

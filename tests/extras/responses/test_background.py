@@ -26,6 +26,7 @@ from localspec.extras.responses.request import ToolSet, new_response
 from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol.frames import Generate, TextPrompt
 from tests.extras.responses.test_responses import EVENT
+from tests.support.asynchronous import asynchronous
 from tests.support.daemons import (
     Home,
     RunningDaemon,
@@ -336,7 +337,8 @@ def test_a_cancellation_at_the_end_has_one_outcome(home: Home, client: openai.Op
         assert (ended.output_text == "a b c d e f") or status == "cancelled"
 
 
-def test_everyone_who_cancels_waits_for_the_same_end() -> None:
+@asynchronous
+async def test_everyone_who_cancels_waits_for_the_same_end() -> None:
     """Cancel at each step of an end that takes several, as that of an answer does."""
     generate = Generate(0, TextPrompt("x"))
     opening = new_response(ResponsesRequest(input="x"), "1", "m", [])
@@ -358,16 +360,13 @@ def test_everyone_who_cancels_waits_for_the_same_end() -> None:
         response = await running.cancel(opening.id)
         return response.status if response else None
 
-    async def run() -> None:
-        task = asyncio.create_task(answer())
-        await begun.wait()
-        statuses = await asyncio.gather(*map(cancel, range(8)))
-        assert statuses == ["cancelled"] * 8
-        with pytest.raises(Cancelled):
-            await task
-        assert running.get(opening.id) is None
-
-    asyncio.run(run())
+    task = asyncio.create_task(answer())
+    await begun.wait()
+    statuses = await asyncio.gather(*map(cancel, range(8)))
+    assert statuses == ["cancelled"] * 8
+    with pytest.raises(Cancelled):
+        await task
+    assert running.get(opening.id) is None
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
