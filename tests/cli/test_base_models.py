@@ -28,9 +28,8 @@ def home_with_base_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
         chatty = cycle_pair(folder / "chatty")
         patch.setattr("gguf.GGUFWriter.add_chat_template", lambda self, template: None)
         files = cycle_pair(folder / "plain")
-        added = home.run("add", "base", "--target", files.target)
-        assert added.returncode == 0, added.stderr
-        assert "This is a base model: it completes text and cannot chat." in added.stdout
+        output = home.must_run("add", "base", "--target", files.target)
+        assert "This is a base model: it completes text and cannot chat." in output
         added = home.run("add", "chatty", "--target", chatty.target)
         assert added.returncode == 0, added.stderr
         assert "base model" not in added.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +205,8 @@ def test_a_pdf_goes_to_the_daemon(warm: Home, tmp_path: Path) -> None:
 
 def run_with_stdin(
     home: Home, data: bytes, folder: Path, *arguments: str
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "localspec", *arguments],
-        cwd=folder,
-        env=home.environment,
-        input=data,
-        capture_output=True,
-    )
+) -> subprocess.CompletedProcess[str]:
+    return home.run(*arguments, stdin=os.fsdecode(data), cwd=folder)
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",), ("-f", "-"), ("-f", "/dev/stdin")])
@@ -227,12 +220,12 @@ def test_stdin_may_be_what_a_file_may_be(
     question = json.loads(warm.run("history", "show", "--json").stdout)["messages"][0]["content"]
     assert question == "stdin.pdf, page 1 of 1:\nHello\n\nmore.txt:\n```\nmore\n```\n\nsay it"
     run = run_with_stdin(warm, b"\x89PNG\r\n\x1a\n\0", tmp_path, *words)
-    assert (run.returncode, run.stdout) == (1, b"")
-    assert b"the picture is damaged: it states no size" in run.stderr
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "the picture is damaged: it states no size" in run.stderr
     run = run_with_stdin(warm, pdf(show("x" * (5 << 20))), tmp_path, *words)
-    assert b"Standard input has more than" not in run.stderr  # that is the limit of a text
+    assert "Standard input has more than" not in run.stderr  # that is the limit of a text
     run = run_with_stdin(warm, b"x" * (5 << 20), tmp_path, *words)
-    assert b"Standard input has more than 4 MiB" in run.stderr
+    assert "Standard input has more than 4 MiB" in run.stderr
 
 
 def test_other_commands_read_a_pdf_on_stdin_as_text(warm: Home, tmp_path: Path) -> None:
@@ -243,22 +236,15 @@ def test_other_commands_read_a_pdf_on_stdin_as_text(warm: Home, tmp_path: Path) 
     home = Home(warm.root)
     home.environment = {**warm.environment, "PATH": f"{program.parent}:/bin:/usr/bin"}
     run = run_with_stdin(home, pdf(show("Hello")), tmp_path, "explain")
-    assert b"of pdftotext" in run.stdout, run.stderr
+    assert "of pdftotext" in run.stdout, run.stderr
     run = run_with_stdin(home, b"\x89PNG\r\n\x1a\n\0", tmp_path, "explain")
-    assert b"Standard input is not text but a PNG image." in run.stderr
+    assert "Standard input is not text but a PNG image." in run.stderr
 
 
 @pytest.mark.parametrize("command", [["ask"], ["ask", "-f", "-"], ["explain"]])
 def test_a_pipe_that_stays_open_is_named(warm: Home, command: list[str]) -> None:
     reading, writing = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "localspec", *command],
-        env=warm.environment,
-        stdin=reading,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = warm.open_command(*command, stdin=reading)
     os.close(reading)
     assert process.stderr is not None
     note = process.stderr.readline()

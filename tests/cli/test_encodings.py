@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,7 @@ def test_standard_input_is_taken_and_replaced_bytes_are_counted(
 ) -> None:
     file = tmp_path / "in.txt"
     file.write_bytes(b"say " + data)
-    with file.open() as stream:
-        run = warm.run_with(stream, "ask")
+    run = warm.run("ask", stdin=os.fsdecode(b"say " + data))
     assert run.returncode == 0
     assert run.stdout.count("\ufffd") == replaced
     were = "1 byte was" if replaced == 1 else f"{replaced} bytes were"
@@ -53,18 +53,14 @@ def test_utf16_without_a_mark_is_refused_with_the_cure(
     run = warm.run("ask", "-f", str(file), "what?")
     assert run.returncode == 2
     assert f"iconv -f {encoding} -t utf8 '{file}' | localspec ask" in run.stderr
-    with file.open() as stream:
-        run = warm.run_with(stream, "ask")
+    run = warm.run("ask", stdin=os.fsdecode(file.read_bytes()))
     assert run.returncode == 2
     assert f"iconv -f {encoding} -t utf8" in run.stderr
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
-def test_a_byte_order_mark_is_understood(warm: Home, tmp_path: Path, encoding: str) -> None:
-    file = tmp_path / "w.txt"
-    file.write_bytes("say Grüße".encode(encoding))
-    with file.open() as stream:
-        run = warm.run_with(stream, "ask")
+def test_a_byte_order_mark_is_understood(warm: Home, encoding: str) -> None:
+    run = warm.run("ask", stdin=os.fsdecode("say Grüße".encode(encoding)))
     assert (run.stdout, run.stderr) == ("Grüße\n", "")
 
 

@@ -343,18 +343,19 @@ def test_complete_refuses_a_wrong_position(
     assert (run.returncode, message in run.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("path", [tuple(line.split()) for line, _ in list_commands()], ids=" ".join)
-def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("name", [line for line, _ in list_commands()])
+def test_every_help_has_an_example_that_parses(name: str) -> None:
+    path = name.split()
     page = render_help(path)
-    assert "Example" in page, f"localspec {' '.join(path)} --help has no example"
+    assert "Example" in page, f"localspec {name} --help has no example"
     examples = page.split("Example")[-1].split(":", 1)[1]
     lines = [line for line in examples.splitlines() if "localspec " in line]
-    assert lines
+    assert any(f"localspec {name}".strip() in line for line in lines)
     for line in lines:
         assert is_valid_command_line(line), line
 
 
-def render_help(path: tuple[str, ...]) -> str:
+def render_help(path: list[str]) -> str:
     context = click.Context(app, info_name="localspec")
     command: click.Command = app
     for name in path:

@@ -63,10 +63,9 @@ def test_an_unknown_topic_suggests_a_similar_one(home: Home, word: str, suggesti
 
 
 def test_a_search_prints_page_heading_and_line(home: Home) -> None:
-    result = home.run("help", "--search", "HTTPS_proxy")
-    assert result.returncode == 0
-    assert result.stdout.startswith("pairs: Pull from the hub\n  ")
-    assert "HTTPS_PROXY" in result.stdout.splitlines()[1]
+    output = home.must_run("help", "--search", "HTTPS_proxy")
+    assert output.startswith("pairs: Pull from the hub\n  ")
+    assert "HTTPS_PROXY" in output.splitlines()[1]
     no_match = home.run("help", "--search", "no page has xyzzy")
     assert (no_match.returncode, no_match.stdout) == (1, "")
     assert "No page contains 'no page has xyzzy'." in no_match.stderr

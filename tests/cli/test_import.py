@@ -37,9 +37,8 @@ def furnished() -> Iterator[tuple[Home, dict[str, str]]]:
 
 
 def run_import(home: Home, *arguments: str) -> Any:
-    run = home.run("import", "--json", *arguments)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    output = home.must_run("import", "--json", *arguments)
+    return json.loads(output)
 
 
 def test_every_model_and_its_possible_drafts_are_found(

@@ -69,10 +69,9 @@ def test_aliases_do_the_same(warm: Home) -> None:
 
 def test_the_help_command_shows_the_same_as_the_option(home: Home) -> None:
     for command in ([], ["ask"], ["history", "rm"], ["history", "delete"], ["models"]):
-        result = home.run("help", *command)
-        assert result.returncode == 0, result.stderr
+        output = home.must_run("help", *command)
         canonical = [{"delete": "rm", "models": "list"}.get(word, word) for word in command]
-        page, _, pages = result.stdout.partition("\nPages, shown by localspec help TOPIC:")
+        page, _, pages = output.partition("\nPages, shown by localspec help TOPIC:")
         assert page == home.run(*canonical, "--help").stdout
         assert bool(pages) == (command == [])
     assert home.run("help", "nope").returncode == 2

@@ -118,8 +118,7 @@ def test_a_file_is_named_from_where_the_shell_is(home: Home, names: dict[str, st
         path = Path(name)
         if path.suffix == "":
             path = next((home.root / name).rglob("shipped.gguf")).relative_to(home.root)
-        run = home.run("show", str(path), cwd=home.root)
-        assert run.returncode == 0, run.stderr
+        home.must_run("show", str(path), cwd=home.root)
 
 
 def test_missing_files_are_reported(home: Home) -> None:

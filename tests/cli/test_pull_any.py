@@ -52,11 +52,10 @@ def test_a_repository_is_pulled_and_answers(tmp_path: Path) -> None:
     """The real engine loads and answers with the pulled file."""
     with pulling_home(tmp_path) as home:
         home.hub.add(REPO, "Tiny-8B-F32.gguf", home.files[0].read_bytes())
-        run = home.run("pull", f"https://huggingface.co/{REPO}")
-        assert run.returncode == 0, run.stderr
-        assert re.search(r"^F32 +\d+ KiB +yes +taken$", run.stdout, re.M), run.stdout
-        assert NO_DRAFT in run.stdout
-        assert "maker-tiny-8b is installed" in run.stdout
+        output = home.must_run("pull", f"https://huggingface.co/{REPO}")
+        assert re.search(r"^F32 +\d+ KiB +yes +taken$", output, re.M), output
+        assert NO_DRAFT in output
+        assert "maker-tiny-8b is installed" in output
         run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # The pair's name works too.
         assert run.returncode == 0, run.stderr
         home.run("unload")
@@ -94,8 +93,7 @@ def test_a_split_model_in_a_folder(home: PullingHome) -> None:
 
     for file, data in shards(model(filler=200_000), 3, "Split-Q6_K").items():
         home.hub.add("maker/split", f"Q6_K/{file}", data)
-    run = home.run("pull", "maker/split")
-    assert run.returncode == 0, run.stderr
+    home.must_run("pull", "maker/split")
     stored = read_record(home, "maker-split")["target"]
     assert len(stored["parts"]) == 3  # type: ignore[index]
 
@@ -207,8 +205,7 @@ def test_heads_without_a_trunk_are_pulled_with_their_target(home: PullingHome) -
     assert "eagle3-Apart-8B-Q8_0.gguf (EAGLE-3)" in run.stdout
     for number, suffix in enumerate((":mtp-Apart-8B-BF16.gguf", ":BF16")):
         name = f"named-{number}"
-        run = home.run("pull", "maker/apart", "--draft", f"maker/apart{suffix}", "--name", name)
-        assert run.returncode == 0, run.stderr
+        home.must_run("pull", "maker/apart", "--draft", f"maker/apart{suffix}", "--name", name)
         assert pulled_file(home, name, "draft") == "mtp-Apart-8B-BF16.gguf"
     run = home.run("pull", "maker/apart:mtp-Apart-8B-BF16.gguf")
     assert run.returncode != 0
@@ -248,9 +245,8 @@ def test_heads_of_the_catalogue_are_used_only_if_they_fit(home: PullingHome) -> 
     home.catalogue.write_text("".join(rows))
     assert home.run("pull", "right").returncode == 0
     assert pulled_file(home, "right", "draft") == "mtp.gguf"
-    run = home.run("pull", "wrong")
-    assert run.returncode == 0
-    assert "reads states of 64 numbers, and the target's have 96. Drafts come from" in run.stdout
+    output = home.must_run("pull", "wrong")
+    assert "reads states of 64 numbers, and the target's have 96. Drafts come from" in output
     assert pulled_file(home, "wrong", "draft") is None
 
 

@@ -54,8 +54,7 @@ def list_pulls(home: PullingHome) -> dict[str, Any]:
 def start_pull(home: PullingHome, *arguments: str) -> None:
     """Start a pull of some seconds and wait until a part of it has arrived."""
     home.hub.rate = 1.5e6
-    run = home.run("pull", *(arguments or (REPO,)), "--no-wait")
-    assert run.returncode == 0, run.stderr
+    home.must_run("pull", *(arguments or (REPO,)), "--no-wait")
     wait_for(lambda: home.hub.sent > NEEDED // 10, "some bytes")
 
 

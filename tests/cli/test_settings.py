@@ -109,10 +109,9 @@ def test_settings_that_exclude_each_other_are_refused_in_any_order(fake_home: Ho
 
 def test_the_tcp_listener_follows_the_setting(fake_home: Home) -> None:
     RunningDaemon(fake_home, program=BLIND)
-    run = fake_home.run("config", "set", "listen", "127.0.0.1:0")
-    assert run.returncode == 0, run.stderr
+    output = fake_home.must_run("config", "set", "listen", "127.0.0.1:0")
     url = fake_home.status()["listen"]
-    assert f"The daemon listens on {url}" in run.stdout
+    assert f"The daemon listens on {url}" in output
     port = int(url.rpartition(":")[2])
     socket.create_connection(("127.0.0.1", port)).close()
     run = fake_home.run("config", "unset", "listen")

@@ -145,7 +145,7 @@ def test_the_progress_of_a_long_prompt_is_shown(warm: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["catalogue", "config", "history export", "logs -n 1000", "--help"]
+    "command", ["ask say one", "catalogue", "config", "history export", "logs -n 1000", "--help"]
 )
 def test_output_into_head_causes_no_error(warm: Home, command: str) -> None:
     warm.run("ask", "say hi")

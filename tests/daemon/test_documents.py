@@ -415,8 +415,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         home.environment["LOCALSPEC_PAIR"] = f"{pair.target},{pair.draft}"
         home.environment["LOCALSPEC_EXACT"] = "true"  # so that equal questions have equal answers
         RunningDaemon(home)
-        added = home.run("add", "blind", "--target", blind.target, "--draft", str(blind.draft))
-        assert added.returncode == 0, added.stderr
+        home.must_run("add", "blind", "--target", blind.target, "--draft", str(blind.draft))
         yield home
 
 

@@ -49,9 +49,8 @@ def test_offline_a_pair_comes_from_the_cache(home: PullingHome) -> None:
 
 def test_offline_a_repository_comes_from_the_cache(home: PullingHome) -> None:
     fill_cache(home, "target", "draft")
-    run = home.run("pull", "own/target", "--draft", "own/draft")
-    assert run.returncode == 0, run.stderr
-    assert "own-target is installed" in run.stdout
+    output = home.must_run("pull", "own/target", "--draft", "own/draft")
+    assert "own-target is installed" in output
     assert home.hub.requests == []
     run = home.run("pull", "own/elsewhere")
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)

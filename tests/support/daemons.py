@@ -153,32 +153,46 @@ class Home:
         return RunningDaemon(self, program)
 
     def run(
-        self, *arguments: str, stdin: str = "", timeout: float = PATIENCE, **options: Any
+        self, *arguments: str, stdin: str | IO[Any] = "", timeout: float = PATIENCE, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run `localspec` with these arguments. timeout: in seconds."""
+        """Run `localspec` with these arguments. timeout: in seconds.
+
+        stdin: a text, which holds bytes that are no text as `os.fsdecode` does, or an open file.
+        """
+        given = {"input": stdin} if isinstance(stdin, str) else {"stdin": stdin}
         return subprocess.run(
             [sys.executable, "-m", "localspec", *arguments],
             env=self.environment,
-            input=stdin,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",
             timeout=timeout,
+            **given,
             **options,
         )
 
-    def run_with(
-        self, stdin: IO[Any], *arguments: str, **options: Any
-    ) -> subprocess.CompletedProcess[str]:
-        """Run `localspec` with an open file as its standard input."""
+    def must_run(self, *arguments: str, **options: Any) -> str:
+        """Run `localspec`, which must not fail, and return what it printed."""
+        run = self.run(*arguments, **options)
+        assert run.returncode == 0, run.stderr or run.stdout
+        return run.stdout
+
+    def open_command(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start `localspec` with these arguments, without input and with its output in pipes."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [sys.executable, "-m", "localspec", *arguments]
+        return subprocess.Popen(command, env=self.environment, text=True, **{**pipes, **options})
+
+    def run_python(self, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a program in Python with this home's environment."""
+        command = [sys.executable, *options, "-c", program]
         return subprocess.run(
-            [sys.executable, "-m", "localspec", *arguments],
+            command,
             env=self.environment,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
-            check=False,
-            **options,
         )
 
     def spawn_daemon(self, program: str = "", **options: Any) -> subprocess.Popen[str]:

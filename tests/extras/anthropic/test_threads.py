@@ -605,8 +605,7 @@ def test_another_pair_can_continue_a_thread() -> None:
     with scripted_home("--template", KNOWS_TOOLS) as home:
         with scripted_server() as server:
             options = ("--upstream-model", "tiny", "--fallback", "builtin", "--role", "chat")
-            added = home.run("add", "big", "--upstream", server.url, *options)
-            assert added.returncode == 0, added.stderr
+            home.must_run("add", "big", "--upstream", server.url, *options)
             first = create(home, "hi", model="big", system="Be brief.", tools=[WEATHER])["id"]
             frame = prompt_after(home, first, model="builtin")
             turns = ["Be brief.", "hi", "hello there"]

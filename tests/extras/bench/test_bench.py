@@ -508,12 +508,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, dict[
     questions = ["What does os.walk do?", "What does shutil.copytree do?"]
     prompts.write_text("\n".join(json.dumps({"prompt": question}) for question in questions))
     with temporary_home() as home:
-        run = home.run(
+        output = home.must_run(
             "bench", "--json", "-n", "24", "--repetitions", "1", "--prompts", str(prompts)
         )
-        assert run.returncode == 0, run.stderr
-        (folder / "a.json").write_text(run.stdout)
-        yield home, json.loads(run.stdout), folder
+        (folder / "a.json").write_text(output)
+        yield home, json.loads(output), folder
 
 
 def test_a_report_matches_its_schema(real: tuple[Home, dict[str, Any], Path]) -> None:
@@ -574,9 +573,8 @@ def test_a_real_pair_is_measured_both_ways(real: tuple[Home, dict[str, Any], Pat
 
 def test_two_reports_are_compared(real: tuple[Home, dict[str, Any], Path]) -> None:
     home, report, folder = real
-    comparison = home.run("bench", "compare", str(folder / "a.json"), str(folder / "a.json"))
-    assert comparison.returncode == 0, comparison.stderr
-    assert "There are too few answers to say whether the speed-ups agree." in comparison.stdout
+    output = home.must_run("bench", "compare", str(folder / "a.json"), str(folder / "a.json"))
+    assert "There are too few answers to say whether the speed-ups agree." in output
     (folder / "b.json").write_text(json.dumps({**report, "version": 2}))
     refused = home.run("bench", "compare", str(folder / "a.json"), str(folder / "b.json"))
     assert refused.returncode == 2

@@ -243,9 +243,8 @@ def test_a_chat_is_unchanged_beside_embeddings(served: Home, client: openai.Open
 
 def test_commands_work_with_embedding_models(served: Home) -> None:
     (served.root / "note.txt").write_text("the cat sat")
-    result = served.run("embed", "--json", str(served.root / "note.txt"), "-", stdin="x\n")
-    assert result.returncode == 0, result.stderr
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    output = served.must_run("embed", "--json", str(served.root / "note.txt"), "-", stdin="x\n")
+    lines = [json.loads(line) for line in output.splitlines()]
     assert [line["file"] for line in lines] == [str(served.root / "note.txt"), "-"]
     assert is_close(lines[0]["embedding"], expected_vector("the cat sat"))
     assert "128 numbers" in served.run("embed", stdin="x").stdout

@@ -207,8 +207,7 @@ def test_all_drafts_go_with_the_whole_history(home: Home) -> None:
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash"])
 def test_a_tuned_sidecar_is_used(home: Home, tmp_path: Path, kind: str) -> None:
     files = write_sidecar(tmp_path, kind)
-    added = home.run("add", "mine", "--target", files.target, "--draft", str(files.draft))
-    assert added.returncode == 0, added.stderr
+    home.must_run("add", "mine", "--target", files.target, "--draft", str(files.draft))
     view = PairsClient(str(home.socket)).pair("mine")
     target, base = view["target"]["path"], view["draft"]["path"]
     assert "answers" in home.run("tune", "mine", "--status").stdout
@@ -231,8 +230,7 @@ def test_a_pair_without_a_draft_uses_a_new_one(
     write_layer_reader(
         sidecar, "eagle3", TINY_TARGET, target_cycle(N_VOCAB), 0.9, architecture, n_known=400
     )
-    added = home.run("add", name, "--target", str(path), "--no-draft")
-    assert added.returncode == 0, added.stderr
+    home.must_run("add", name, "--target", str(path), "--no-draft")
     target = PairsClient(str(home.socket)).pair(name)["target"]["path"]
     assert f"localspec tune {name} --new" in home.run("tune", name).stderr
     assert "none of its own" in home.run("tune", name, "--status").stdout
@@ -317,8 +315,7 @@ def test_what_a_killed_training_left_goes_with_any_conversation(tmp_path: Path) 
 
 def test_a_tuned_draft_goes_with_its_pair(home: Home, tmp_path: Path) -> None:
     files = cycle_pair(tmp_path)
-    added = home.run("add", "mine", "--target", files.target, "--draft", str(files.draft))
-    assert added.returncode == 0, added.stderr
+    home.must_run("add", "mine", "--target", files.target, "--draft", str(files.draft))
     assert home.run("add", "other", "--target", files.target, "--no-draft").returncode == 0
     mine = put_tuned_draft(home, target=files.target, base=str(files.draft))
     builtin = put_tuned_draft(home)
@@ -338,8 +335,7 @@ def test_a_tuned_draft_goes_with_its_pair(home: Home, tmp_path: Path) -> None:
 def test_no_tuned_draft_goes_while_a_record_cannot_be_read(home: Home, tmp_path: Path) -> None:
     files = cycle_pair(tmp_path)
     for name in ("mine", "other"):
-        added = home.run("add", name, "--target", files.target, "--draft", str(files.draft))
-        assert added.returncode == 0, added.stderr
+        home.must_run("add", name, "--target", files.target, "--draft", str(files.draft))
     folder = put_tuned_draft(home, target=files.target, base=str(files.draft))
     record = next((home.root / "data" / "models").rglob("other.*"))
     record.write_text("no record")
@@ -1101,8 +1097,7 @@ def test_a_prompt_is_answered_again_as_the_chat_was(
         field = gguf.GGUFReader(files[-1], "r+").get_field("tokenizer.ggml.add_bos_token")
         assert field is not None
         field.parts[field.data[0]][0] = adds_bos
-    added = home.run("add", "mine", "--target", files[0], "--draft", files[1])
-    assert added.returncode == 0, added.stderr
+    home.must_run("add", "mine", "--target", files[0], "--draft", files[1])
     write_preset(home, "mine", 'chat_template = "t.jinja"')
     (home.root / "config" / "t.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     client = TuneClient(str(home.socket))

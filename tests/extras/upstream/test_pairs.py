@@ -50,12 +50,11 @@ def hosts() -> Iterator[Hosts]:
         daemons = [RunningDaemon(remote), RunningDaemon(local)]
         status = remote.status()
         file = status["token_file"]
-        added = local.run(
+        output = local.must_run(
             *("add", "big", "--upstream", f"{status['listen']}/v1", "--key-file", file),
             *("--role", "chat", "--role", "fim", "--upstream-model", "builtin"),
         )
-        assert added.returncode == 0, added.stderr
-        assert "unencrypted" in added.stdout
+        assert "unencrypted" in output
         yield Hosts(remote, local, Path(file).read_text().strip())
         for daemon in daemons:
             daemon.stop()

@@ -44,11 +44,10 @@ def hosts() -> Iterator[Hosts]:
         daemons = [RunningDaemon(remote), RunningDaemon(local)]
         status = remote.status()
         file = Path(status["token_file"])
-        added = local.run(
+        local.must_run(
             *("add", "big", "--upstream", f"{status['listen']}/v1", "--key-file", str(file)),
             *("--upstream-model", status["pair"]["name"], "--role", "chat", "--role", "fim"),
         )
-        assert added.returncode == 0, added.stderr
         yield Hosts(remote, local, daemons[1].pid, file.read_text().strip())
         for daemon in daemons:
             daemon.stop()
