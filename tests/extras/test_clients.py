@@ -114,6 +114,7 @@ def test_logprobs_belong_to_the_tokens_of_the_text(caller: Caller) -> None:
         assert len(entry["top_logprobs"]) == 2
         assert entry["token"] == entry["top_logprobs"][0]["token"]
         assert entry["logprob"] == pytest.approx(entry["top_logprobs"][0]["logprob"])
+        assert entry["logprob"] <= 0
 
 
 def test_a_seed_repeats_a_sampled_answer(caller: Caller) -> None:

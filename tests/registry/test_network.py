@@ -231,17 +231,37 @@ def test_a_dead_proxy_is_named(rig: Rig, scheme: str) -> None:
     assert "canarysecretword" not in error_text
 
 
-def test_a_name_that_cannot_be_resolved_is_named(rig: Rig) -> None:
-    with pytest.raises(Unreachable, match=r"the name hub\.invalid cannot be resolved \(DNS\)"):
-        pull(rig, HF_ENDPOINT="https://hub.invalid")
-    with pytest.raises(Unreachable, match=r"the name proxy\.invalid of the proxy .*\(DNS\)"):
-        pull(rig, HTTPS_PROXY="http://proxy.invalid:3128")
+DEAD_PORT = dead_port()
 
 
-def test_a_closed_port_is_named(rig: Rig) -> None:
-    port = dead_port()
-    with pytest.raises(Unreachable, match=f"127.0.0.1:{port} refuses connections"):
-        pull(rig, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+@pytest.mark.parametrize(
+    ("variables", "kind", "message"),
+    [
+        ({"HF_ENDPOINT": "https://hub.invalid"}, Unreachable, r"hub\.invalid cannot be resolved \(DNS\)"),
+        ({"HTTPS_PROXY": "http://proxy.invalid:3128"}, Unreachable,
+         r"the name proxy\.invalid of the proxy .*\(DNS\)"),
+        ({"HF_ENDPOINT": f"http://127.0.0.1:{DEAD_PORT}"}, Unreachable,
+         f"127.0.0.1:{DEAD_PORT} refuses connections"),
+        ({"HF_TOKEN_PATH": "/none"}, NetworkSettings, "HF_TOKEN_PATH names /none, which does not exist"),
+        ({"https_proxy": f"socks5://{PASSWORD}@p.invalid:1"}, NetworkSettings,
+         "https_proxy .*a SOCKS proxy .p.invalid:1.* install socksio"),
+        ({"https_proxy": "socks4://p:1"}, NetworkSettings, "https_proxy .*of an unsupported kind .socks4"),
+        ({"https_proxy": f"http://{PASSWORD}@p:port"}, NetworkSettings,
+         "https_proxy .*is not a valid proxy address"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_leads_nowhere_is_named(
+    rig: Rig, variables: dict[str, str], kind: type[HubError], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        pull(rig, QUICK, **variables)
+    assert "canarysecretword" not in str(caught.value)
+
+
+def test_an_endpoint_that_is_no_hub_is_named(rig: Rig) -> None:
+    rig.faults.portal = True
+    with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* not a hub"):
+        pull(rig, HF_ENDPOINT=rig.hub.endpoint)
 
 
 def test_an_untrusted_certificate_is_refused(rig: Rig, secure: TestHub, tmp_path: Path) -> None:
@@ -266,31 +286,12 @@ def test_an_unreadable_certificate_file_is_named(rig: Rig, secure: TestHub, tmp_
         assert f"SSL_CERT_FILE names {file}, which {problem}" in str(caught.value)
 
 
-def test_unsupported_proxies_are_named(rig: Rig) -> None:
-    for proxy, message in (
-        (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* install socksio"),
-        ("socks4://p:1", "of an unsupported kind .socks4"),
-        (f"http://{PASSWORD}@p:port", "is not a valid proxy address"),
-    ):
-        with pytest.raises(NetworkSettings, match=f"https_proxy .*{message}") as caught:
-            pull(rig, https_proxy=proxy)
-        assert "canarysecretword" not in str(caught.value)
-
-
-def test_an_unreadable_token_file_is_named(rig: Rig) -> None:
-    with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which does not exist"):
-        pull(rig, HF_ENDPOINT=rig.hub.endpoint, HF_TOKEN_PATH="/none")
+def test_a_token_file_that_is_none_is_named(rig: Rig) -> None:
     pipe = rig.store.root.parent / "pipe"
     os.mkfifo(pipe)
     for strange in (pipe, rig.store.root.parent):
         with pytest.raises(NetworkSettings, match="which cannot be read"):
             pull(rig, HF_ENDPOINT=rig.hub.endpoint, HF_TOKEN_PATH=str(strange))
-
-
-def test_an_endpoint_that_is_no_hub_is_named(rig: Rig) -> None:
-    rig.faults.portal = True
-    with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* not a hub"):
-        pull(rig, HF_ENDPOINT=rig.hub.endpoint)
 
 
 def test_a_silent_proxy_is_named(rig: Rig) -> None:
