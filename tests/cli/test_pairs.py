@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -47,16 +46,6 @@ def use_scripted_engine(home: PullingHome) -> PullingHome:
     """Let a home use the scripted engine, which needs no llama.cpp."""
     home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
     return home
-
-
-def start_command(home: PullingHome, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "localspec", *arguments],
-        env=home.environment,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        **options,
-    )
 
 
 def list_pulls(home: PullingHome) -> dict[str, dict[str, object]]:
@@ -150,7 +139,7 @@ def test_an_edit_of_the_configuration_is_used_from_the_next_load(home: PullingHo
 
 
 def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
-    process = start_command(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = slow.open_command("pull", "tiny")
     wait_for(lambda: slow.hub.sent > 150_000, "some bytes")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=PATIENCE)
@@ -205,9 +194,7 @@ def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
 def test_a_daemon_that_ends_during_a_pull_loses_no_data(slow: PullingHome) -> None:
     for signal_number in (signal.SIGKILL, signal.SIGTERM):
         bytes_sent = slow.hub.sent
-        process = start_command(
-            slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        process = slow.open_command("pull", "tiny")
         wait_for(lambda bytes_sent=bytes_sent: slow.hub.sent > bytes_sent + 250_000, "some bytes")  # type: ignore[misc]
         os.kill(int((slow.root / "run" / "daemon.lock").read_text()), signal_number)
         _, stderr = process.communicate(timeout=PATIENCE)
@@ -221,9 +208,9 @@ def test_a_daemon_that_ends_during_a_pull_loses_no_data(slow: PullingHome) -> No
 def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None:
     slow.hub.rate = 500_000
     leader, follower = pty.openpty()
-    terminal = start_command(slow, "pull", "tiny", stdout=subprocess.DEVNULL, stderr=follower)
+    terminal = slow.open_command("pull", "tiny", stdout=subprocess.DEVNULL, stderr=follower)
     os.close(follower)
-    piped = start_command(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    piped = slow.open_command("pull", "tiny")
     output = b""
     with contextlib.suppress(OSError):  # A terminal reports its end as an error.
         while data := os.read(leader, 4096):

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -89,10 +88,7 @@ def daemon_pid(home: PullingHome) -> int:
 def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None:
     home.environment["HF_TOKEN"] = "hf_canaryofthisshell"
     start_pull(home)
-    command = [sys.executable, "-m", "localspec", "pull", "own/draft", REPO]
-    watching = subprocess.Popen(
-        command, env=home.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    watching = home.open_command("pull", "own/draft", REPO)
     wait_for(lambda: list_pulls(home).get("own-draft", {}).get("state") == "done", "the small one")
     run = home.run("stop")
     stdout, stderr = watching.communicate(timeout=PATIENCE)

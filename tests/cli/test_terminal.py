@@ -33,24 +33,26 @@ def test_markdown_is_drawn_and_stays_inside_the_window(warm: Home, columns: int)
         assert max(len(ESCAPES.sub("", line)) for line in lines) < columns
 
 
-def test_plain_shows_markdown_as_it_is(warm: Home) -> None:
-    with terminal(warm.environment, "ask", "--plain", TEXT) as session:
+LETTERS = "👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "shown", "absent"),
+    [
+        ({}, ["--plain", TEXT], "**bold**", ""),
+        ({"NO_COLOR": "1"}, [TEXT], "bold", "\x1b[3"),
+        ({"TERM_": "dumb"}, [TEXT], "**bold**", "\x1b"),
+        ({}, [f"say {LETTERS}"], LETTERS, ""),
+    ],
+    ids=["plain", "without colours", "a dumb terminal", "letters of several characters"],
+)
+def test_text_is_shown_as_the_terminal_can(
+    warm: Home, variables: dict[str, str], words: list[str], shown: str, absent: str
+) -> None:
+    with terminal({**warm.environment, **variables}, "ask", *words) as session:
         assert session.wait() == 0
-        assert "**bold**" in session.text
-
-
-def test_no_color_removes_colours(warm: Home) -> None:
-    with terminal({**warm.environment, "NO_COLOR": "1"}, "ask", TEXT) as session:
-        assert session.wait() == 0
-        colours = [code for code in ESCAPES.findall(session.raw) if code.startswith("\x1b[3")]
-        assert not colours
-
-
-def test_a_dumb_terminal_gets_no_escape_codes(warm: Home) -> None:
-    with terminal({**warm.environment, "TERM_": "dumb"}, "ask", TEXT) as session:
-        assert session.wait() == 0
-        assert "\x1b" not in session.raw
-        assert "**bold**" in session.text
+        assert shown in session.text
+        assert not absent or absent not in session.raw
 
 
 def test_stdout_in_a_pipe_is_clean_while_stderr_is_a_terminal(warm: Home) -> None:
@@ -71,14 +73,9 @@ def test_escape_codes_of_a_model_do_not_reach_the_terminal(warm: Home) -> None:
             assert "␛]0;owned" in session.text
 
 
-def test_emoji_and_combining_characters_survive(warm: Home) -> None:
-    with terminal(warm.environment, "ask", "say 👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪") as session:
-        assert session.wait() == 0
-        assert "👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪" in session.text
-
-
-def test_ctrl_c_ends_the_answer_with_130_and_a_line_of_its_own(warm: Home) -> None:
-    with terminal(warm.environment, "ask", "forever") as session:
+@pytest.mark.parametrize("question", ["forever", "think"])
+def test_ctrl_c_ends_the_answer_with_a_line_of_its_own(warm: Home, question: str) -> None:
+    with terminal(warm.environment, "ask", question) as session:
         session.expect("2 3")
         session.interrupt()
         assert session.wait() == -signal.SIGINT
@@ -93,15 +90,6 @@ def test_ctrl_c_before_the_first_token(warm: Home) -> None:
         session._read(0.6)
         session.interrupt()
         assert session.wait() == -signal.SIGINT
-
-
-def test_ctrl_c_while_the_model_thinks(warm: Home) -> None:
-    with terminal(warm.environment, "ask", "think") as session:
-        session.expect("2 3")
-        session.interrupt()
-        assert session.wait() == -signal.SIGINT
-        assert session.raw.endswith("\n")
-        assert "Traceback" not in session.text
 
 
 def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(home: Home) -> None:

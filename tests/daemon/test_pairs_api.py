@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -128,13 +127,7 @@ def test_pull_and_verify_show_the_progress_of_hashing(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
         start_hashing_halves(home)
         for command, doing in (("pull", "verifying"), ("verify", "hashing")):
-            with subprocess.Popen(
-                [sys.executable, "-m", "localspec", command, "tiny"],
-                env=home.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as run:
+            with home.open_command(command, "tiny") as run:
                 assert run.stderr
                 # Of `verify` half of the first file, which is not all.
                 progress_line = next(line for line in run.stderr if f"tiny  {doing}  " in line)

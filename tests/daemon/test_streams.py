@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
-import openai
 import pytest
 
 from localspec.daemon.http.recordings import MAX_BYTES, MAX_RECORDINGS
@@ -22,13 +20,12 @@ from tests.support.daemons import (
     temporary_home,
     wait_for,
 )
-
-TEMPLATE = "{% if tools %}<tool_call>{% endif %}"
+from tests.support.official_clients import KNOWS_TOOLS, openai_client
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
-    with scripted_home("--template", TEMPLATE) as home:
+    with scripted_home("--template", KNOWS_TOOLS) as home:
         yield home
 
 
@@ -102,7 +99,7 @@ def test_a_removed_conversation_has_no_stream(
     home: Home, removed: str, options: dict[str, Any]
 ) -> None:
     """That of a private chat goes with any, since nothing says what it belongs to."""
-    home.start("--template", TEMPLATE)
+    home.start("--template", KNOWS_TOOLS)
     other = home.chat("say other", localspec=KEPT).json["localspec"]["conversation"]
     connection, response = begin(home, "a", "say secret", localspec=options)
     data = response.read()
@@ -116,7 +113,7 @@ def test_a_removed_conversation_has_no_stream(
 
 
 def test_a_stream_under_way_is_forgotten_at_its_end(home: Home) -> None:
-    home.start("--template", TEMPLATE)
+    home.start("--template", KNOWS_TOOLS)
     connection, response = begin(home, "a", "slow 100", localspec=KEPT)
     line = next(line for line in iter(response.readline, b"") if b'"conversation":' in line)
     name = json.loads(line[6:])["localspec"]["conversation"]
@@ -260,7 +257,7 @@ def test_a_stream_that_fails_ends_for_all_readers(served: Home) -> None:
 
 def test_a_client_that_leaves_while_a_pair_is_loaded() -> None:
     """Also where tools need the pair before the request is known."""
-    with scripted_home("--load-delay", "0.5", "--template", TEMPLATE) as home:
+    with scripted_home("--load-delay", "0.5", "--template", KNOWS_TOOLS) as home:
         tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
         connection = UnixConnection(home.socket)
         messages = [{"role": "user", "content": "say loaded"}]
@@ -300,11 +297,7 @@ def test_clients_that_never_come_back(served: Home) -> None:
 
 
 def test_the_official_client_takes_a_resumable_stream(served: Home) -> None:
-    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
-    with (
-        httpx2.Client(transport=transport) as http,
-        openai.OpenAI(api_key="none", base_url="http://localspec/v1", http_client=http) as client,
-    ):
+    with openai_client(served) as client:
         chunks = client.chat.completions.create(
             model="",
             messages=[{"role": "user", "content": "say one two"}],

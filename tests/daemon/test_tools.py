@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, cast
 
-import httpx2
 import jsonschema_rs
 import openai
 import pytest
@@ -37,10 +35,11 @@ from localspec.protocol.calls import EXPLAINED, ToolSet
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
+from tests.support.asynchronous import asynchronous
 from tests.support.daemons import Home, real_home, scripted_home
+from tests.support.official_clients import KNOWS_TOOLS, async_openai_client, openai_client
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB
 
-KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {
     "type": "function",
@@ -234,13 +233,8 @@ def api() -> Iterator[Home]:
 
 @pytest.fixture
 def client(api: Home) -> Iterator[openai.OpenAI]:
-    with (
-        httpx2.Client(transport=httpx2.HTTPTransport(uds=str(api.socket))) as http,
-        openai.OpenAI(
-            api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
-        ) as openai_client,
-    ):
-        yield openai_client
+    with openai_client(api) as client:
+        yield client
 
 
 def build_chat(text: str) -> dict[str, Any]:
@@ -277,28 +271,20 @@ def test_the_official_client_streams_calls(client: openai.OpenAI) -> None:
     assert reasons == {None, "tool_calls"}
 
 
-def test_the_official_client_works_asynchronously(api: Home) -> None:
-    async def ask() -> tuple[str, str]:
-        transport = httpx2.AsyncHTTPTransport(uds=str(api.socket))
-        async with (
-            httpx2.AsyncClient(transport=transport) as http,
-            openai.AsyncOpenAI(
-                api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
-            ) as client,
-        ):
-            complete = await client.chat.completions.create(**build_chat(f"raw {CALL}"))
-            stream = await client.chat.completions.create(
-                **build_chat("raw <think>hm</think>yes"), stream=True, n=2
-            )
-            thoughts = ""
-            async for chunk in stream:
-                for choice in chunk.choices:
-                    thoughts += (choice.delta.model_extra or {}).get("reasoning_content", "")
-            [call] = complete.choices[0].message.tool_calls or []
-            assert call.type == "function"
-            return call.function.name, thoughts
-
-    assert asyncio.run(ask()) == ("weather", "hmhm")
+@asynchronous
+async def test_the_official_client_works_asynchronously(api: Home) -> None:
+    async with async_openai_client(api) as client:
+        complete = await client.chat.completions.create(**build_chat(f"raw {CALL}"))
+        stream = await client.chat.completions.create(
+            **build_chat("raw <think>hm</think>yes"), stream=True, n=2
+        )
+        thoughts = ""
+        async for chunk in stream:
+            for choice in chunk.choices:
+                thoughts += (choice.delta.model_extra or {}).get("reasoning_content", "")
+    [call] = complete.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, thoughts) == ("weather", "hmhm")
 
 
 def test_logprobs_come_with_the_text_and_without_it(client: openai.OpenAI) -> None:

@@ -250,12 +250,7 @@ def prompts(tmp_path: Path) -> Path:
 
 def start_bench(home: Home, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start a bench and wait until its first question is running."""
-    run = subprocess.Popen(
-        [sys.executable, "-m", "localspec", "bench", *arguments],
-        env=home.environment,
-        text=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-    )
+    run = home.open_command("bench", *arguments, **options)
     wait_for(lambda: home.socket.is_socket() and home.status()["running"], "a question")
     return run
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.daemons import Home, real_home, wait_for
 from tests.support.encoders import Bert
+from tests.support.official_clients import openai_client
 from tests.support.pairs import contextual_pair
 
 BERT = Bert.random()
@@ -43,11 +44,7 @@ def served() -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def client(served: Home) -> Iterator[openai.OpenAI]:
-    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
-    with (
-        httpx2.Client(transport=transport) as http,
-        openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http) as client,
-    ):
+    with openai_client(served) as client:
         yield client
 
 
