@@ -97,9 +97,7 @@ def test_utf16_with_its_mark_is_text(warm: Home, tmp_path: Path) -> None:
 def test_wrong_options_and_files_are_refused(
     warm: Home, tmp_path: Path, line: str, message: str
 ) -> None:
-    run = warm.run("ask", *line.split(), "hi", cwd=tmp_path)
-    assert run.returncode == 2
-    assert message in run.stderr
+    assert message in warm.refused("ask", *line.split(), "hi", cwd=tmp_path, code=2)
 
 
 def test_sampling_options_reach_the_engine(warm: Home) -> None:

@@ -544,9 +544,7 @@ def test_tab_completes_commands_and_settings(warm: Home, typed: str, effect: str
 
 
 def test_a_chat_needs_a_terminal(warm: Home) -> None:
-    run = warm.run("chat", stdin="hi")
-    assert run.returncode == 2
-    assert "in a pipe, use: localspec ask" in run.stderr
+    assert "in a pipe, use: localspec ask" in warm.refused("chat", stdin="hi", code=2)
 
 
 @pytest.mark.parametrize(

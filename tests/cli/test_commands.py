@@ -80,9 +80,7 @@ def test_a_pair_can_be_named_by_its_file(warm: Home) -> None:
     [["--bogus"], ["-n", "zero", "x"], ["-n", "0", "x"], ["-n"], ["--temperature", "-1", "x"]],
 )
 def test_a_wrong_option_is_a_usage_error(warm: Home, arguments: list[str]) -> None:
-    run = warm.run("ask", *arguments)
-    assert run.returncode == 2
-    assert "Error: " in run.stderr
+    assert "Error: " in warm.refused("ask", *arguments, code=2)
 
 
 def test_click_parses_what_the_short_parser_refuses(warm: Home) -> None:
@@ -104,10 +102,9 @@ def test_without_daemon_and_autostart_the_exit_code_is_3(home: Home) -> None:
 
 def test_a_socket_path_that_is_too_long_is_explained(home: Home) -> None:
     home.environment["LOCALSPEC_HOME"] = str(home.root / ("x" * 100))
-    run = home.run("ask", "hi")
-    assert run.returncode == 1
-    assert "bytes long and the limit is 103; set LOCALSPEC_HOME" in run.stderr
-    assert "Traceback" not in run.stderr
+    message = home.refused("ask", "hi")
+    assert "bytes long and the limit is 103; set LOCALSPEC_HOME" in message
+    assert "Traceback" not in message
 
 
 def test_debug_shows_the_traceback(home: Home) -> None:

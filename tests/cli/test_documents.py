@@ -78,16 +78,15 @@ def test_a_folder_without_text_and_one_with_too_much_are_refused(
     (tmp_path / "much").mkdir()
     for number in range(20):
         (tmp_path / "much" / f"{number}.txt").write_text("x" * 250_000)
-    run = warm.run("ask", "-f", "much/", "say it", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "for example: -f 'much/**/*.py'" in run.stderr
+    assert "for example: -f 'much/**/*.py'" in warm.refused(
+        "ask", "-f", "much/", "say it", cwd=tmp_path, code=2
+    )
 
 
 def test_a_url_is_refused_with_the_reason(warm: Home) -> None:
-    run = warm.run("ask", "-f", "https://example.com/a?b=[c]", "say it")
-    assert run.returncode == 2
-    assert "it works offline" in run.stderr
-    assert "curl -fsSL 'https://example.com/a?b=[c]' | localspec ask" in run.stderr
+    message = warm.refused("ask", "-f", "https://example.com/a?b=[c]", "say it", code=2)
+    assert "it works offline" in message
+    assert "curl -fsSL 'https://example.com/a?b=[c]' | localspec ask" in message
 
 
 def test_a_pattern_that_the_shell_expanded_is_all_files(warm: Home, folder: Path) -> None:
@@ -199,8 +198,7 @@ def test_a_pdf_goes_to_the_daemon(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(b"\n" * 9 + b"\xff" * 1000 + pdf(show("Hello")))
     question, _ = ask_model(warm, "-f", "*.pdf", "say it", cwd=tmp_path)
     assert question == "a.pdf, page 1 of 1:\nHello\n\nsay it"
-    run = warm.run("ask", "-f", "a.pdf", cwd=tmp_path)
-    assert (run.returncode, "No question given" in run.stderr) == (2, True)
+    assert "No question given" in warm.refused("ask", "-f", "a.pdf", cwd=tmp_path, code=2)
 
 
 def run_with_stdin(
@@ -260,10 +258,9 @@ def test_without_the_extra_a_pdf_is_read_by_pdftotext(warm: Home, tmp_path: Path
     (tmp_path / "-d.pdf").write_bytes(b"%PDF-1.7\n\0")
     home = Home(warm.root)
     home.environment = {**warm.environment, **without_pictures_extra(tmp_path), "PATH": "/"}
-    run = home.run("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="")
-    assert run.returncode == 2
-    assert "./-d.pdf is a PDF document, and pdftotext" in run.stderr
-    assert install_extra_command("pictures") in run.stderr.replace("\n", " ")
+    message = home.refused("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="", code=2)
+    assert "./-d.pdf is a PDF document, and pdftotext" in message
+    assert install_extra_command("pictures") in message.replace("\n", " ")
     program = tmp_path / "bin" / "pdftotext"
     program.parent.mkdir()
     program.write_text(
@@ -274,8 +271,7 @@ def test_without_the_extra_a_pdf_is_read_by_pdftotext(warm: Home, tmp_path: Path
     question, _ = ask_model(home, "-f", "./-d.pdf", "say it", cwd=tmp_path)
     assert question == "./-d.pdf:\n```\npage\n```\n\nsay it"
     home.environment["TEXT"] = ""
-    run = home.run("ask", "-f", "./-d.pdf", "say it", cwd=tmp_path)
-    assert (run.returncode, "without text" in run.stderr) == (2, True)
+    assert "without text" in home.refused("ask", "-f", "./-d.pdf", "say it", cwd=tmp_path, code=2)
 
 
 def test_a_text_that_begins_like_a_bitmap_stays_text(warm: Home, tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ def test_utf16_without_a_mark_is_refused_with_the_cure(
 ) -> None:
     file = tmp_path / "w x.txt"
     file.write_bytes("say hello to the world".encode(encoding))
-    run = warm.run("ask", "-f", str(file), "what?")
-    assert run.returncode == 2
-    assert f"iconv -f {encoding} -t utf8 '{file}' | localspec ask" in run.stderr
-    run = warm.run("ask", stdin=os.fsdecode(file.read_bytes()))
-    assert run.returncode == 2
-    assert f"iconv -f {encoding} -t utf8" in run.stderr
+    assert f"iconv -f {encoding} -t utf8 '{file}' | localspec ask" in warm.refused(
+        "ask", "-f", str(file), "what?", code=2
+    )
+    assert f"iconv -f {encoding} -t utf8" in warm.refused(
+        "ask", stdin=os.fsdecode(file.read_bytes()), code=2
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])

@@ -106,6 +106,4 @@ def test_the_spinner_shows_the_current_stage(home: Home) -> None:
 
 
 def test_a_misspelled_command_has_a_suggestion(home: Home) -> None:
-    run = home.run("histroy")
-    assert run.returncode == 2
-    assert "did you mean history?" in run.stderr
+    assert "did you mean history?" in home.refused("histroy", code=2)

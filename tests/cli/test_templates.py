@@ -314,9 +314,9 @@ def test_builtin_templates_are_shown_and_overridden(home: Home) -> None:
     name = min(templates.BUILTIN)
     assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
     for words in (["path", name], ["rm", "-y", name]):
-        run = home.run("templates", *words)
-        assert run.returncode == 2
-        assert "is built in and has no file. To override it: " in run.stderr
+        assert "is built in and has no file. To override it: " in home.refused(
+            "templates", *words, code=2
+        )
     assert home.run("ask", "--save", name, "mine").returncode == 2
     assert home.run("ask", "--save", name, "mine", "--force").returncode == 0
     assert home.run("templates", "show", name).stdout == 'prompt = "mine"\n'
@@ -357,8 +357,7 @@ def test_a_template_is_edited_until_it_is_valid(home: Home) -> None:
 
 def test_an_editor_that_does_not_run_is_named(home: Home) -> None:
     home.environment |= {"EDITOR": "false", "VISUAL": ""}
-    run = home.run("templates", "edit", "new")
-    assert (run.returncode, "$EDITOR names the editor to use" in run.stderr) == (2, True)
+    assert "$EDITOR names the editor to use" in home.refused("templates", "edit", "new", code=2)
 
 
 def test_a_new_template_begins_with_an_example(home: Home) -> None:

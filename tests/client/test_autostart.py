@@ -70,10 +70,9 @@ def test_a_busy_daemon_of_another_version_is_left_alone(
 ) -> None:
     with home.streaming("forever") as stream:
         stream.readline()
-        run = home.run("ask", "say hello")
-        assert run.returncode == 1
-        assert "The running daemon is localspec 99.0" in run.stderr
-        assert "localspec stop" in run.stderr
+        message = home.refused("ask", "say hello")
+        assert "The running daemon is localspec 99.0" in message
+        assert "localspec stop" in message
         assert other_daemon.poll() is None
 
 
@@ -81,11 +80,10 @@ def test_a_daemon_that_cannot_start_says_why(home: Home) -> None:
     home.use_fake()
     home.socket.mkdir(parents=True)
     home.socket.parent.chmod(0o700)
-    run = home.run("ask", "say hello")
-    assert run.returncode == 3
-    assert "The daemon did not start: " in run.stderr
-    assert "is not a socket; remove it" in run.stderr
-    assert "Traceback" not in run.stderr
+    message = home.refused("ask", "say hello", code=3)
+    assert "The daemon did not start: " in message
+    assert "is not a socket; remove it" in message
+    assert "Traceback" not in message
 
 
 def test_a_started_daemon_outlives_its_starter_and_can_be_stopped(home: Home) -> None:

@@ -202,9 +202,9 @@ def test_ipv6_and_a_token_that_is_kept(home: Home) -> None:
     assert first.get("/v1/models", host="localhost:1").status == 200
     file = home.root / "state" / "token"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    again = home.run("start", "--listen", "127.0.0.1:0")
-    assert again.returncode == 1
-    assert "localspec config set listen 127.0.0.1:0" in again.stderr
+    assert "localspec config set listen 127.0.0.1:0" in home.refused(
+        "start", "--listen", "127.0.0.1:0"
+    )
     home.run("stop")
     (home.root / "config").mkdir(exist_ok=True)
     (home.root / "config" / "config.toml").write_text('listen = "127.0.0.1:0"\n')
@@ -216,10 +216,9 @@ def test_ipv6_and_a_token_that_is_kept(home: Home) -> None:
 
 def test_other_machines_are_accepted_only_on_request(home: Home) -> None:
     home.use_fake()
-    refused = home.run("start", "--listen", "0.0.0.0:0")
-    assert refused.returncode == 2
-    assert "can be reached from other machines" in refused.stderr
-    assert "--listen-anywhere" in refused.stderr
+    message = home.refused("start", "--listen", "0.0.0.0:0", code=2)
+    assert "can be reached from other machines" in message
+    assert "--listen-anywhere" in message
     assert home.run("start", "--listen", "0.0.0.0:0", "--listen-anywhere").returncode == 0
     api = served(home)
     api.url = api.url.replace("0.0.0.0", "127.0.0.1")
@@ -243,9 +242,9 @@ def test_a_port_in_use_is_said_in_one_sentence(home: Home) -> None:
 
 @pytest.mark.parametrize("listen", ["8080", ":8080", "example.org:80", "::1:80", "127.0.0.1:70000"])
 def test_an_invalid_address_is_reported_before_the_start(home: Home, listen: str) -> None:
-    run = home.run("start", "--listen", listen)
-    assert run.returncode == 2
-    assert "must be an address and a port, such as 127.0.0.1:8080" in run.stderr
+    assert "must be an address and a port, such as 127.0.0.1:8080" in home.refused(
+        "start", "--listen", listen, code=2
+    )
     assert not home.socket.parent.exists()
 
 
@@ -428,10 +427,9 @@ def test_the_token_command_prints_the_token_and_its_file(api: TcpHome, home: Hom
         "token": api.token,
         "file": str(api.home.root / "state" / "token"),
     }
-    none = home.run("token")
-    assert none.returncode == 2
-    assert "There is no token in" in none.stderr
-    assert "localspec config set listen" in none.stderr
+    message = home.refused("token", code=2)
+    assert "There is no token in" in message
+    assert "localspec config set listen" in message
 
 
 # ---------------------------------------------------------------- clients that close their own side

@@ -177,6 +177,12 @@ class Home:
         assert run.returncode == 0, run.stderr or run.stdout
         return run.stdout
 
+    def refused(self, *arguments: str, code: int = 1, **options: Any) -> str:
+        """Run `localspec`, which must fail with this exit code, and return what it says of it."""
+        run = self.run(*arguments, **options)
+        assert run.returncode == code, run.stderr or run.stdout
+        return run.stderr
+
     def open_command(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start `localspec` with these arguments, without input and with its output in pipes."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

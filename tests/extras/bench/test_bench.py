@@ -576,9 +576,9 @@ def test_two_reports_are_compared(real: tuple[Home, dict[str, Any], Path]) -> No
     output = home.must_run("bench", "compare", str(folder / "a.json"), str(folder / "a.json"))
     assert "There are too few answers to say whether the speed-ups agree." in output
     (folder / "b.json").write_text(json.dumps({**report, "version": 2}))
-    refused = home.run("bench", "compare", str(folder / "a.json"), str(folder / "b.json"))
-    assert refused.returncode == 2
-    assert "b.json is not a report of `localspec bench --json`" in refused.stderr
+    assert "b.json is not a report of `localspec bench --json`" in home.refused(
+        "bench", "compare", str(folder / "a.json"), str(folder / "b.json"), code=2
+    )
     assert home.run("bench", "compare", "a.json").returncode == 2
 
 
@@ -623,8 +623,9 @@ def test_drafts_are_ranked_and_another_server_is_asked_the_same(
     assert other_server["side"]["answers"] == 2
     assert other_server["ours"]["value"] > 0
     assert "localspec bench: " in file.read_text(encoding="utf-8")
-    refused = home.run("bench", *options, "--against", str(folder / "nobody"))
-    assert (refused.returncode, "neither a URL" in refused.stderr) == (2, True)
+    assert "neither a URL" in home.refused(
+        "bench", *options, "--against", str(folder / "nobody"), code=2
+    )
     unreachable = home.run("bench", *options, "--against", "http://127.0.0.1:9")
     assert (
         unreachable.returncode,

@@ -68,9 +68,9 @@ def test_a_lost_machine_fails_one_answer_and_is_left_out_then() -> None:
 def test_a_tunnel_is_closed_to_other_users(tmp_path: Path) -> None:
     with temporary_home() as home:
         for address in ("tower", "0.0.0.0:1", "::"):
-            refused = home.run("rpc-worker", "--listen-insecure", address)
-            assert refused.returncode == 2
-            assert "IPv4 address" in refused.stderr
+            assert "IPv4 address" in home.refused(
+                "rpc-worker", "--listen-insecure", address, code=2
+            )
         ssh = tmp_path / "ssh"
         ssh.write_text(f"#!{sys.executable}\n{SSH}")
         ssh.chmod(0o755)
@@ -137,6 +137,4 @@ def list_sockets(pid: int, port: int) -> list[str]:
 @needs_rpc
 def test_a_port_in_use_is_reported() -> None:
     with rpc_worker() as (endpoint, _), temporary_home() as home:
-        result = home.run("rpc-worker", "--port", endpoint.split(":")[1])
-        assert result.returncode == 1
-        assert "cannot be served on" in result.stderr
+        assert "cannot be served on" in home.refused("rpc-worker", "--port", endpoint.split(":")[1])

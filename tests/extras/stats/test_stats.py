@@ -161,8 +161,9 @@ def test_the_page_is_self_contained_and_has_the_figures(
         assert expected in document
     printed = home_with_answers.run("stats", "--html", "-").stdout
     assert "coder-7b" in parse_page(printed).texts
-    refused = home_with_answers.run("stats", "--html", str(tmp_path / "none" / "x.html"))
-    assert (refused.returncode, "No such file" in refused.stderr) == (1, True)
+    assert "No such file" in home_with_answers.refused(
+        "stats", "--html", str(tmp_path / "none" / "x.html")
+    )
 
 
 def test_a_pair_with_a_strange_name_is_text_on_the_page(home_with_answers: Home) -> None:

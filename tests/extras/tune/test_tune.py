@@ -715,10 +715,9 @@ def test_a_missing_library_is_an_error_before_files_are_completed(
 
 def test_too_few_answers_are_an_error_that_says_what_to_do(home: Home) -> None:
     ask(home)
-    run = home.run("tune")
-    assert run.returncode == 1
-    assert "too few answers" in run.stderr
-    assert "--files" in run.stderr
+    message = home.refused("tune")
+    assert "too few answers" in message
+    assert "--files" in message
 
 
 @pytest.mark.parametrize(
@@ -1119,9 +1118,9 @@ def test_files_named_by_their_paths_are_to_be_added_first(home: Home, tmp_path: 
     folder = put_tuned_draft(home, target=target, base=draft)
     name = f"{target},{draft}"
     for action in ((), ("--status",), ("--revert", "-y"), ("--check", "-y")):
-        run = home.run("tune", name, *action)
-        assert run.returncode == 1
-        assert f"localspec add NAME --target {target} --draft {draft}" in run.stderr
+        assert f"localspec add NAME --target {target} --draft {draft}" in home.refused(
+            "tune", name, *action
+        )
     assert folder.exists()
     client = PairsClient(str(home.socket))
     assert client.pair("mine")["tuned"]
@@ -1261,9 +1260,9 @@ def test_only_what_its_owner_wrote_is_read_of_a_folder(tmp_path: Path) -> None:
 
 def test_files_without_a_place_to_complete_are_a_usage_error(home: Home, tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text("one line\n")
-    run = home.run("tune", "--files", str(tmp_path))
-    assert run.returncode == 2
-    assert "UTF-8 text of at least 30 lines and at most 1 MiB" in run.stderr
+    assert "UTF-8 text of at least 30 lines and at most 1 MiB" in home.refused(
+        "tune", "--files", str(tmp_path), code=2
+    )
 
 
 @given(st.integers(0, 400))

@@ -246,9 +246,7 @@ def test_a_pair_is_exported_from_the_command_line(home: Home) -> None:
     assert "target.gguf" in script
     assert "--fallback builtin" in script
     assert "Copy the files" in script
-    refused = home.run("export", "builtin", "--to", "sglang")
-    assert refused.returncode == 2
-    assert "--weights OWNER/REPO" in refused.stderr
+    assert "--weights OWNER/REPO" in home.refused("export", "builtin", "--to", "sglang", code=2)
     with_weights = home.run(
         *("export", "builtin", "--to", "sglang", "--weights", "a/b", "--draft-weights", "./c")
     )
