@@ -24,6 +24,14 @@ from tests.support.documents import pdf, show, with_endless_conversions
 from tests.support.patience import PATIENCE
 
 
+@pytest.fixture
+def shared(api: Home) -> Home:
+    """Return the shared daemon without a worker, and without what it remembers of deaths."""
+    api.request("POST", "/localspec/reset", {})
+    api.request("POST", "/localspec/unload", {})
+    return api
+
+
 def test_a_killed_worker_ends_its_answer_with_an_error(home: Home, daemon: RunningDaemon) -> None:
     with home.streaming("forever") as response:
         assert response.readline().startswith(b"data: ")
@@ -57,10 +65,8 @@ def test_an_engine_uses_huge_pages_unless_tunables_are_set(
     assert f":GLIBC_TUNABLES={expected}:".encode() in b":" + environment
 
 
-def test_a_death_is_explained_with_the_workers_last_words(
-    home: Home, daemon: RunningDaemon
-) -> None:
-    answer = home.chat("exit 7")
+def test_a_death_is_explained_with_the_workers_last_words(shared: Home) -> None:
+    answer = shared.chat("exit 7")
     assert answer.status == 500
     assert "exit status 7" in answer.error["message"]
     assert "the last words of the engine" in answer.error["message"]
@@ -176,48 +182,47 @@ def test_signals_up_to_the_last_moment_change_nothing(home: Home, daemon: Runnin
     assert not home.socket.exists()
 
 
-def test_a_pair_that_crashed_three_times_is_set_aside_until_reset(
-    home: Home, daemon: RunningDaemon
-) -> None:
+def test_a_pair_that_crashed_three_times_is_set_aside_until_reset(shared: Home) -> None:
     for _ in range(3):
-        assert home.chat("die SIGABRT").status == 500
-    refused = home.chat("say hello")
+        assert shared.chat("die SIGABRT").status == 500
+    refused = shared.chat("say hello")
     assert refused.status == 503
     assert refused.error["code"] == "pair_set_aside"
-    assert str(home.model) in refused.error["message"]
+    assert str(shared.model) in refused.error["message"]
     assert "localspec start --reset" in refused.error["message"]
-    assert home.status()["pair"]["state"] == "set_aside"
-    assert home.run("start", "--reset").returncode == 0
-    assert home.chat("say hello").text == "hello"
+    assert shared.status()["pair"]["state"] == "set_aside"
+    assert shared.run("start", "--reset").returncode == 0
+    assert shared.chat("say hello").text == "hello"
 
 
-def test_a_changed_file_clears_a_pair_that_was_set_aside(home: Home, daemon: RunningDaemon) -> None:
+def test_a_changed_file_clears_a_pair_that_was_set_aside(shared: Home) -> None:
     for _ in range(3):
-        assert home.chat("die SIGABRT").status == 500
-    assert home.chat("say hello").error["code"] == "pair_set_aside"
-    home.model.write_bytes(b"another")
-    assert home.status()["pair"]["state"] == "unloaded"
-    assert home.chat("say hello").text == "hello"
-    home.model.write_bytes(b"")
-    assert home.chat("say hello").text == "hello"  # only the time of the file has changed
+        assert shared.chat("die SIGABRT").status == 500
+    assert shared.chat("say hello").error["code"] == "pair_set_aside"
+    shared.model.write_bytes(b"another")
+    assert shared.status()["pair"]["state"] == "unloaded"
+    assert shared.chat("say hello").text == "hello"
+    shared.model.write_bytes(b"")
+    assert shared.chat("say hello").text == "hello"  # only the time of the file has changed
 
 
-def test_out_of_memory_is_reported_and_not_retried(home: Home, daemon: RunningDaemon) -> None:
-    answer = home.chat("starve")
+def test_out_of_memory_is_reported_and_not_retried(shared: Home) -> None:
+    before = shared.status()["counts"]["worker_starts"]
+    answer = shared.chat("starve")
     assert answer.status == 500
     assert answer.error["code"] == "out_of_memory"
     assert "Use a smaller pair or a smaller `context`" in answer.error["message"]
-    assert home.status()["counts"]["worker_starts"] == 1
-    assert home.chat("say hello").text == "hello"
-    assert home.status()["counts"]["worker_starts"] == 2
+    assert shared.status()["counts"]["worker_starts"] == before + 1
+    assert shared.chat("say hello").text == "hello"
+    assert shared.status()["counts"]["worker_starts"] == before + 2
 
 
-def test_a_second_daemon_reports_the_running_one(home: Home, daemon: RunningDaemon) -> None:
-    second = home.spawn_daemon()
+def test_a_second_daemon_reports_the_running_one(shared: Home) -> None:
+    second = shared.spawn_daemon()
     output, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
     assert "already running" in output
-    assert home.chat("say hello").status == 200
+    assert shared.chat("say hello").status == 200
 
 
 def test_a_stale_socket_is_replaced(home: Home) -> None:
@@ -287,11 +292,9 @@ def test_safe_mode_that_does_not_help_is_not_remembered(home: Home) -> None:
     assert not (home.root / "state" / "safe-mode.json").exists()
 
 
-def test_a_later_segmentation_fault_is_no_reason_for_safe_mode(
-    home: Home, daemon: RunningDaemon
-) -> None:
-    assert home.chat("die SIGSEGV").error["code"] == "worker_died"
-    assert home.status()["safe_mode"] is False
+def test_a_later_segmentation_fault_is_no_reason_for_safe_mode(shared: Home) -> None:
+    assert shared.chat("die SIGSEGV").error["code"] == "worker_died"
+    assert shared.status()["safe_mode"] is False
 
 
 def test_twenty_clients_at_once_start_one_daemon(home: Home) -> None:
@@ -333,9 +336,9 @@ def test_health_is_503_while_the_pair_is_loading(home: Home) -> None:
         assert chat.result().text == "hello"
 
 
-def test_the_socket_is_for_its_owner_only(home: Home, daemon: RunningDaemon) -> None:
-    assert stat.S_IMODE(home.socket.stat().st_mode) == 0o600
-    assert stat.S_IMODE(home.socket.parent.stat().st_mode) == 0o700
+def test_the_socket_is_for_its_owner_only(shared: Home) -> None:
+    assert stat.S_IMODE(shared.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(shared.socket.parent.stat().st_mode) == 0o700
 
 
 def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
@@ -378,15 +381,15 @@ def test_requests_without_output_are_retried_after_a_crash(home: Home) -> None:
     assert home.status()["pair"]["state"] == "ready"
 
 
-def test_a_death_after_a_file_changed_names_the_file(home: Home, daemon: RunningDaemon) -> None:
+def test_a_death_after_a_file_changed_names_the_file(shared: Home) -> None:
     for number in range(4):  # more often than a faulty pair may die
-        assert home.chat("say warm").text == "warm"
-        home.model.write_bytes(b"cut" * (number + 1))
-        answer = home.chat("die SIGBUS")
+        assert shared.chat("say warm").text == "warm"
+        shared.model.write_bytes(b"cut" * (number + 1))
+        answer = shared.chat("die SIGBUS")
         assert answer.status == 500
-        assert f"{home.model} was changed" in answer.error["message"]
-    assert home.chat("say again").text == "again"
-    assert "Safe mode" not in str(home.status())
+        assert f"{shared.model} was changed" in answer.error["message"]
+    assert shared.chat("say again").text == "again"
+    assert "Safe mode" not in str(shared.status())
 
 
 def test_a_daemon_whose_program_is_deleted_ends_after_its_answers(
