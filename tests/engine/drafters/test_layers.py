@@ -24,7 +24,6 @@ from benchmarks.synthetic_targets import (
     write_target,
 )
 from localspec.engine.cache import slot
-from localspec.engine.cache.slot import HiddenStates
 from localspec.engine.llama import Context, States
 from localspec.engine.llama import model as binding
 from localspec.engine.speculation.drafters.block import BlockDraft
@@ -33,18 +32,16 @@ from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
-from tests.engine.drafters.test_mtp import Proposal, draft_from_empty_slot, record_proposals
 from tests.engine.test_not_finite import write_spoiled_copy
 from tests.support import architectures
 from tests.support.followers import draw_rejected_from_draft, measure_sampled_z
 from tests.support.heads import right_drafts
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB, contextual_pair, expected
-from tests.support.rescoring import assert_alike
+from tests.support.proposals import PROMPTS, Proposals
 from tests.support.running import GREEDY, Running, drafting, running
 
 Load = Callable[..., Running]
 ACCEPTANCE = 0.8
-PROMPTS = [[300, 17, 402, 255, 31, 340, 18, 77], [12, 99, 7], [480, 3, 55, 210, 9], [66] * 20]
 
 
 KINDS: tuple[LayerReader, ...] = get_args(LayerReader)
@@ -304,63 +301,27 @@ def count_known_drafts(text: list[int], n_known: int) -> int:
     return accepted
 
 
+def record(engine: Running, monkeypatch: pytest.MonkeyPatch) -> Proposals:
+    return Proposals(engine, monkeypatch, lambda depth: ask_for(engine, depth))
+
+
 def test_drafts_depend_on_the_text_alone(
     contextual: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four requests run at once, with every depth and every number of accepted drafts."""
-    proposals = record_proposals(contextual, monkeypatch)
-    contextual.forget()
-    plain = [contextual.ask(prompt, 40).tokens for prompt in PROMPTS]
-    contextual.forget()
-    ids = [
-        contextual.start(prompt, 40, speculative=ask_for(contextual, depth))
-        for prompt, depth in zip(PROMPTS, (1, 2, 3, 4), strict=True)
-    ]
-    contextual.finish()
-    for prompt, request, tokens in zip(PROMPTS, ids, plain, strict=True):
-        answer = contextual.answers[request]
-        assert_alike(contextual.pair.files.target, prompt, answer.tokens, tokens)
-    recorded = list(proposals)
-    assert {len(proposal.drafts) for proposal in recorded} >= {1, 2, 3, 4}
-    for proposal in recorded[1::7]:
-        fresh = draft_again(contextual, proposals, proposal)
-        assert proposal.agrees_with(fresh)
-
-
-def draft_again(engine: Running, proposals: list[Proposal], proposal: Proposal) -> Proposal:
-    depth = len(proposal.drafts)
-    return draft_from_empty_slot(engine, proposals, proposal.text, depth, ask_for(engine, depth))
+    record(contextual, monkeypatch).check_all_depths()
 
 
 def test_wrong_layer_inputs_change_the_drafts(
     contextual: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control of the test above: each token gets the inputs at the token before."""
-    original = HiddenStates.states_before
-
-    def shifted(states: HiddenStates, first: int, last: int) -> Any:
-        return np.roll(original(states, first, last), 1, axis=1)
-
-    proposals = record_proposals(contextual, monkeypatch)
-    texts = [(*prompt, contextual.ask(prompt, 1).tokens[0]) for prompt in PROMPTS]
-    first = [Proposal(text, (0, 0, 0), ()) for text in texts]
-    right = [draft_again(contextual, proposals, text) for text in first]
-    monkeypatch.setattr(HiddenStates, "states_before", shifted)
-    wrong = [draft_again(contextual, proposals, text) for text in first]
-    assert not all(map(Proposal.agrees_with, right, wrong))
+    record(contextual, monkeypatch).check_wrong_states(monkeypatch)
 
 
 @pytest.mark.parametrize("back", [1, 2, 5])
 def test_text_that_was_cut_back_drafts_like_a_fresh_one(
     contextual: Running, monkeypatch: pytest.MonkeyPatch, back: int
 ) -> None:
-    proposals = record_proposals(contextual, monkeypatch)
-    contextual.forget()
-    opening = contextual.ask(PROMPTS[0], 21, speculative=ask_for(contextual, 4)).all_tokens
-    del proposals[:]
-    contextual.ask([*opening[: len(opening) - back], 44, 45], 8, speculative=ask_for(contextual, 3))
-    first_drafts = proposals[0]
-    assert first_drafts.agrees_with(draft_again(contextual, proposals, first_drafts))
+    record(contextual, monkeypatch).check_text_cut_back(back)
 
 
 def test_a_long_prompt_is_read_when_it_is_drafted_from(
@@ -369,10 +330,9 @@ def test_a_long_prompt_is_read_when_it_is_drafted_from(
     prompt = [(7 * at) % 500 for at in range(300)]
     contextual.forget()
     text = contextual.ask(prompt, 5).all_tokens
-    proposals = record_proposals(contextual, monkeypatch)
+    proposals = record(contextual, monkeypatch)
     contextual.ask(text, 6, speculative=ask_for(contextual, 3))
-    first_drafts = proposals[0]
-    assert first_drafts.agrees_with(draft_again(contextual, proposals, first_drafts))
+    assert proposals.is_of_its_text(proposals[0])
 
 
 @pytest.mark.parametrize(("length", "rows_read"), [(100, [64, 36]), (300, [20, 64, 44])])
@@ -392,7 +352,7 @@ def test_only_the_end_of_a_long_prompt_leaves_the_context(
         monkeypatch.setattr(Context, "states", read_states)
         answer = engine.ask([(7 * at) % 500 for at in range(length)], 1)
         assert counts == rows_read
-        proposals = record_proposals(engine, monkeypatch)
+        proposals = record(engine, monkeypatch)
         engine.ask(answer.all_tokens, 6, speculative=ask_for(engine, 3))
         assert len(proposals[0].drafts) == 3
 
@@ -413,17 +373,7 @@ def test_other_targets_are_drafted_for(
     shape = replace(CONTEXT_SHAPE, n_layer=info.layers, n_embd=info.width, n_vocab=info.vocabulary)
     sidecar = write_sidecar(tmp_path / "sidecar.gguf", kind, shape, listens=1.5)
     engine = load(PairFiles(architecture, str(target), str(sidecar)))
-    proposals = record_proposals(engine, monkeypatch)
-    for prompt in PROMPTS:
-        engine.start(prompt, 12)
-        engine.engine.step()
-    engine.finish()
-    for answer in list(engine.answers.values()):
-        engine.ask(answer.all_tokens, 5, speculative=ask_for(engine, 3))
-    drafted = [proposal for proposal in proposals if len(proposal.drafts) == 3][:4]
-    assert drafted
-    for proposal in drafted:
-        assert proposal.agrees_with(draft_again(engine, proposals, proposal))
+    record(engine, monkeypatch).check_prompts_read_together()
 
 
 def measure_z(engine: Running) -> float:

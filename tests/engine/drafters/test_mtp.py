@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
 import gguf
 import numpy as np
@@ -39,12 +39,12 @@ from tests.support.heads import (
     tensors,
 )
 from tests.support.pairs import N_VOCAB, expected, target_alone
-from tests.support.rescoring import NEAR_TIE, assert_alike
+from tests.support.proposals import PROMPTS, Proposals
+from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting, running, skip_on
 
 Load = Callable[..., Running]
 ACCEPTANCE = 0.8
-PROMPTS = [[300, 17, 402, 255, 31, 340, 18, 77], [12, 99, 7], [480, 3, 55, 210, 9], [66] * 20]
 
 
 def get_heads(engine: Running) -> Heads:
@@ -172,65 +172,6 @@ def test_failing_heads_are_named_in_the_reason(
 # ------------------------------------------------------------------------------- drafts of a text
 
 
-class Proposal(NamedTuple):
-    """The drafts proposed after a text, and how many nats the runner-up of each draft was behind."""
-
-    text: tuple[int, ...]
-    drafts: tuple[int, ...]
-    gaps: tuple[float, ...]
-
-    def agrees_with(self, reference: Proposal) -> bool:
-        """Return whether both drafted the same after the same text, apart from near-ties."""
-        for token, reference_token, gap in zip(
-            self.drafts, reference.drafts, self.gaps, strict=True
-        ):
-            if token != reference_token:
-                return gap < NEAR_TIE
-        return self.text == reference.text
-
-
-def record_proposals(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
-    """Return a list that collects every proposal from now on."""
-    heads, proposals = engine.pair.drafter, list[Proposal]()
-    assert heads is not None, engine.pair.no_draft
-    propose_drafts, append_draft = heads.propose, heads._append_draft
-    gaps: dict[DraftRequest, list[float]] = {}
-
-    def record_gap(request: DraftRequest, row: int) -> None:
-        logits = heads._read_logits(row, request.tokens)
-        second, best = np.partition(logits, -2)[-2:].tolist()
-        gaps.setdefault(request, []).append(best - second)
-        append_draft(request, row)
-
-    def propose(requests: Any) -> None:
-        gaps.clear()
-        propose_drafts(requests)
-        for request in requests:
-            draft_gaps = tuple(gaps.get(request, ()))[: len(request.tokens)]
-            proposals.append(
-                Proposal(tuple(request.slot.tokens), tuple(request.tokens), draft_gaps)
-            )
-
-    monkeypatch.setattr(heads, "propose", propose)
-    monkeypatch.setattr(heads, "_append_draft", record_gap)
-    return proposals
-
-
-def draft_from_empty_slot(
-    engine: Running,
-    proposals: list[Proposal],
-    text: tuple[int, ...],
-    depth: int,
-    speculative: SpeculationSettings | None = None,
-) -> Proposal:
-    """Return the drafts after `text` when an empty slot reads it and nothing runs beside it."""
-    engine.forget()
-    del proposals[:]
-    engine.ask(list(text[:-1]), depth + 2, speculative=speculative or mtp(depth))
-    assert proposals[0].text == text
-    return proposals[0]
-
-
 @pytest.mark.parametrize(
     "drafting_engine",
     ["glm4moe", "gemma4", "qwen35", "glm4moe apart", "qwen35 apart"],
@@ -239,31 +180,9 @@ def draft_from_empty_slot(
 def test_drafts_depend_on_the_text_alone(
     drafting_engine: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four requests run at once, with every depth and every number of accepted drafts."""
-    proposals = record_proposals(drafting_engine, monkeypatch)
-    drafting_engine.forget()
-    plain = [drafting_engine.ask(prompt, 40).tokens for prompt in PROMPTS]
-    drafting_engine.forget()
-    request_ids = [
-        drafting_engine.start(p, 40, speculative=mtp(d))
-        for p, d in zip(PROMPTS, (1, 2, 3, 4), strict=True)
-    ]
-    drafting_engine.finish()
-    for prompt, request, tokens in zip(PROMPTS, request_ids, plain, strict=True):
-        assert_alike(
-            drafting_engine.pair.files.target,
-            prompt,
-            drafting_engine.answers[request].tokens,
-            tokens,
-        )
-    statistics = [drafting_engine.answers[request].done.speculation for request in request_ids]
+    answers = Proposals(drafting_engine, monkeypatch, mtp).check_all_depths()
+    statistics = [answer.done.speculation for answer in answers]
     assert all(0 < entry.accepted < entry.drafted for entry in statistics)
-    recorded = list(proposals)
-    assert {len(proposal.drafts) for proposal in recorded} >= {1, 2, 3, 4}
-    for proposal in recorded[1::7]:
-        assert proposal.agrees_with(
-            draft_from_empty_slot(drafting_engine, proposals, proposal.text, len(proposal.drafts))
-        )
 
 
 # With another seed, some of these texts end after a few tokens.
@@ -275,7 +194,7 @@ _SEEDS = {"hy_v3": 1}
 def test_prompts_read_together_keep_their_own_states(
     models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str, apart: bool
 ) -> None:
-    """Passes mix prompts of different lengths with running texts, and then each text drafts."""
+
     name, seed = architecture, _SEEDS.get(architecture, 0)
     count = 3 if architecture in model_traits._TESTED_SEVERAL_HEADS else 1
     if architecture in get_args(Architecture):
@@ -287,19 +206,7 @@ def test_prompts_read_together_keep_their_own_states(
     else:
         file = architectures.write(name, models, experts=True, heads=count, seed=seed)
         files = PairFiles(architecture, str(file), None)
-    engine = load(files)
-    proposals = record_proposals(engine, monkeypatch)
-    for prompt in PROMPTS:
-        engine.start(prompt, 12)
-        engine.engine.step()
-    engine.finish()
-    assert not proposals
-    for answer in list(engine.answers.values()):
-        engine.ask(answer.all_tokens, 5, speculative=mtp(3))
-    drafted = [proposal for proposal in proposals if len(proposal.drafts) == 3][:4]
-    assert drafted
-    for proposal in drafted:
-        assert proposal.agrees_with(draft_from_empty_slot(engine, proposals, proposal.text, 3))
+    Proposals(load(files), monkeypatch, mtp).check_prompts_read_together()
 
 
 def change_heads(file: Path, copy: Path, changed: Sequence[int]) -> PairFiles:
@@ -320,7 +227,7 @@ def test_the_first_of_several_heads_drafts_alone(
     drafts = list[tuple[int, ...]]()
     for changed in ((), (1, 2), (0,)):
         engine = load(change_heads(file, tmp_path / f"{len(drafts)}.gguf", changed))
-        proposals = record_proposals(engine, monkeypatch)
+        proposals = Proposals(engine, monkeypatch, mtp)
         engine.ask(PROMPTS[0], 5, speculative=mtp(3))
         drafts.append(proposals[0].drafts)
     assert len(drafts[0]) == 3
@@ -355,42 +262,17 @@ def test_heads_of_a_target_that_cannot_roll_back_are_refused(models: Path, load:
 def test_wrong_hidden_states_change_the_drafts(
     drafting_engine: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control of the test above: each token gets the state of the token before."""
-    original = HiddenStates.states_before
-
-    def shifted(states: HiddenStates, first: int, last: int) -> Any:
-        return np.roll(original(states, first, last), 1, axis=1)
-
-    proposals = record_proposals(drafting_engine, monkeypatch)
-    right = [
-        draft_from_empty_slot(drafting_engine, proposals, (*prompt, token), 3)
-        for prompt, token in ((p, drafting_engine.ask(p, 1).tokens[0]) for p in PROMPTS)
-    ]
-    monkeypatch.setattr(HiddenStates, "states_before", shifted)
-    wrong = [
-        draft_from_empty_slot(drafting_engine, proposals, (*prompt, token), 3)
-        for prompt, token in ((p, drafting_engine.ask(p, 1).tokens[0]) for p in PROMPTS)
-    ]
-    assert not all(map(Proposal.agrees_with, right, wrong))
+    Proposals(drafting_engine, monkeypatch, mtp).check_wrong_states(monkeypatch)
 
 
 @pytest.mark.parametrize("back", [1, 2, 3, 5, 9])
 def test_text_that_was_cut_back_drafts_like_a_fresh_one(
     drafting_engine: Running, monkeypatch: pytest.MonkeyPatch, back: int
 ) -> None:
-    """The next prompt leaves out the last tokens and continues differently."""
-    proposals = record_proposals(drafting_engine, monkeypatch)
-    drafting_engine.forget()
-    opening = drafting_engine.ask(PROMPTS[0], 21, speculative=mtp(4)).all_tokens
-    follow_up = [*opening[: len(opening) - back], 44, 45]
-    del proposals[:]
-    answer = drafting_engine.ask(follow_up, 8, speculative=mtp(3))
+    proposals = Proposals(drafting_engine, monkeypatch, mtp)
+    length, answer = proposals.check_text_cut_back(back)
     assert answer.started is not None
-    assert answer.started.cached_tokens == len(opening) - max(back, 1)
-    first_drafts = proposals[0]
-    assert first_drafts.agrees_with(
-        draft_from_empty_slot(drafting_engine, proposals, first_drafts.text, 3)
-    )
+    assert answer.started.cached_tokens == length - max(back, 1)
 
 
 def test_heads_read_a_prompt_when_they_are_used_and_not_before(
@@ -402,13 +284,10 @@ def test_heads_read_a_prompt_when_they_are_used_and_not_before(
     text = contextual_engine.ask(prompt, 5).all_tokens
     slot = max(contextual_engine.pair.shared.slots, key=lambda candidate: candidate.n_past)
     assert context.length(slot.draft_id) == 0
-    proposals = record_proposals(contextual_engine, monkeypatch)
+    proposals = Proposals(contextual_engine, monkeypatch, mtp)
     contextual_engine.ask(text, 6, speculative=mtp(3))
     assert context.length(slot.draft_id) > 300
-    first_drafts = proposals[0]
-    assert first_drafts.agrees_with(
-        draft_from_empty_slot(contextual_engine, proposals, first_drafts.text, 3)
-    )
+    assert proposals.is_of_its_text(proposals[0])
 
 
 def test_heads_that_begin_late_read_the_end_of_a_text(
