@@ -174,6 +174,7 @@ def test_the_metrics_of_a_known_run(home: Home, tmp_path: Path) -> None:
         assert answer.status == 200, answer.body
     spec = answer.json["localspec"]["speculation"]
     page = home.request("GET", "/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     metrics = parse_metrics(page.body.decode())
     check_llama_server_metrics(home, parse_metrics(page.body.decode(), "llamacpp:"))
     assert abs(int(page.headers["process-start-time-unix"]) - time.time()) < 600

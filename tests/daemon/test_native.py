@@ -180,23 +180,6 @@ def running(home: Home) -> int:
     return count
 
 
-@pytest.fixture
-def short_timeout_daemon(home: Home) -> RunningDaemon:
-    """Run a daemon that cancels an older completion after a short time."""
-    return home.start(program=SHORT_TIMEOUT_DAEMON)
-
-
-def test_a_newer_completion_cancels_the_older_one(
-    home: Home, short_timeout_daemon: RunningDaemon
-) -> None:
-    older = Pending(home)
-    wait_for(lambda: running(home) == 1, "the older completion")
-    assert infill(home, "say new", input_prefix="p")["content"] == "new"
-    status, text = older.read()
-    assert (status, json.loads(text)["error"]["code"]) == (499, "cancelled")
-    assert home.chat("running").text == "0"
-
-
 @pytest.mark.parametrize(
     "other",
     [{"input_prefix": "elsewhere"}, {"id_slot": 1}, {"user": "me"}, {"n_predict": 0}],
@@ -213,17 +196,8 @@ def test_a_newer_completion_cancels_no_other_request(
     wait_for(lambda: running(home) == 0, "its end")
 
 
-def test_a_disconnect_frees_its_slot_at_once(home: Home) -> None:
-    home.start(parallel=1)
-    older = Pending(home)
-    wait_for(lambda: running(home) == 1, "the completion")
-    older.leave()
-    assert infill(home, "running")["content"] == "0"
-
-
-def test_a_cancelled_stream_ends_with_an_error(
-    home: Home, short_timeout_daemon: RunningDaemon
-) -> None:
+def test_a_cancelled_stream_ends_with_an_error(home: Home) -> None:
+    home.start(program=SHORT_TIMEOUT_DAEMON)
     older = Pending(home, stream=True, id_slot=0)
     older.await_text()
     assert running(home) == 1
@@ -233,6 +207,7 @@ def test_a_cancelled_stream_ends_with_an_error(
         events = [json.loads(e[6:]) for e in body.result()[1].split("\n\n") if e]
     assert events[0]["content"] == "0 "
     assert events[-1]["error"]["code"] == "cancelled"
+    assert home.chat("running").text == "0"
 
 
 def test_an_editor_does_not_wait_for_chats(home: Home) -> None:
@@ -245,22 +220,3 @@ def test_an_editor_does_not_wait_for_chats(home: Home) -> None:
         assert (home.status()["running"], home.status()["waiting"]) == (1, 1)
         chat.leave()
         assert waiting.result().text == "waited"
-
-
-# ------------------------------------------------------------------ metrics
-
-
-def test_metrics_are_prometheus_text(home: Home, daemon: RunningDaemon) -> None:
-    home.chat("say a b")
-    answer = home.request("GET", "/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = answer.body.decode().splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    assert values["localspec_requests_total"] == "1"
-    assert values["localspec_generated_tokens_total"] == "2"
-    assert values["localspec_drafted_tokens_total"] == "4"
-    assert values["localspec_cached_tokens_total"] == "1"
-    assert values['localspec_time_to_first_text_seconds_bucket{le="+Inf"}'] == "1"
-    assert float(values["localspec_speed_up"]) == 1.8
-    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {name.split("{")[0].removesuffix("_bucket") for name in values} >= typed
