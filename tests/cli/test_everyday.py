@@ -71,23 +71,6 @@ def test_config_shows_every_value_and_its_origin(home: Home) -> None:
     assert re.search(rf"parallel +2 +{file}", home.run("config").stdout)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
-        ("parallel", "0", "must be between 1 and 64"),
-        ("parallel", "many", "must be a whole number"),
-        ("exact", "perhaps", "must be true or false"),
-        ("kv_type", "f32", "must be one of f16, q8_0, q5_1, q4_0"),
-    ],
-)
-def test_a_wrong_value_is_refused_and_nothing_changes(
-    home: Home, key: str, value: str, message: str
-) -> None:
-    assert message in home.refused("config", "set", key, value, code=2)
-    assert not (home.root / "config" / "config.toml").exists()
-
-
 def test_the_pair_setting_is_checked_by_the_daemon(warm: Home, tmp_path: Path) -> None:
     for pair, message in (
         ("coder-7", "did you mean coder-7b?"),

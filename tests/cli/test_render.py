@@ -103,7 +103,3 @@ def test_the_spinner_shows_the_current_stage(home: Home) -> None:
         session.expect("hello")
         assert session.wait() == 0
         assert session.raw.index("\x1b[K") < session.raw.index("hello")
-
-
-def test_a_misspelled_command_has_a_suggestion(home: Home) -> None:
-    assert "did you mean history?" in home.refused("histroy", code=2)

@@ -75,6 +75,10 @@ def test_values_are_accepted_as_people_type_them(
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
+        ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
+        ("parallel", "many", "must be a whole number"),
+        ("exact", "perhaps", "must be true or false"),
+        ("kv_type", "f32", "must be one of f16, q8_0, q5_1, q4_0"),
         ("context", "8", "'context' must be 0 (auto) or between 256 and 16777216, not 8."),
         ("threads", "513", "'threads' must be between 0 "),
         ("depth", "-2", "between -1 and 64, not -2"),
