@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from localspec.client import autostart
 from tests.support.patience import PATIENCE
@@ -153,21 +153,20 @@ class Home:
         return RunningDaemon(self, program)
 
     def run(
-        self, *arguments: str, stdin: str | IO[Any] = "", timeout: float = PATIENCE, **options: Any
+        self, *arguments: str, stdin: str = "", timeout: float = PATIENCE, **options: Any
     ) -> subprocess.CompletedProcess[str]:
         """Run `localspec` with these arguments. timeout: in seconds.
 
-        stdin: a text, which holds bytes that are no text as `os.fsdecode` does, or an open file.
+        stdin, and what is returned, hold bytes that are no UTF-8 as `os.fsdecode` does.
         """
-        given = {"input": stdin} if isinstance(stdin, str) else {"stdin": stdin}
         return subprocess.run(
             [sys.executable, "-m", "localspec", *arguments],
             env=self.environment,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",
+            input=stdin,
             timeout=timeout,
-            **given,
             **options,
         )
 
