@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import MessagesRequest
 from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.reading import decode
-from tests.support.daemons import Home, scripted_home
-from tests.support.official_clients import KNOWS_TOOLS, anthropic_client
 from tests.support.official_clients import written_call as call
 
 BASH: Any = {"type": "bash_20250124", "name": "bash"}
@@ -53,18 +50,6 @@ def offered(*tools: Any) -> dict[str, Any]:
         == (template_object["function"]["parameters"])
     )
     return dict(template_object["function"])
-
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
-    with scripted_home("--template", KNOWS_TOOLS) as home:
-        yield home
-
-
-@pytest.fixture(scope="module")
-def client(home: Home) -> Iterator[anthropic.Anthropic]:
-    with anthropic_client(home) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

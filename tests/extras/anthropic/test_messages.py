@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, cast
 
@@ -24,8 +23,8 @@ from localspec.protocol.answers import Model
 from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.reading import BadBody, decode
 from tests.support import templates
-from tests.support.daemons import Home, scripted_home, wait_for
-from tests.support.official_clients import KNOWS_TOOLS, anthropic_client, async_anthropic_client
+from tests.support.daemons import Home, wait_for
+from tests.support.official_clients import async_anthropic_client
 
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
@@ -42,18 +41,6 @@ def text_block(text: str, **fields: Any) -> dict[str, Any]:
 def build_body(text: Any, **fields: Any) -> dict[str, Any]:
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
     return {"model": "", "max_tokens": 2000, "messages": messages, **fields}
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Home]:
-    with scripted_home("--template", KNOWS_TOOLS) as home:
-        yield home
-
-
-@pytest.fixture
-def client(api: Home) -> Iterator[anthropic.Anthropic]:
-    with anthropic_client(api) as client:
-        yield client
 
 
 # ------------------------------------------------------------------ translation of requests
@@ -250,9 +237,9 @@ def test_text_is_the_same_with_and_without_streaming(client: anthropic.Anthropic
     assert final.usage.output_tokens == usage.output_tokens
 
 
-def test_the_asynchronous_client(api: Home) -> None:
+def test_the_asynchronous_client(home: Home) -> None:
     async def use() -> tuple[Any, Any]:
-        async with async_anthropic_client(api) as client:
+        async with async_anthropic_client(home) as client:
             complete = await client.messages.create(**build_body("say one two"))
             async with client.messages.stream(
                 **build_body(f"raw {CALL}", tools=[WEATHER])
@@ -265,10 +252,10 @@ def test_the_asynchronous_client(api: Home) -> None:
     assert streamed.stop_reason == "tool_use"
 
 
-def test_events_come_in_the_published_order(api: Home) -> None:
+def test_events_come_in_the_published_order(home: Home) -> None:
     text = f"raw <think>hm, let me see</think>Well, both.\n{CALL}\n{CALL}"
     body = build_body(text, tools=[WEATHER], thinking=THINK, stream=True)
-    answer = api.request("POST", "/v1/messages", body)
+    answer = home.request("POST", "/v1/messages", body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = []
     for event in answer.body.decode().removesuffix("\n\n").split("\n\n"):
@@ -383,12 +370,12 @@ def test_tokens_are_counted_without_an_answer(client: anthropic.Anthropic) -> No
     assert count.input_tokens == 2
 
 
-def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, api: Home) -> None:
+def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, home: Home) -> None:
     with client.messages.create(**build_body("forever"), stream=True) as stream:
         next(event for event in stream if event.type == "content_block_delta")
-        assert api.status()["running"] == 1
-    wait_for(lambda: api.status()["running"] == 0, "the request's end")
-    assert api.chat("running").text == "0"
+        assert home.status()["running"] == 1
+    wait_for(lambda: home.status()["running"] == 0, "the request's end")
+    assert home.chat("running").text == "0"
 
 
 # ------------------------------------------------------------------ errors
@@ -421,7 +408,7 @@ def test_errors_have_the_shape_of_anthropic(
     assert error["request_id"].startswith("req_")
 
 
-def test_http_errors_have_the_shape_of_anthropic(api: Home) -> None:
+def test_http_errors_have_the_shape_of_anthropic(home: Home) -> None:
     for method, target, body, status in (
         ("GET", "/v1/messages", None, 405),
         ("POST", "/v1/messages/batches", {}, 404),
@@ -429,7 +416,7 @@ def test_http_errors_have_the_shape_of_anthropic(api: Home) -> None:
         ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, 400),
         ("POST", "/v1/messages", b" " * (MAX_BODY_BYTES + 1), 413),
     ):
-        answer = api.request(method, target, body)
+        answer = home.request(method, target, body)
         assert answer.status == status, answer.body
         assert answer.json["type"] == "error"
         assert answer.error["message"]

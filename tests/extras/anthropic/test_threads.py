@@ -43,12 +43,6 @@ SEARCH: Any = {"type": "web_search_20250305", "name": "web_search"}
 UNKNOWN_ID = "msg_" + "0" * 24
 
 
-@pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
-    with scripted_home("--template", KNOWS_TOOLS) as home:
-        yield home
-
-
 class Wire:
     """The official client over a daemon's socket, and the bodies that it sent."""
 

@@ -8,7 +8,6 @@ import random
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -35,7 +34,7 @@ from tests.support.daemons import (
     temporary_home,
     wait_for,
 )
-from tests.support.official_clients import KNOWS_TOOLS, async_openai_client, openai_client
+from tests.support.official_clients import async_openai_client, openai_client
 from tests.support.patience import PATIENCE
 from tests.support.upstreams import (
     HEAD,
@@ -46,18 +45,6 @@ from tests.support.upstreams import (
 )
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
-
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
-    with scripted_home("--template", KNOWS_TOOLS) as home:
-        yield home
-
-
-@pytest.fixture(scope="module")
-def client(home: Home) -> Iterator[openai.OpenAI]:
-    with openai_client(home) as client:
-        yield client
 
 
 def create(client: openai.OpenAI, text: str, **fields: Any) -> Any:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai.types.responses import Response as Published
 
 from tests.extras.responses.test_responses import WEATHER, call, collapse_types, stream_events
-from tests.support.daemons import Home, scripted_home
-from tests.support.official_clients import KNOWS_TOOLS
+from tests.support.daemons import Home
 
 CLICK = {"type": "click", "button": "left", "x": 1, "y": 2}
 SHELL_ARGUMENTS = {"commands": ["ls", "pwd"], "timeout_ms": 100, "max_output_length": 9}
@@ -32,12 +30,6 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}}
 SEARCH = {"type": "tool_search", "execution": "client", "description": "Find.", "parameters": QUERY}
 SCREEN = {"display_width": 800, "display_height": 600, "environment": "linux"}
-
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
-    with scripted_home("--template", KNOWS_TOOLS) as home:
-        yield home
 
 
 def tool(kind: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -18,7 +18,6 @@ from tests.support.daemons import Home, scripted_home, wait_for
 from tests.support.official_clients import (
     KNOWS_TOOLS,
     async_openai_client,
-    openai_client,
     written_call,
 )
 
@@ -35,19 +34,6 @@ EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
 
 def call(name: str, arguments: dict[str, Any]) -> str:
     return written_call(name, **arguments)
-
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Home]:
-    """Run a daemon with the scripted engine and a template that supports tools."""
-    with scripted_home("--template", KNOWS_TOOLS) as home:
-        yield home
-
-
-@pytest.fixture(scope="module")
-def client(home: Home) -> Iterator[openai.OpenAI]:
-    with openai_client(home) as client:
-        yield client
 
 
 def stream_events(home: Home, text: str, /, **fields: Any) -> list[dict[str, Any]]:
