@@ -106,13 +106,18 @@ def repository(home: Home, tmp_path: Path) -> Repository:
     return Repository(home, tmp_path)
 
 
-def set_answer(home: Home, answer: str) -> None:
-    """Let the model give this answer, whatever is staged."""
+def set_prompt(home: Home, prompt: str) -> Path:
+    """Replace the template of the command; return its file."""
     file = home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The diff follows if the template does not place it, and a model may continue after the fence.
-    prompt = f"raw ```\n{answer}\n```"
     file.write_text(f"prompt = {json.dumps(prompt)}\n")
+    return file
+
+
+def set_answer(home: Home, answer: str) -> None:
+    """Let the model give this answer, whatever is staged."""
+    # The diff follows if the template does not place it, and a model may continue after the fence.
+    set_prompt(home, f"raw ```\n{answer}\n```")
 
 
 SUBJECT = (
@@ -204,9 +209,7 @@ def test_without_a_terminal_the_message_is_printed_and_nothing_committed(
 
 
 def test_the_template_gets_the_diff_the_words_and_the_last_subjects(repository: Repository) -> None:
-    file = repository.home.root / "config" / "templates" / "commit.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('prompt = "raw <$recent> $input"')
+    file = set_prompt(repository.home, "raw <$recent> $input")
     repository.stage("a.py", "x = 1\n")
     repository.git("commit", "-qm", "Add a")
     repository.git("mv", "a.py", "b.py")
@@ -407,9 +410,7 @@ def test_a_diff_of_generated_files_alone_is_shortened() -> None:
 @pytest.mark.parametrize("tty", [False, True])
 def test_a_diff_that_takes_long_to_read_is_shortened(repository: Repository, tty: bool) -> None:
     """The scripted engine reports a prefill speed of 100 tokens (here words) per second."""
-    file = repository.home.root / "config" / "templates" / "commit.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('prompt = "late 0.5 $input"')
+    set_prompt(repository.home, "late 0.5 $input")
     repository.stage("package-lock.json", "a b c d e f\n" * 300)
     repository.stage("words.py", "one two three four five six\n" * 3000)
     if tty:
@@ -424,9 +425,7 @@ def test_a_diff_that_takes_long_to_read_is_shortened(repository: Repository, tty
 
 
 def test_a_diff_that_is_read_in_time_is_whole(repository: Repository) -> None:
-    file = repository.home.root / "config" / "templates" / "commit.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('prompt = "late 0.5 $input"')
+    set_prompt(repository.home, "late 0.5 $input")
     repository.stage("package-lock.json", "a b c d e f\n" * 30)
     assert "left out" not in repository.run().stderr
 
@@ -442,9 +441,7 @@ def test_a_message_after_m_is_explained(repository: Repository) -> None:
 
 
 def test_files_are_added_to_the_prompt(repository: Repository) -> None:
-    file = repository.home.root / "config" / "templates" / "commit.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('prompt = "raw $input"')
+    set_prompt(repository.home, "raw $input")
     (repository.root / "notes").write_text("Reads faster.")
     repository.stage("a", "a\n")
     assert "Reads faster." in repository.run("-f", "notes", "why").stdout
@@ -741,9 +738,7 @@ def test_the_hook_proposes_a_message_only_where_none_was_given(
 def test_the_hook_sees_only_the_files_of_its_commit(
     repository: Repository, using: dict[str, str]
 ) -> None:
-    file = repository.home.root / "config" / "templates" / "commit.toml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text('prompt = "raw Files $input"')
+    set_prompt(repository.home, "raw Files $input")
     for name in ("one", "two"):
         repository.stage(name, "1\n")
     repository.git("commit", "-qm", "Begin")
