@@ -46,7 +46,7 @@ from localspec.protocol.tuned import NEW_DRAFT, TunedDraft, tuned_folder
 from localspec.registry.registry import builtin_files
 from localspec.registry.tuned import find_tuned_draft, remove_tuned_drafts
 from tests.extras.tune.test_training import write_sidecar
-from tests.support.daemons import Home, alive, temporary_home, wait_for
+from tests.support.daemons import Home, alive, real_home, wait_for
 from tests.support.pairs import N_VOCAB, cycle_pair, expected
 
 QUESTION = "What does shutil.copytree do?"
@@ -56,8 +56,7 @@ TARGET, BASE = FILES.target, FILES.draft or ""
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    with temporary_home() as home:
-        assert home.run("start").returncode == 0
+    with real_home() as home:
         yield home
 
 
