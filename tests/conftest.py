@@ -56,9 +56,14 @@ def is_quick(item: pytest.Item) -> bool:
     module = item.module  # type: ignore[attr-defined]
     if module.__name__ in PROBES:
         return True
-    values = vars(module)
+    fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+    places = {fixture.func.__module__ for each in fixtures for fixture in each} - {__name__}
+    # A conftest further down starts what a module need not name.
+    values = dict(vars(module))
+    for place in places:
+        values |= vars(sys.modules[place]) if place.endswith("conftest") else {}
     starts = STARTING & {getattr(value, "__module__", "") for value in values.values()}
-    return not (starts or "subprocess" in values or item.get_closest_marker("slow"))
+    return not (starts or "subprocess" in vars(module) or item.get_closest_marker("slow"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
