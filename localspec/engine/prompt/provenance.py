@@ -8,7 +8,8 @@ each mark becomes its symbol again.
 
 Where a template inspects a text, it sees ordinary characters: in comparisons, in methods of texts, and in
 filters. If an operation is not supported, its whole result counts as the caller's. A special token may then
-become text by mistake, but text does not become a special token.
+become text by mistake. Text becomes a special token only where a template cuts a word out of a longer text
+of the caller and puts it between brackets of its own; no known template does.
 """
 
 from __future__ import annotations
