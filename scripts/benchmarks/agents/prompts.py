@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -54,10 +55,15 @@ def word_tokens(text: str, start: int, end: int, n_words: int, *, one_in: int = 
         if word in ("<|im_start|>", "<|im_end|>"):
             tokens.append(start if word == "<|im_start|>" else end)
             continue
-        number = int.from_bytes(hashlib.sha256(word.encode()).digest()[:6], "big")
+        number = _number_word(word)
         if number % one_in == 0:
             tokens.append(number // one_in % n_words)
     return tokens
+
+
+@functools.lru_cache(1 << 16)  # a session repeats its prompt in each request
+def _number_word(word: str) -> int:
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:6], "big")
 
 
 def as_template_body(request: Request) -> dict[str, object]:
