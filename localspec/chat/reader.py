@@ -116,7 +116,9 @@ class AnswerReader:
             return self._blanks[0].at
         if self._reader is not None and self._opening_at >= 0:
             return self._opening_at
-        return self._text_at if self._text else self._at
+        if self._text:
+            return self._text_at
+        return self._at - (self._reader.undecided if self._reader is not None else 0)
 
     def feed(self, text: str) -> list[Piece]:
         """Read more text, and return the pieces that are certain."""

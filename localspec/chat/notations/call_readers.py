@@ -165,6 +165,11 @@ class CallReader(ABC):
     def end(self) -> list[CallPiece]:
         """Return the remaining pieces of an answer that was cut off here."""
 
+    @property
+    def undecided(self) -> int:
+        """How many characters at the end of certain calls may still be text."""
+        return 0
+
     def _fail(self) -> None:
         """End where no call goes on like this: there are those before it, or none at all."""
         self.is_broken, self.is_finished = not self._calls, bool(self._calls)

@@ -106,6 +106,10 @@ class LiteralCalls(CallReader):
         if form.kind == "named" and form.parameter:
             self._next_tag = re.compile(f"{re.escape(form.parameter[0])}|{re.escape(parts[0])}")
 
+    @property
+    def undecided(self) -> int:
+        return len(self.raw) - self._at if self._state == "behind" else 0
+
     def feed(self, text: str) -> ReadResult:
         self.raw += text
         pieces: list[CallPiece] = []
