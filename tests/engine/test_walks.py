@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from localspec.chat.markers import MESSAGE_START
 from localspec.chat.reader import AnswerReader
 from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarTokens, build_sources
 from localspec.protocol.calls import CALL_ID_PLACEHOLDER, TYPE_PLACEHOLDER, CallFormat, ToolSet
@@ -145,7 +146,7 @@ def pattern_of(form: CallFormat) -> str:
 
 def python_pairs(call: str) -> Iterator[tuple[str, Any]]:
     at = 0
-    while key := re.compile(r"(?:, )?([\w.-]+)=").match(call, at):
+    while key := re.compile(r"(?:, )?([\w.-]+)=\s*").match(call, at):
         at = key.end()
         if call[at] == "'":
             end = call.index("'", at + 1)
@@ -175,6 +176,8 @@ def test_walks_are_read_as_they_were_walked(name: str) -> None:
                 continue
             n_ended += 1
             head = form.head.replace(CALL_ID_PLACEHOLDER, "get")
+            if text.startswith(MESSAGE_START):  # behind another message
+                head = f"{form.answer}So.<|end|>"
             answer = f"{head}{text}"
             expected = [[*value.items()] for value in walked(tools, text)]
             for pieces in ([answer], RandomCalls(rng, []).split(answer)):
