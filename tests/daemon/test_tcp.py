@@ -479,6 +479,7 @@ def test_a_client_that_closes_its_side_gets_its_answer(
 
 @pytest.mark.parametrize("unix", [True, False])
 def test_a_disconnect_cancels_the_request(api: TcpHome, unix: bool) -> None:
+    wait_for(lambda: api.home.status()["running"] == 0, "the requests of earlier tests to end")
     before = api.home.status()["counts"]["cancelled"]
     exchange(api, request(api, "late 30", stream=True), unix=unix, leaves=True)
 
