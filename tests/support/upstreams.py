@@ -87,7 +87,10 @@ class ScriptedServer:
                     ]
                     connection.sendall(encode_response({"object": "list", "data": listed}))
                 elif self.answer is not None:
-                    self.answer(request, connection)
+                    try:
+                        self.answer(request, connection)
+                    except OSError:  # the client left before it had its answer
+                        request.closed_at = time.monotonic()
                     return
                 else:
                     connection.sendall(encode_stream(self.stream or encode_chat("hello", " there")))

@@ -528,9 +528,16 @@ def test_a_pair_of_another_server() -> None:
             assert await_end(client, name).output_text == "from afar"
             assert b"".join(beginning) + read_after(home, name, 2) == read_after(home, name)
             waiting = client.responses.create(model="big", input="wait", background=True)
-            wait_for(lambda: len(server.requests) > 1, "the request")
+            received = wait_for(
+                lambda: [
+                    request
+                    for request in server.requests
+                    if request.body and request.body["messages"][-1]["content"] == "wait"
+                ],
+                "the request",
+            )
             assert client.responses.cancel(waiting.id).status == "cancelled"
-        wait_for(lambda: server.requests[-1].closed_at, "the end of its connection")
+        wait_for(lambda: received[0].closed_at, "the end of its connection")
 
 
 # ------------------------------------------------------------------------ ends of daemons
