@@ -62,10 +62,10 @@ def count_missing_bytes(home: PullingHome) -> int:
     remaining = 0
     for data in (BIG, SMALL):
         name = hashlib.sha256(data).hexdigest()
+        # In this order, since a pull may move the part to its place meanwhile.
+        written = count_written_bytes(home.store / "parts" / f"{name}.part", len(data))
         if not (home.store / "blobs" / name).exists():
-            remaining += len(data) - count_written_bytes(
-                home.store / "parts" / f"{name}.part", len(data)
-            )
+            remaining += len(data) - written
     return remaining
 
 
