@@ -231,17 +231,13 @@ def test_a_dead_proxy_is_named(rig: Rig, scheme: str) -> None:
     assert "canarysecretword" not in error_text
 
 
-DEAD_PORT = dead_port()
-
-
 @pytest.mark.parametrize(
     ("variables", "kind", "message"),
     [
         ({"HF_ENDPOINT": "https://hub.invalid"}, Unreachable, r"hub\.invalid cannot be resolved \(DNS\)"),
         ({"HTTPS_PROXY": "http://proxy.invalid:3128"}, Unreachable,
          r"the name proxy\.invalid of the proxy .*\(DNS\)"),
-        ({"HF_ENDPOINT": f"http://127.0.0.1:{DEAD_PORT}"}, Unreachable,
-         f"127.0.0.1:{DEAD_PORT} refuses connections"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:DEAD"}, Unreachable, "127.0.0.1:DEAD refuses connections"),
         ({"HF_TOKEN_PATH": "/none"}, NetworkSettings, "HF_TOKEN_PATH names /none, which does not exist"),
         ({"https_proxy": f"socks5://{PASSWORD}@p.invalid:1"}, NetworkSettings,
          "https_proxy .*a SOCKS proxy .p.invalid:1.* install socksio"),
@@ -253,7 +249,9 @@ DEAD_PORT = dead_port()
 def test_a_variable_that_leads_nowhere_is_named(
     rig: Rig, variables: dict[str, str], kind: type[HubError], message: str
 ) -> None:
-    with pytest.raises(kind, match=message) as caught:
+    port = str(dead_port())
+    variables = {name: value.replace("DEAD", port) for name, value in variables.items()}
+    with pytest.raises(kind, match=message.replace("DEAD", port)) as caught:
         pull(rig, QUICK, **variables)
     assert "canarysecretword" not in str(caught.value)
 
