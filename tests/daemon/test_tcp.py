@@ -447,6 +447,7 @@ def exchange(api: TcpHome, data: str, *, unix: bool, leaves: bool = False) -> by
     with raw:
         raw.sendall(data.encode())
         if leaves:
+            wait_for(lambda: api.home.status()["running"] == 1, "the request to run")
             return b""
         raw.shutdown(socket.SHUT_WR)
         received = b""
@@ -479,7 +480,6 @@ def test_a_client_that_closes_its_side_gets_its_answer(
 
 @pytest.mark.parametrize("unix", [True, False])
 def test_a_disconnect_cancels_the_request(api: TcpHome, unix: bool) -> None:
-    wait_for(lambda: api.home.status()["running"] == 0, "the requests of earlier tests to end")
     before = api.home.status()["counts"]["cancelled"]
     exchange(api, request(api, "late 30", stream=True), unix=unix, leaves=True)
 
