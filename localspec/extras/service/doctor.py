@@ -191,6 +191,16 @@ def _check_folders(paths: Paths) -> Iterator[Finding]:
     if mode & 0o077:
         cure = f"chmod 700 {paths.runtime}"
         yield Finding("socket", "bad", f"{paths.runtime} is open to other users.", cure)
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    follows_xdg = sys.platform == "linux" and not os.environ.get("LOCALSPEC_HOME")
+    if (
+        given
+        and follows_xdg
+        and paths == default_paths()
+        and not paths.runtime.is_relative_to(given)
+    ):
+        problem = f"XDG_RUNTIME_DIR ({given}) is not used: it must be a folder of yours alone."
+        yield Finding("socket", "note", problem, f"mkdir -p {given} && chmod 700 {given}")
     folders = (paths.config, paths.data, paths.state)
     for nearest in dict.fromkeys(map(_nearest_existing, folders)):
         if not os.access(nearest, os.W_OK | os.X_OK):

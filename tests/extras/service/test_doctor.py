@@ -17,7 +17,7 @@ from localspec import machine
 from localspec.errors import NoAnswer, NoDaemon
 from localspec.extras.service import doctor
 from localspec.extras.service.doctor import CheckedMachine, Finding
-from localspec.paths import Paths
+from localspec.paths import Paths, default_paths
 from tests.support.daemons import Home
 
 CXX = "c++ (Debian 12.2.0) 12.2.0"
@@ -184,6 +184,22 @@ def test_folders_open_to_others_and_not_writable(
         closed = worst_finding(healthy, "folders")
         assert (closed.state, closed.what) == ("bad", f"{folder} cannot be written.")
         assert closed.cure.startswith(f"chmod u+rwx {folder}, or export LOCALSPEC_HOME=")
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has a runtime folder of its user's choice"
+)
+def test_a_runtime_folder_that_is_passed_over_is_named(
+    healthy: CheckedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(given))
+    for mode, state in ((0o755, "note"), (0o700, "ok")):
+        given.chmod(mode)
+        socket = worst_finding(replace(healthy, paths=default_paths()), "socket")
+        assert (socket.state, "XDG_RUNTIME_DIR" in socket.what) == (state, state == "note")
 
 
 def test_a_folder_that_cannot_be_written_is_named_once(
