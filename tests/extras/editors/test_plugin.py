@@ -557,7 +557,8 @@ def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
     editor.type(f":edit {other_file}\r")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] == 0, "reading ahead")
     (_, body) = desk.server.requests[-1]
-    assert [entry["filename"] for entry in body["input_extra"]] == ["sum.py"]
+    # A slow machine also visits a second place of it.
+    assert {entry["filename"] for entry in body["input_extra"]} == {"sum.py"}
     assert "line 0x" in body["input_extra"][0]["text"]
     editor.type("A")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] > 0, "a request")
