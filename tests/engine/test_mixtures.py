@@ -13,7 +13,8 @@ import pytest
 
 from localspec.chat.reader import AnswerReader
 from localspec.engine.text_stream import TextStream
-from localspec.protocol.pieces import Arguments, Call, Piece, Text
+from localspec.protocol.pieces import Piece
+from tests.engine.test_answers import collect
 from tests.support.exploration import SEED, count_examples
 from tests.support.mixtures import STOP, STYLES, TOOLS, Mixture, mixtures
 from tests.support.random_calls import RandomCalls
@@ -32,20 +33,12 @@ def reader_of(mixture: Mixture) -> AnswerReader:
     )
 
 
-def collect(pieces: list[Piece]) -> tuple[str, str, list[tuple[str, list[tuple[str, Any]]]]]:
+def collect_values(
+    pieces: list[Piece],
+) -> tuple[str, str, list[tuple[str, list[tuple[str, Any]]]]]:
     """Return content, reasoning and calls, with arguments in their order."""
-    texts, calls = {"content": "", "reasoning": ""}, list[tuple[str, str]]()
-    for piece in pieces:
-        match piece:
-            case Text():
-                texts[piece.kind] += piece.text
-            case Call():
-                calls.append((piece.name, ""))
-            case Arguments():
-                name, text = calls[piece.index]
-                calls[piece.index] = name, text + piece.text
-    whole = [(name, [*json.loads(text).items()]) for name, text in calls]
-    return texts["content"], texts["reasoning"], whole
+    content, reasoning, calls = collect(pieces)
+    return content, reasoning, [(name, [*json.loads(text).items()]) for name, text in calls]
 
 
 def meaning(mixture: Mixture) -> tuple[str, str, list[tuple[str, list[tuple[str, Any]]]]]:
@@ -60,7 +53,7 @@ def test_mixtures_mean_what_their_parts_mean(name: str) -> None:
         for parts in ([answer], RandomCalls(rng, []).split(answer), list(answer)):
             reader = reader_of(mixture)
             pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
-            assert collect(pieces) == meaning(mixture), (mixture.tail, answer, parts[:3])
+            assert collect_values(pieces) == meaning(mixture), (mixture.tail, answer, parts[:3])
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -72,7 +65,7 @@ def test_stop_strings_end_the_content_of_mixtures(name: str) -> None:
         chunks = [*(stream.push(part.encode()) for part in parts), stream.flush()]
         expected = mixture.up_to_stop()
         pieces = [piece for chunk in chunks for piece in chunk.pieces]
-        assert collect(pieces) == meaning(expected), (mixture.tail, mixture.answer)
+        assert collect_values(pieces) == meaning(expected), (mixture.tail, mixture.answer)
         assert (stream.stopped == STOP) == (STOP in mixture.text("content"))
         n_stopped += stream.stopped == STOP
         marks = [mark for chunk in chunks for _, mark in chunk.chars]
