@@ -59,8 +59,9 @@ class Utf8Decoder:
             self.n_bytes += 1
             if chars:
                 end = self.n_bytes - len(self._decoder.getstate()[0])
-                # Two characters at once: the second is this one byte, which ends a broken character.
-                ends += [end] if len(chars) == 1 else [end - 1, end]
+                # Of several at once, each is of one byte: the last one ends a broken character, and of an
+                # encoded surrogate both bytes are broken.
+                ends += range(end - len(chars) + 1, end + 1)
                 text += chars
         return text, ends
 

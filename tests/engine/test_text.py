@@ -28,7 +28,9 @@ def cuts(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> list[tuple[bytes,
 
 
 valid = cuts(letters.map(str.encode))
-anything = cuts(st.one_of(st.binary(max_size=20), letters.map(str.encode)))
+# Bytes that begin, continue and break characters; 0xED with 0xA0 is the beginning of a surrogate.
+broken = st.lists(st.sampled_from(b" \x80\xa0\xc3\xe2\xed\xf0\xf4"), max_size=20).map(bytes)
+anything = cuts(st.one_of(st.binary(max_size=20), broken, letters.map(str.encode)))
 
 
 def text_of(chunk: Chunk) -> str:
