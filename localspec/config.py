@@ -26,6 +26,7 @@ from localspec.protocol.settings import (
     MAX_DRAFT_TOKENS,
     MIN_CONTEXT_TOKENS,
     Context,
+    ExactSetting,
     FlashAttention,
     Gpu,
     KvType,
@@ -50,7 +51,7 @@ class Setting(NamedTuple):
     """The meaning of a setting."""
 
     text: str  # a description
-    special: int | None = None  # a value with a meaning of its own
+    special: int | str | None = None  # a value with a meaning of its own
     word: str = ""  # what a person may type for that value
     least: int | None = None  # the smallest ordinary value
     at_once: bool = False  # whether a change needs no reload of the pair by the next question
@@ -107,9 +108,10 @@ class Config:
         "same"
     )
     flash_attention: Annotated[FlashAttention, Setting("flash attention")] = "auto"
-    exact: Annotated[bool, Setting("make every answer byte-identical with and without a draft")] = (
-        False
-    )
+    exact: Annotated[
+        ExactSetting,
+        Setting("answer byte-identically with and without a draft", "free", "free"),
+    ] = False
     loop_guard: Annotated[
         LoopGuardScope, Setting("where answers that repeat themselves without progress are ended")
     ] = "thoughts"
@@ -208,7 +210,7 @@ def list_values(key: str) -> tuple[str, ...]:
     For a number these are only the values that have a name.
     """
     if isinstance(getattr(_DEFAULTS, key), bool):
-        return ("true", "false")
+        return ("true", "false", *filter(None, [describe_setting(key).word]))
     return _limits_of(key).choices or tuple(filter(None, [describe_setting(key).word]))
 
 
@@ -243,13 +245,18 @@ def check_value(key: str, value: Any) -> Any:
     default, meaning = getattr(_DEFAULTS, key), describe_setting(key)
     if isinstance(value, str) and meaning.word and value.lower() == meaning.word:
         value = meaning.special
+    if isinstance(value, str) and value == meaning.special:
+        return value  # beside true and false
     if isinstance(default, float) and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
     if isinstance(default, str) and isinstance(value, list):
         value = ", ".join(map(str, value))  # a file may have a TOML list
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        raise ValueError(f"'{key}' must be {kind[type(default)]}, not {shorten(repr(value))}")
+        other = f" or {meaning.special}" if isinstance(meaning.special, str) else ""
+        raise ValueError(
+            f"'{key}' must be {kind[type(default)]}{other}, not {shorten(repr(value))}"
+        )
     if isinstance(value, str):
         _check_text(key, value)
         return value

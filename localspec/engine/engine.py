@@ -424,6 +424,9 @@ class Endings:
     def finish(self, lane: Lane, sequence: Sequence) -> None:
         """Send the end of an answer that is complete or was cut off."""
         last_text, done = sequence.flush_text(), sequence.make_done(lane.exact)
+        compared = sequence.tally.comparison
+        if (quiet_ms := compared.quiet_ms) is not None:
+            lane.observe_answer(compared.tokens, compared.rounds, quiet_ms)
         done.passes, done.busy = lane.n_passes, lane.n_sequence_passes
         lane.n_passes = lane.n_sequence_passes = 0
         if sequence in lane.active:

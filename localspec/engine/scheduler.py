@@ -27,6 +27,7 @@ from localspec.engine.sequence import (
     Sequence,
     TokenizedRequest,
     awaits_suggestion,
+    expect_answer_tokens,
     saved_conversation,
 )
 from localspec.engine.speculation.acceptance import MAX_DRAFTS
@@ -35,9 +36,6 @@ from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, uses_rejection
 from localspec.errors import EXCEEDS_CONTEXT, ContextExceeded
 from localspec.protocol.frames import Generate
-
-# The expected length of an answer in tokens, unless `max_tokens` is smaller.
-EXPECTED_ANSWER_TOKENS = 256
 
 
 def format_token_count(tokens: int) -> str:
@@ -169,8 +167,7 @@ class Scheduler:
         for waiting in list(self._waiting):
             request = waiting.request
             try:
-                exact = self._pair.settings.exact if request.exact is None else request.exact
-                lane = self._pair.exact.lane() if exact else self._pair.shared
+                lane = self._pair.exact.lane() if waiting.exact else self._pair.shared
             except Exception as error:
                 # The exact lane could not be made: only this request needs it.
                 self._waiting.remove(waiting)
@@ -199,11 +196,6 @@ class Scheduler:
         # A saved conversation must hold exact states, and states moved within the cache are not exact.
         is_movable = request.conversation is None and not tokenized.pictures
         min_move_tokens = request.n_cache_reuse if is_movable else 0
-        expected_tokens = (
-            EXPECTED_ANSWER_TOKENS
-            if request.max_tokens is None
-            else min(request.max_tokens, EXPECTED_ANSWER_TOKENS)
-        )
         # The log-probabilities of a prompt come from reading it, so a cached prompt has none.
         reuse = request.cache_prompt and request.prompt_logprobs is None
         slot = lane.slots.acquire(
@@ -214,7 +206,7 @@ class Scheduler:
                 saved=tokenized.saved,
                 min_move=min_move_tokens,
                 n_reread=REREAD_TOKENS if request.priority == "editor" else 1,
-                n_expected=expected_tokens,
+                n_expected=expect_answer_tokens(request),
             )
         )
         tokenized.saved = None  # it is as large as a model's state, and not needed any more

@@ -29,10 +29,19 @@ MIN_SHORT_PASSES_S = 1.0
 # How long a prompt may wait in total for passes that begin again with a request that came just after.
 MAX_RESTART_WAIT_S = 0.05
 
+# The expected length of an answer in tokens, unless `max_tokens` is smaller.
+MAX_EXPECTED_TOKENS = 256
+
 
 def awaits_suggestion(request: Generate) -> bool:
     """Whether an editor waits for the text of the request. One that only reads its prompt does not."""
     return request.priority == "editor" and request.max_tokens != 0
+
+
+def expect_answer_tokens(request: Generate) -> int:
+    """Return the expected length of an answer."""
+    most = request.max_tokens
+    return MAX_EXPECTED_TOKENS if most is None else min(most, MAX_EXPECTED_TOKENS)
 
 
 def saved_conversation(request: Generate) -> str | None:
@@ -62,6 +71,7 @@ class TokenizedRequest:
     reader: AnswerReader | PlainReader | None = None  # None: all of the answer is content
     guard: LoopGuard | None = None  # None: it may repeat itself without an end
     pictures: tuple[PictureRows, ...] = ()
+    exact: bool = False  # the exact lane answers it
 
     @property
     def n_tokens(self) -> int:
@@ -103,7 +113,7 @@ class Sequence:
         verifier: Verifier,
     ) -> None:
         """room: the tokens that fit into the context after the prompt."""
-        self.request = tokenized.request
+        self.request, self.exact = tokenized.request, tokenized.exact
         self.id = tokenized.request.id
         self.slot = slot
         self.tokens = slot.tokens

@@ -207,19 +207,29 @@ class Comparison:
     def tokens_per_second(self) -> float:
         return 1e3 * self.tokens / self.total_ms
 
-    def find_speed_up(self) -> tuple[float, None] | tuple[None, str]:
-        """Return the speed-up over plain decoding, or None and why it is not known."""
+    @property
+    def quiet_ms(self) -> float | None:
+        """The milliseconds that the rounds would have taken on a quiet machine; None: not known."""
         if not self.tokens or not min(self.pass_ms, self.limited_pass_ms) > 0:
-            return None, "no pass of the answer only decoded"
+            return None
         if self.expected_pass_ms > MAX_EXCESS * self.limited_pass_ms:
-            return None, "the machine was too busy to measure what passes cost"
+            return None
         load = self.pass_ms / self.limited_pass_ms
         # What is not a pass was measured in this answer, and learned from others. The load of another moment
         # makes the one too large, and an interruption the other.
         rest_ms = min(self.expected_rest_ms, (self.total_ms - self.pass_ms) / load)
+        return self.limited_pass_ms + rest_ms
+
+    def find_speed_up(self) -> tuple[float, None] | tuple[None, str]:
+        """Return the speed-up over plain decoding, or None and why it is not known."""
+        if not self.tokens or not min(self.pass_ms, self.limited_pass_ms) > 0:
+            return None, "no pass of the answer only decoded"
+        if (quiet_ms := self.quiet_ms) is None:
+            return None, "the machine was too busy to measure what passes cost"
+        rest_ms = quiet_ms - self.limited_pass_ms
         overhead_ms = min(self.plain_overhead_ms, rest_ms * self.tokens / self.rounds)
         plain_ms = self.plain_pass_ms + overhead_ms
-        return plain_ms / (self.limited_pass_ms + rest_ms), None
+        return plain_ms / quiet_ms, None
 
 
 def list_counts(counts: Counter[int]) -> list[int]:

@@ -61,6 +61,10 @@ MAX_FEW_SEQUENCES = 5
 Pooling = Literal["mean", "cls", "last", "rank"]
 
 
+# "free": exact mode where it costs nothing.
+ExactSetting = bool | Literal["free"]
+
+
 # The kind of another server. "auto": it is detected with the first request.
 UpstreamKind = Literal[
     "auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm"
@@ -105,7 +109,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     type_kv: KvType = "f16"
     type_v: KvTypeV = "same"
     extra_buffers: bool = True  # False is safe mode: llama.cpp's repacked CPU kernels stay off
-    exact: bool = False  # exact mode is the default of every request
+    exact: ExactSetting = False  # exact mode is the default of every request, or of those it suits
     loop_guard: LoopGuardScope = "thoughts"  # the default of every request
     exact_lacks: Bytes = 0  # what exact mode's cache needs in addition; 0 if memory holds it
     depth: DraftTokens | None = None  # tokens drafted per round; None: the policy decides

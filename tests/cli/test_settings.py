@@ -467,7 +467,7 @@ def test_values_are_completed(fake_home: Home) -> None:
         return [line.partition(",")[2] for line in lines]
 
     assert list_completions("kv_type") == ["f16", "q8_0", "q5_1", "q4_0"]
-    assert list_completions("exact") == ["true", "false"]
+    assert list_completions("exact") == ["true", "false", "free"]
     assert list_completions("depth") == ["auto"]
     assert list_completions("nonsense") == []
     RunningDaemon(fake_home)

@@ -148,7 +148,7 @@ class LoadPlanner:
                 return LoadPlan(pair, msgspec.structs.replace(settings, rpc_needed=True))
             return LoadPlan(pair, settings, beyond=error.message)
         exact = 0
-        if not settings.exact:
+        if settings.exact is not True:
             load = msgspec.structs.replace(settings, n_ctx=chosen.context, exact=True)
             exact = fit.need_of_target(target, self._load(load)).total - chosen.target.total
         lacks = exact if chosen.needed + exact > chosen.free else 0
@@ -215,7 +215,7 @@ def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
         parallel=settings.parallel,
         attention=attention,
         chosen=attention != settings.flash_attention,
-        exact=settings.exact,
+        exact=settings.exact is True,
         prefixes=settings.prefix_bytes,
         cuda=built == "cuda" and not on_cpu,
     )

@@ -5,6 +5,7 @@ With that width a pass gives the same logits wherever a token stands in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -65,6 +66,13 @@ class ExactMode:
         """Set the drafter of the shared lane, and what is known of its drafts by their kind."""
         self._drafter = drafter
         self._acceptance = calibrations[drafter.kind] if drafter is not None else None
+
+    def expected_ms(self) -> float:
+        """Return the milliseconds that a token is expected to take; infinite: there can be no exact lane."""
+        if self.reason is not None:
+            return math.inf
+        widths = [self.width] if self.width is not None else CANDIDATE_WIDTHS
+        return 1 / max(map(self._expected_rate, widths))
 
     def lane(self) -> Lane:
         """Return the lane, which is made at the first call.

@@ -30,6 +30,7 @@ MIN_PROMPT_ROWS = 8  # least tokens of prompts in a pass beside running generati
 # The share of the allowed pause that is planned for a pass that reads prompts. The longest of hundreds takes
 # a third more than expected.
 PLANNED_GAP_SHARE = 0.75
+TOKEN_COST_TOKENS = 512  # tokens of earlier answers that count beside the last one
 # Weight of the last pass in the expected cost of scored rows, unless it was dearer.
 SCORE_COST_WEIGHT = 0.2
 # A pass that reads prompts has just begun during this share of its time, and at most so many seconds.
@@ -83,6 +84,8 @@ class Lane:
         self.spent_s = 0.0  # time of the last pass
         # The cost of a prompt's row with log-probabilities, in rows without them.
         self._scored_cost: float | None = None
+        # Milliseconds per token of answers that had the lane to themselves, on a quiet machine.
+        self.token_ms: float | None = None
         # Passes since the last request ended, and the sum of the sequences in them.
         self.n_passes = self.n_sequence_passes = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
@@ -226,6 +229,15 @@ class Lane:
         cost = max((seconds - others_s) / (rows * self._row_s), 1.0)
         known_cost = self._scored_cost or cost
         self._scored_cost = max(cost, known_cost + SCORE_COST_WEIGHT * (cost - known_cost))
+
+    def observe_answer(self, tokens: int, rounds: int, quiet_ms: float) -> None:
+        """Learn what a token costs from an answer that has just ended, if none was decoded beside it.
+
+        quiet_ms: the milliseconds that its rounds would have taken on a quiet machine.
+        """
+        if self.n_passes == self.n_sequence_passes >= rounds:
+            weight = 1 if self.token_ms is None else tokens / (tokens + TOKEN_COST_TOKENS)
+            self.token_ms = (self.token_ms or 0.0) * (1 - weight) + weight * quiet_ms / tokens
 
     def decode(self, timed: bool, n_sequences: int = 1, *, scored: bool = False) -> float:
         """Make one pass over the batch of `n_sequences` sequences, and return its seconds.

@@ -15,14 +15,16 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.profile import LearnedProfile, ProfileStore
 from localspec.engine.sampling.settings import default_settings, model_defaults
+from localspec.engine.sequence import expect_answer_tokens
 from localspec.engine.speculation.drafters.block import BlockDrafter
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
 from localspec.engine.speculation.drafters.eagle import EagleDrafter
 from localspec.engine.speculation.drafters.mtp import MtpDrafter
 from localspec.engine.speculation.drafters.ngram import NgramMemory
-from localspec.protocol.frames import EngineSettings, Loaded, PairFiles, PassCosts
+from localspec.protocol.frames import EngineSettings, Generate, Loaded, PairFiles, PassCosts
 
 NO_DRAFT = "this pair has no draft model"
+MAX_EXACT_LOSS = 0.02  # of time, where exact mode counts as free
 MAX_SAVING_S = 6.0  # for saving states of texts at the end; the daemon waits a little longer
 # Why a pair that drafts with something else has no drafts of this kind.
 _WITHOUT = {
@@ -160,10 +162,33 @@ class LoadedPair:
 
     def load_saved_prefix(self, tokens: list[int], exact: bool) -> Prefix | None:
         """Load the saved state of a text if it covers more than memory does. Safe from any thread."""
-        held = [lane.slots.estimate_reusable(tokens) for lane in self.lanes if lane.exact == exact]
-        held.append(self.prefixes.find(tokens, exact=exact)[1])
         pays = self.prefixes.copy_cost.restoring_pays
-        return self.sessions.load(tokens, max(held), exact=exact, pays=pays)
+        return self.sessions.load(tokens, self._count_held(tokens, exact), exact=exact, pays=pays)
+
+    def _count_held(self, tokens: list[int], exact: bool) -> int:
+        """Return how many tokens of a text need not be read in a lane, as far as memory holds them."""
+        held = [lane.slots.estimate_reusable(tokens) for lane in self.lanes if lane.exact == exact]
+        return max(*held, self.prefixes.find(tokens, exact=exact)[1], 0)
+
+    def is_exact(self, request: Generate, tokens: list[int]) -> bool:
+        """Return whether the exact lane answers a request with this prompt. Safe from any thread.
+
+        If the settings say "free", it does where that costs at most MAX_EXACT_LOSS: compared are what the
+        shared lane's last answers took and what is expected of the exact lane, with what each has to read.
+        """
+        exact = self.settings.exact if request.exact is None else request.exact
+        token_ms, reading = self.shared.token_ms, self.shared.reading.expected
+        if exact != "free":
+            return exact
+        if token_ms is None or any(lane.active for lane in self.lanes):
+            return False
+
+        def expected_ms(exact: bool, token_ms: float) -> float:
+            unread_s = reading.range_seconds(self._count_held(tokens, exact), len(tokens))
+            return 1e3 * unread_s + expect_answer_tokens(request) * token_ms
+
+        exact_ms = expected_ms(True, self.exact.expected_ms())
+        return exact_ms <= (1 + MAX_EXACT_LOSS) * expected_ms(False, token_ms)
 
     def forget(self, conversation: str | None) -> None:
         """Drop the caches of a conversation, or of all if it is None, in memory and on disk."""

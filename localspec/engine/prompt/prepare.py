@@ -214,6 +214,7 @@ class Preparer:
         if is_text and vocab.add_bos and tokens[:2] == [vocab.bos] * 2:
             # The tokenizer adds another BOS token to that of the text. As in llama-server, both are read.
             note = _TWO_BOS.format(vocab.text(vocab.bos))
+        exact = self._pair.is_exact(request, tokens)
         tokenized = TokenizedRequest(
             request,
             tokens,
@@ -222,11 +223,12 @@ class Preparer:
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
-            self._saved_prefix(request, tokens),
+            self._saved_prefix(request, tokens, exact),
             note,
             reader_of(request, tail, request.thoughts, reasoning=reasoning),
             self._loop_guard(request, limit, tokens),
             rows,
+            exact,
         )
         job, _ = self._grammars.job(request, tail, self._form(request))
         if self._grammars.ready(job):
@@ -330,11 +332,10 @@ class Preparer:
         infill = partial(infill_sampler, rule=rule) if rule is not None else None
         return Sampler(settings, breakers=breakers, narrowed=infill)
 
-    def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
+    def _saved_prefix(self, request: Generate, tokens: list[int], exact: bool) -> Prefix | None:
         """Return the saved state of the prompt's beginning, if any; the last token is always read."""
         if not request.cache_prompt or request.priority == "editor":
             return None
-        exact = self._pair.settings.exact if request.exact is None else request.exact
         return self._pair.load_saved_prefix(tokens[:-1], exact)
 
     def tokens(self, prompt: Prompt, pictures: RequestPictures, *, fits: bool = True) -> list[int]:
