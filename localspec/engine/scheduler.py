@@ -32,6 +32,7 @@ from localspec.engine.sequence import (
 )
 from localspec.engine.speculation.acceptance import MAX_DRAFTS
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
+from localspec.engine.speculation.drafters.ngram import MAX_MATCH_TOKENS
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, uses_rejection
 from localspec.errors import EXCEEDS_CONTEXT, ContextExceeded
@@ -512,7 +513,9 @@ class Scheduler:
             chunks = sequence.n_prompt // EXACT_CHUNK_TOKENS * EXACT_CHUNK_TOKENS
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
         if (conversation := sequence.slot.conversation) is not None:
-            for part in split_pictures(sequence.tokens[sequence.tally.cached :]):
+            # What was cached is known already, but for what tells a repeated question from others.
+            start = max(sequence.tally.cached - MAX_MATCH_TOKENS, 0)
+            for part in split_pictures(sequence.tokens[start:]):
                 if not is_picture(part[0]):
                     self._pair.memory.add(part, conversation)
         lane.slots.release(sequence.slot)

@@ -49,7 +49,8 @@ MAX_CHANGES = 64  # remembered per answer
 DISPUTE_MARGIN_TOKENS = 4  # a match must be longer by this where another one continues differently
 FOREIGN_MARGIN_TOKENS = 3  # a match in another request must be longer by this to be as good
 KEY_TOKENS = 6  # shortest match in a text of another request
-CAPACITY_TOKENS = 1 << 20  # of other requests' texts in memory; with their index 12 MiB
+CAPACITY_TOKENS = 1 << 20  # of other requests' texts in memory; with their index 16 MiB
+MAX_PLACES = 64  # with one key, the latest
 WINDOW_TOKENS = 512  # returned of what followed in another request's text
 _CONTEXT_TOKENS = 64  # returned before them, to measure the match
 # The bucket of acceptance of each strength of a match. Bucket 0 is for places where a change is expected.
@@ -119,8 +120,10 @@ class _Span(NamedTuple):
 class NgramMemory:
     """A ring of the last CAPACITY_TOKENS tokens. A lookup takes microseconds.
 
-    A position is found by the hash of its last KEY_TOKENS tokens, of equal ones the latest. The tokens are
-    then compared, so that nothing that was overwritten or forgotten is ever found.
+    A position is found by the hash of its last KEY_TOKENS tokens, and of the latest MAX_PLACES with that hash
+    the one with the longest match: so a question that was asked before finds its own answer, however often
+    others ended in the same words. The tokens are compared, so that nothing that was overwritten or forgotten
+    is ever found.
     """
 
     def __init__(self, capacity: int = CAPACITY_TOKENS) -> None:
@@ -129,6 +132,8 @@ class NgramMemory:
         self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)  # allocated at first use
         # Per hash, the end of a key; 0: none.
         self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        # Per end of a key, that of the same hash before it.
+        self._earlier: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._next = 0
         self._spans: deque[_Span] = deque()
 
@@ -140,6 +145,7 @@ class NgramMemory:
         if not len(self._tokens):
             self._tokens = np.full(self._capacity, -1, np.int32)
             self._places = np.zeros(1 << self._bits, np.int32)
+            self._earlier = np.zeros(self._capacity, np.int32)
         if self._next + len(text) > self._capacity:
             self._overwrite(self._next, self._capacity)
             self._next = 0
@@ -155,7 +161,13 @@ class NgramMemory:
         for offset in range(KEY_TOKENS):
             hashes += wide[offset : offset + len(hashes)] * _HASH_FACTORS[offset]
         slots = hashes >> np.uint64(64 - self._bits)
-        self._places[slots] = np.arange(start + KEY_TOKENS, end, dtype=np.int32)
+        order = np.argsort(slots, kind="stable")
+        slots, ends = slots[order], (order + start + KEY_TOKENS).astype(np.int32)
+        earlier = self._places[slots]
+        repeated = np.flatnonzero(slots[1:] == slots[:-1])
+        earlier[repeated + 1] = ends[repeated]
+        self._earlier[ends] = earlier
+        self._places[slots] = ends  # of equal slots the last one stays
         self._next = end
 
     def _overwrite(self, start: int, end: int) -> None:
@@ -171,20 +183,31 @@ class NgramMemory:
         """
         if not self._spans or len(tokens) < KEY_TOKENS:
             return None
-        key = tokens[-KEY_TOKENS:]
-        hashed = (
-            sum(token * factor for token, factor in zip(key, _HASH_FACTOR_INTS, strict=True))
-            & _WORD_MASK
-        )
-        place = int(self._places[hashed >> (64 - self._bits)])
-        if not place or self._tokens[place - KEY_TOKENS : place].tolist() != key:
+        key = zip(tokens[-KEY_TOKENS:], _HASH_FACTOR_INTS, strict=True)
+        hashed = sum(token * factor for token, factor in key) & _WORD_MASK
+        if not (listed := self._list_places(hashed >> (64 - self._bits))):
             return None
+        # A row for each place, with its last tokens in reverse.
+        places = np.array(listed)
+        last = np.array(tokens[: -MAX_MATCH_TOKENS - 1 : -1])
+        at = places[:, None] - np.arange(1, len(last) + 1)
+        earlier = np.where(at >= 0, self._tokens[at], -1)
+        lengths = np.logical_and.accumulate((earlier == last) & (earlier >= 0), axis=1).sum(axis=1)
+        if (length := int(lengths.max())) < KEY_TOKENS:
+            return None
+        place = int(places[lengths.argmax()])  # of equal ones the latest
         start = max(place - _CONTEXT_TOKENS, 0)
         text = self._tokens[start : place + WINDOW_TOKENS].tolist()
         place -= start
-        if -1 in text:
-            text = text[: text.index(-1, place)] if -1 in text[place:] else text
-        return text, place, measure_match(text, place, tokens, KEY_TOKENS)
+        return text[: text.index(-1, place)] if -1 in text[place:] else text, place, length
+
+    def _list_places(self, slot: int) -> list[int]:
+        """Return the last ends of keys in a slot of the index, the latest first."""
+        places, place = list[int](), int(self._places[slot])
+        while place and len(places) < MAX_PLACES:
+            places.append(place)
+            place = int(self._earlier[place])
+        return places
 
     @property
     def texts(self) -> list[tuple[str | None, list[int]]]:
@@ -197,7 +220,7 @@ class NgramMemory:
     def forget(self, conversation: str | None) -> None:
         """Remove the tokens of a conversation, or of all if it is None."""
         if conversation is None:
-            self._tokens = self._places = np.empty(0, np.int32)
+            self._tokens = self._places = self._earlier = np.empty(0, np.int32)
             self._next = 0
             self._spans.clear()
             return
