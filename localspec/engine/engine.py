@@ -211,6 +211,8 @@ class Engine:
 
     def _round(self, lane: Lane) -> None:
         before = self._read_meters(lane)
+        for sequence in lane.active:
+            sequence.drafting.read_along(sequence.slot)
         sequences, readers = self._read_pictures(lane, self._scheduler.schedule(lane))
         sequences = self._decode_and_verify(lane, self._draft(lane, sequences))
         sequences = readers + sequences

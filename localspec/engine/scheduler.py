@@ -31,6 +31,7 @@ from localspec.engine.sequence import (
     saved_conversation,
 )
 from localspec.engine.speculation.acceptance import MAX_DRAFTS
+from localspec.engine.speculation.depth import MAX_DEPTH, RoundCosts
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.drafters.ngram import MAX_MATCH_TOKENS
 from localspec.engine.speculation.step import Drafting, SequenceStep
@@ -255,6 +256,16 @@ class Scheduler:
         verifier.on_device = lane.context.choose_on_device(
             sequence.slot.id, on_device and verifier.needs_only_argmax
         )
+        passes, profile = lane.make_pass_costs(1), self._pair.learned.costs
+        costs = RoundCosts(
+            passes.ms(MAX_DEPTH + 1),
+            profile.overhead(1, False),
+            profile.overhead(1, True),
+            switch_ms=passes.switch_ms,
+        )
+        n_left = min(sequence.remaining, expect_answer_tokens(sequence.request))
+        prompt_s = lane.reading.expected.range_seconds(slot.n_past, len(slot.tokens))
+        sequence.drafting.plan_reading(slot, n_left, costs, 1e3 * prompt_s, lane.max_rows)
         lane.active.append(sequence)
 
     # ------------------------------------------------------------------------ schedule

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.synthetic import Shape, write_pair
 from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import write_with_sidecar
-from localspec.engine.cache.slot import MAX_BYTES
+from localspec.engine.cache.slot import TAIL_STATES
 from localspec.engine.llama import Context, ContextSettings, Model, gpus
 from localspec.engine.llama import model as library
 from localspec.engine.pair.load import LEFT_OUT, load_pair
@@ -132,14 +132,16 @@ def test_cache_and_buffer_of_heads(architecture: str, tmp_path: Path, log_lines:
     else:
         count = 3 if architecture == "step35" else 1
         path = architectures.write(architecture, tmp_path, experts=True, heads=count)
-    need = fit.need_of_heads(read_local_model(path), fit.LoadOptions(context=CELLS, parallel=1))
+    info = read_local_model(path)
+    need = fit.need_of_heads(info, fit.LoadOptions(context=CELLS, parallel=1))
     with Model(str(path), heads=True) as model:
         log_lines.clear()
         settings = ContextSettings(CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
         with Context(model, settings):
             cache_mib = sum_buffers_mib(log_lines, "KV|RS")
             compute_mib = sum_buffers_mib(log_lines, "compute")
-    assert (need.cache - MAX_BYTES) / MIB == pytest.approx(cache_mib, abs=0.02)
+    states = 4 * info.width * (fit.PASS_ROWS + 3 * TAIL_STATES)
+    assert (need.cache - states) / MIB == pytest.approx(cache_mib, abs=0.02)
     assert need.compute / MIB >= compute_mib
 
 

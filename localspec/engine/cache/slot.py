@@ -113,45 +113,45 @@ class Changes:
         return sorted(islice(found, MAX_CHANGES_IN_PROMPT))
 
 
-# Limit per slot. Heads that begin late read only the end of a long text, because they draft from that.
-MAX_BYTES = 32 << 20
-# States that stay after the heads have read them, because a rollback reads them again.
+# States that stay after the draft has read them, because a rollback reads them again.
 TAIL_STATES = 64
+ALL_TOKENS = 1 << 31  # as a number of tokens: the whole text
 
 
 class HiddenStates:
-    """Hidden states of the target, one row each, until its MTP heads read them, if they ever do.
+    """Hidden states of the target, one row each, until the draft reads them, if it ever does.
 
-    They are those after the tokens [start, end) of a text.
+    They are those after the tokens [start, end) of a text. copy_s: seconds spent on copying them from passes
+    that read a prompt, since the draft last read along.
     """
 
-    def __init__(self, width: int, tail: bool = False) -> None:
-        """width: numbers in a state. tail: only the last states are ever read, of which there are fewer."""
+    def __init__(self, width: int) -> None:
+        """width: numbers in a state."""
         self.start = self.end = 0
-        self.max_rows = 2 * TAIL_STATES if tail else max(MAX_BYTES // (4 * width), 2 * TAIL_STATES)
+        self.copy_s = 0.0
         self._rows: States = np.empty((0, width), np.float32)
 
-    def put(self, position: int, rows: States) -> None:
+    def put(self, position: int, rows: States, limit: int) -> None:
         """Add the states after the tokens from `position` on.
 
-        Older states go if they do not end at `position`, or if there are too many.
+        Older states go if they do not end at `position`, or if there are more than `limit`.
         """
-        end, rows = position + len(rows), rows[-self.max_rows :]
+        end, rows = position + len(rows), rows[-limit:]
         n_known = self.end - self.start if position == self.end else 0
         n_stay = n_known
         # Drops a quarter at once, so that rows seldom move.
-        if n_known + len(rows) > self.max_rows:
-            n_stay = min(n_known, max(self.max_rows * 3 // 4 - len(rows), 0))
+        if n_known + len(rows) > limit:
+            n_stay = min(n_known, max(limit * 3 // 4 - len(rows), 0))
         self._make_room(n_known, n_stay, len(rows))
         self._rows[n_stay : n_stay + len(rows)] = rows
         self.start, self.end = end - n_stay - len(rows), end
 
     def _make_room(self, n_known: int, n_stay: int, n_new: int) -> None:
         """Move the last `n_stay` of `n_known` rows to the front, with room for `n_new` behind them."""
-        rows = self._rows
-        if n_stay + n_new > len(rows):
-            size = min(max(2 * (n_stay + n_new), TAIL_STATES), self.max_rows)
-            self._rows = np.empty((size, rows.shape[1]), np.float32)
+        rows, n_needed = self._rows, n_stay + n_new
+        # What a pass over a prompt needed is freed when tokens are decoded again.
+        if n_needed > len(rows) or (n_new and len(rows) > 4 * max(n_needed, TAIL_STATES)):
+            self._rows = np.empty((n_needed + TAIL_STATES, rows.shape[1]), np.float32)
         if self._rows is not rows or n_stay < n_known:
             self._rows[:n_stay] = rows[n_known - n_stay : n_known]
 
@@ -161,17 +161,26 @@ class HiddenStates:
         self.start = min(self.start, self.end)
 
     def drop_read(self, n_read: int) -> None:
-        """Drop most states of the first `n_read` tokens, because the heads have read them."""
+        """Drop most states of the first `n_read` tokens, because the draft has read them."""
         n_stay = self.end - max(n_read - TAIL_STATES, self.start)
         if self.end - self.start > 2 * max(n_stay, TAIL_STATES):
             self._make_room(self.end - self.start, n_stay, 0)
             self.start = self.end - n_stay
+
+    def free(self) -> None:
+        """Keep the last states alone, because the text is idle from now on."""
+        n_known = self.end - self.start
+        n_stay = min(n_known, 2 * TAIL_STATES)
+        self._rows = self._rows[n_known - n_stay : n_known].copy()
+        self.start = self.end - n_stay
 
     def states_before(self, first: int, last: int) -> States:
         """Return the states (last - first, width) before the tokens [first, last).
 
         Each is the state after the previous token; one that is not known is all zeros.
         """
+        if self.start < first <= last <= self.end + 1:
+            return self._rows[first - 1 - self.start : last - 1 - self.start]
         states: States = np.zeros((last - first, self._rows.shape[1]), np.float32)
         start, end = max(first - 1, self.start), min(last - 1, self.end)
         if start < end:
@@ -184,7 +193,7 @@ class HiddenStates:
         self.start = self.end = 0
         end = min(other.end, length)
         if other.start < end:
-            self.put(other.start, other._rows[: end - other.start])
+            self.put(other.start, other._rows[: end - other.start], ALL_TOKENS)
 
 
 # Per slot. The marks of all slots take at most a quarter of the memory for prefixes, which holds far fewer of
@@ -227,7 +236,11 @@ class Slot:
     forks: set[int] = field(default_factory=set)  # those of `turns` at which another text parted
     # A draft's recurrent state and its number of tokens.
     draft_mark: tuple[int, State] | None = None
-    hidden: HiddenStates | None = None  # the target's hidden states, if it has MTP heads
+    hidden: HiddenStates | None = None  # the target's hidden states, if a draft reads them
+    # The draft reads so many tokens at the end of the prompt along with the target, which takes it this time
+    # for each.
+    window: int = 0
+    along_s: float = 0.0
     snapshots: int = 0  # the position of the first snapshot that the target's last pass has left
     pinned: int = 0  # tokens whose cells a sequence without passes shares, so that they stay
     busy: bool = False

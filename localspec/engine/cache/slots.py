@@ -18,6 +18,7 @@ from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, PrefixStore, co
 from localspec.engine.cache.slot import (
     MAX_MOVES,
     MIN_TOKENS,
+    TAIL_STATES,
     Changes,
     DraftMemory,
     HiddenStates,
@@ -154,7 +155,7 @@ class Slots:
         self._first_rows: dict[int, int] = {}  # per slot, its first row in the present pass
         if target.n_state:
             for slot in self._slots:
-                slot.hidden = HiddenStates(target.n_state, tail=borrows)
+                slot.hidden = HiddenStates(target.n_state)
         self._memory = TargetMemory(target, self._worth_saving, limit // 4, self._slots, first_pin)
         self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
@@ -296,6 +297,7 @@ class Slots:
         self._use_count += 1
         slot.busy, slot.last_used, n_moves = True, self._use_count, slot.moves
         slot.idle_cost_ms, slot.n_prompt = 0.0, len(prompt)
+        slot.window, slot.along_s = 0, 0.0
         if chunks:
             self._parking.park(slot, list(chunks))
         else:
@@ -507,19 +509,21 @@ class Slots:
             self._memory.pin(slot)
 
     def _store_hidden(self, slot: Slot, count: int) -> None:
-        """Store the hidden states that the heads need of the first `count` tokens of the pass.
+        """Store the hidden states that the draft may read of the first `count` tokens of the pass.
 
-        Those that the rest of the prompt would push out are not read: a token of a large target has 100 KiB
-        where five layers are read, and copying them took 130 ms for a prompt of 4096 tokens.
+        Those before the part of the prompt that the draft is to see are not read: a token of a large target
+        has 100 KiB where five layers are read, and copying them took 130 ms for a prompt of 4096 tokens.
         """
         if slot.hidden is None or not self._target.has_states:
             return
+        start, limit = time.perf_counter(), max(slot.window, 2 * TAIL_STATES)
         n_unread = len(slot.tokens) - slot.n_past - count
-        n_kept = min(count, slot.hidden.max_rows - n_unread)
+        n_kept = min(count, limit - n_unread)
         if n_kept > 0:
             skipped = count - n_kept
             states = self._target.states(self._first_rows[slot.id] + skipped, n_kept)
-            slot.hidden.put(slot.n_past + skipped, states)
+            slot.hidden.put(slot.n_past + skipped, states, limit)
+        slot.hidden.copy_s += time.perf_counter() - start
 
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens.
@@ -577,6 +581,8 @@ class Slots:
         self._memory.mark(slot)
         slot.last_used = self._use_count = self._use_count + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
+        if slot.hidden is not None:
+            slot.hidden.free()
         slot.busy = False
         if self._prefixes is not None:
             # Idle texts are charged with what their cells have cost this request.

@@ -198,9 +198,10 @@ class Lane:
 
     @property
     def _row_s(self) -> float:
-        """Seconds per token of the prompt that is read at the greatest depth."""
-        positions = (sequence.slot.n_past for sequence in self.active if sequence.prefilling)
-        return self.reading.planned_s(max(positions, default=0))
+        """Seconds per token of the prompt that is read at the greatest depth, also by a draft."""
+        slots = [sequence.slot for sequence in self.active if sequence.prefilling]
+        along_s = max((slot.along_s for slot in slots), default=0.0)
+        return self.reading.planned_s(max((slot.n_past for slot in slots), default=0)) + along_s
 
     @property
     def max_rows(self) -> int:

@@ -13,7 +13,8 @@ pass divide its cost by their drafts. Together they may cost more than each alon
 overdraw a balance, which then has to be refilled first.
 
 Three things are outside the budget: drafts that the client predicted, drafts of a depth that it
-fixed, and the first reading of a text by the draft model, which happens once per token.
+fixed, and the first reading of a text by the draft model, which happens once per token. What heads and
+sidecars read of an answer without drafting for it is inside.
 """
 
 from __future__ import annotations
@@ -148,12 +149,17 @@ class Balance:
         cap_ms = max(self.balance_ms, MAX_BALANCE_ROUNDS * plain_ms)
         self._balance_ms = min(self.balance_ms + self._refill_rounds * plain_ms, cap_ms)
 
+    def pay(self, cost_ms: float) -> bool:
+        """Pay for something that gains nothing at once. Return False if the balance is too small."""
+        if self.balance_ms < cost_ms:
+            return False
+        if cost_ms:
+            self._balance_ms = self.balance_ms - cost_ms
+        return True
+
     def pay_probe(self, cost_ms: float, probes: ProbeBudget) -> bool:
         """Pay for a probe. Return False if the balance or the probe budget is too small."""
-        if self.balance_ms < cost_ms or not probes.pay(cost_ms):
-            return False
-        self._balance_ms = self.balance_ms - cost_ms
-        return True
+        return self.balance_ms >= cost_ms and probes.pay(cost_ms) and self.pay(cost_ms)
 
 
 class Budget:

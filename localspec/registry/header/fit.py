@@ -41,8 +41,7 @@ RUNTIME_BYTES = 128 << 20  # bytes of a worker's own memory, with the backends l
 # Draft tokens in one pass, which need rows with logits: of each sequence, and those that a request or an
 # n-gram match may add (the engine's MAX_DEPTH and MAX_DRAFTS).
 _SEQUENCE_DRAFT_TOKENS, _ADDED_DRAFT_TOKENS = 15, 64
-# Target states that MTP heads may still read, per sequence (the engine's MAX_BYTES).
-_HEAD_STATE_BYTES = 32 << 20
+_STATES = 192  # target states that a sequence keeps for its draft (thrice the engine's TAIL_STATES)
 # Copies of a recurrent state that the engine requests for models that roll back tokens by snapshots.
 _SNAPSHOTS = 8
 # Key lengths for which llama.cpp has CUDA kernels for flash attention (ggml-cuda's fattn.cu).
@@ -124,7 +123,7 @@ def need_of_draft(model: ModelInfo, load: LoadOptions) -> NeedView:
     if model.sidecar and not model.reads_target_cache:
         # What the target's layers have read leaves each of its passes.
         layer_bytes = len(model.target_layers) * model.width * PASS_ROWS * 4
-        cache = need.cache + load.parallel * _HEAD_STATE_BYTES
+        cache = need.cache + _state_bytes(model, load, len(model.target_layers))
         need = msgspec.structs.replace(need, cache=cache, compute=need.compute + layer_bytes)
     if model.reads_target_cache and load.exact:
         # It reads the exact lane's cache in separate passes.
@@ -139,7 +138,15 @@ def need_of_heads(model: ModelInfo, load: LoadOptions) -> NeedView:
     sequences = load.parallel + 2  # as for a draft
     need = _compute_need(model, load, 0, max(sequences, 16))
     cache = int(_cache_bytes(model.kept.ahead, load.kv_types) * load.context)
-    return NeedView(0, cache + load.parallel * _HEAD_STATE_BYTES, need.compute)
+    return NeedView(0, cache + _state_bytes(model, load), need.compute)
+
+
+def _state_bytes(model: ModelInfo, load: LoadOptions, layers: int = 1) -> int:
+    """Return the bytes of the target's states that a draft has yet to read, of so many layers.
+
+    They are those of a pass over prompts, and the last ones of each sequence.
+    """
+    return max(layers, 1) * model.width * 4 * (PASS_ROWS + load.parallel * _STATES)
 
 
 def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> NeedView:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import pytest
 
-from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle
+from benchmarks.synthetic import TINY_TARGET, Shape, follow, target_cycle
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_targets import (
@@ -23,10 +23,12 @@ from benchmarks.synthetic_targets import (
     write_layer_reader,
     write_target,
 )
-from localspec.engine.cache import slot
+from localspec.engine.cache.slot import ALL_TOKENS, TAIL_STATES, Slot
 from localspec.engine.llama import Context, States
 from localspec.engine.llama import model as binding
+from localspec.engine.speculation.depth import RoundCosts
 from localspec.engine.speculation.drafters.block import BlockDraft
+from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.errors import LoadFailed, NotMatched, UnsafeModel
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from localspec.registry.header.model import read_local_model
@@ -38,7 +40,7 @@ from tests.support.followers import draw_rejected_from_draft, measure_sampled_z
 from tests.support.heads import right_drafts
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB, contextual_pair, expected
 from tests.support.proposals import PROMPTS, Proposals
-from tests.support.running import GREEDY, Running, drafting, running
+from tests.support.running import GREEDY, Answer, Running, drafting, running
 
 Load = Callable[..., Running]
 ACCEPTANCE = 0.8
@@ -339,8 +341,7 @@ def test_a_long_prompt_is_read_when_it_is_drafted_from(
 def test_only_the_end_of_a_long_prompt_leaves_the_context(
     contextual: Running, monkeypatch: pytest.MonkeyPatch, length: int, rows_read: list[int]
 ) -> None:
-    """Passes whose inputs of layers would be pushed out by the rest of the prompt are not asked for them."""
-    monkeypatch.setattr(slot, "MAX_BYTES", 0)  # then there is room for those of 128 tokens
+    """Where no draft reads along, only the inputs of layers of the last 128 tokens are asked for."""
     with running(contextual.pair.files, n_batch=64) as engine:
         target, original, counts = engine.pair.shared.context, Context.states, []
 
@@ -355,6 +356,162 @@ def test_only_the_end_of_a_long_prompt_leaves_the_context(
         proposals = record(engine, monkeypatch)
         engine.ask(answer.all_tokens, 6, speculative=ask_for(engine, 3))
         assert len(proposals[0].drafts) == 3
+
+
+# ------------------------------------------------------------------------------- long prompts
+
+# Of the cycle: what is read again in an answer, and what stands between.
+ORDER = follow(target_cycle(N_VOCAB), 0, 480)
+RECALLED, FILLER = ORDER[:100], ORDER[150:450]
+
+
+def long_prompt(length: int, first: int = 0, seed: int = 0) -> list[int]:
+    """Return a prompt whose beginning alone has what follows its last token."""
+    rng = np.random.default_rng(seed)
+    filler = rng.choice(FILLER, length - len(RECALLED) - 2).tolist()
+    return [ORDER[470], *RECALLED, *filler, ORDER[first]]
+
+
+def count_wrong(answer: Answer) -> int:
+    speculation = answer.done.speculation
+    assert speculation.drafted > 10
+    return speculation.drafted - speculation.accepted
+
+
+def count_read(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of tokens of texts in each of the sidecar's passes."""
+    drafter, counts = engine.pair.drafter, list[int]()
+    assert drafter is not None
+    add_text = drafter._add_text
+
+    def add(slot: Slot, start: int, end: int, *args: Any, **options: Any) -> int:
+        counts.append(end - start)
+        return add_text(slot, start, end, *args, **options)
+
+    monkeypatch.setattr(drafter, "_add_text", add)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("architecture", "exact"),
+    [("llama", False), ("llama", True), ("qwen3", False), ("qwen35", False), ("gpt-oss", False)],
+)
+def test_a_sidecar_sees_all_of_a_long_prompt_of_which_few_states_are_kept(
+    tmp_path: Path, load: Load, architecture: TargetArchitecture, exact: bool
+) -> None:
+    files = write_pair(tmp_path, architecture=architecture, recalls=True)
+    engine = load(files, n_batch=64, n_ctx=2048)
+    prompt = long_prompt(700)
+    request = engine.start(prompt, 40, speculative=ask_for(engine), exact=exact)
+    kept = []
+    while engine.engine.active:
+        engine.engine.step()
+        for lane in engine.pair.lanes:
+            kept += [slot.hidden.end - slot.hidden.start for slot in lane.slots if slot.hidden]
+    answer = engine.answers[request]
+    assert answer.tokens == expected(prompt[-1], 40)
+    assert count_wrong(answer) == 0
+    assert max(kept) <= (128 if exact else 64) + 3 * TAIL_STATES
+    engine.forget()
+    # What was read while nothing was to be drafted is not seen.
+    text = engine.ask(prompt, 2, exact=exact).all_tokens
+    answer = engine.ask(text, 20, speculative=ask_for(engine), exact=exact)
+    assert answer.tokens == expected(text[-1], 20)
+    assert answer.done.speculation.accepted == 0
+
+
+def test_a_sidecar_reads_nothing_twice_across_turns_edits_slots_and_a_restart(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_pair(tmp_path / "pair", recalls=True)
+    settings = {
+        "n_batch": 64, "n_ctx": 2048, "states_dir": str(tmp_path), "states_bytes": 1 << 30
+    }  # fmt: skip
+    engine = load(files, **settings)
+    read = count_read(engine, monkeypatch)
+
+    def check(prompt: list[int], ids: Sequence[int] = ()) -> list[int]:
+        """Ask, and compare what the sidecar has read since with what the target has."""
+        ids = ids or [engine.start(prompt, 20, speculative=ask_for(engine), conversation="a" * 32)]
+        engine.finish()
+        n_new = 0
+        for answer in map(engine.answers.__getitem__, ids):
+            assert answer.started is not None
+            assert answer.tokens == expected(prompt[-1], 20)
+            assert count_wrong(answer) == 0
+            n_new += answer.done.prompt_tokens - answer.started.cached_tokens + 20
+        assert sum(read) <= 1.1 * n_new
+        read.clear()
+        return engine.answers[ids[0]].all_tokens
+
+    first = check(long_prompt(400))
+    second = check([*first, *FILLER[:100], ORDER[20]])
+    check([*second[:250], *FILLER[100:200], ORDER[40]])
+    beside = [
+        engine.start([*first, *FILLER[at : at + 50], ORDER[60]], 20, speculative=ask_for(engine))
+        for at in (0, 50)
+    ]
+    last = check([ORDER[60]], beside)
+    engine.close()
+    engine = load(files, **settings)
+    read = count_read(engine, monkeypatch)
+    check([*first, *FILLER[:50], ORDER[30]])
+    assert last[: len(first)] == first
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])
+def test_a_prompt_that_is_read_in_slices_gives_the_same_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: LayerReader
+) -> None:
+    files, prompt, proposals = contextual_files(tmp_path, kind), long_prompt(300), []
+    for n_batch in (64, 512):
+        with running(files, n_batch=n_batch) as engine:
+            proposals.append(record(engine, monkeypatch))
+            engine.ask(prompt, 6, speculative=ask_for(engine, 3))
+    sliced, whole = (recorded[0] for recorded in proposals)
+    assert len(sliced.drafts) == 3
+    assert sliced.agrees_with(whole)
+
+
+FLAT = RoundCosts(np.full(20, 100.0), 0.0, 0.0)  # drafts cost the target nothing
+STEEP = RoundCosts(np.linspace(0.0, 1900.0, 20), 0.0, 0.0)  # and here as much as they give
+
+
+@pytest.mark.parametrize(
+    ("n_left", "costs", "token_ms", "n_read"),
+    [
+        (256, FLAT, 0.1, ALL_TOKENS),
+        (256, STEEP, 0.1, 0),  # drafts do not pay
+        (0, FLAT, 0.1, 0),  # nothing is to be drafted
+        (3, FLAT, 1.0, 0),  # reading would cost more than an answer of three tokens gains
+        (256, FLAT, 1.0, 300 + 200),  # 3 % of 10 s, and the last pass
+    ],
+)
+def test_what_is_read_along_depends_on_what_it_gains_and_delays(
+    cyclic: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    n_left: int,
+    costs: RoundCosts,
+    token_ms: float,
+    n_read: int,
+) -> None:
+    monkeypatch.setattr(DraftModel, "token_prefill_ms", property(lambda _self: token_ms))
+    monkeypatch.setattr(DraftModel, "draft_ms", property(lambda _self: 0.1))
+    monkeypatch.setattr(BlockDraft, "draft_ms", property(lambda _self: 0.1))
+    monkeypatch.setattr(cyclic.pair.drafter, "round_ms", 0.1)
+    cyclic.forget()
+    request = cyclic.start([7, 8, 9], 20, speculative=SpeculationSettings())
+    cyclic.admit()
+    slot, drafting = cyclic.sequence(request).slot, cyclic.sequence(request).drafting
+    slot.tokens += [7] * 2000
+    drafting.plan_reading(slot, n_left, costs, prompt_ms=10_000.0, n_free=200)
+    assert slot.window == n_read
+    # Other requests wait no longer for a pass over a prompt where the sidecar reads it, too.
+    lane = cyclic.pair.shared
+    row_s, slot.along_s = lane._row_s - slot.along_s, 1.0
+    assert lane._row_s == pytest.approx(row_s + 1.0)
+    del slot.tokens[3:]
+    cyclic.finish()
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])

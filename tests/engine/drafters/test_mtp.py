@@ -15,7 +15,6 @@ import pytest
 from benchmarks.synthetic_heads import TINY_HEADS, Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec import model_traits
-from localspec.engine.cache import slot as hidden
 from localspec.engine.cache.slot import TAIL_STATES, HiddenStates
 from localspec.engine.llama import NoKvSlot, NotFinite
 from localspec.engine.llama import model as binding
@@ -291,18 +290,18 @@ def test_heads_read_a_prompt_when_they_are_used_and_not_before(
 
 
 def test_heads_that_begin_late_read_the_end_of_a_text(
-    contextual_engine: Running, monkeypatch: pytest.MonkeyPatch
+    contextual_engine: Running,
 ) -> None:
     """They read as many tokens as there are hidden states."""
-    monkeypatch.setattr(hidden, "MAX_BYTES", 0)
-    with running(contextual_engine.pair.files) as engine:
-        prompt = [(7 * at) % 500 for at in range(300)]
-        answer = engine.ask(prompt, 40, speculative=mtp(2))
-        context = get_heads(engine).context
-        slot = max(engine.pair.shared.slots, key=lambda candidate: candidate.n_past)
-        assert context.first_position(slot.draft_id) >= 300 - 2 * TAIL_STATES
-        assert answer.done.speculation.drafted > 0
-        assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
+    engine = contextual_engine
+    engine.forget()
+    prompt = engine.ask([(7 * at) % 500 for at in range(300)], 5).all_tokens
+    answer = engine.ask(prompt, 40, speculative=mtp(2))
+    context = get_heads(engine).context
+    slot = max(engine.pair.shared.slots, key=lambda candidate: candidate.n_past)
+    assert context.first_position(slot.draft_id) >= 300 - 2 * TAIL_STATES
+    assert answer.done.speculation.drafted > 0
+    assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
 
 
 # ------------------------------------------------------------------------------- a sidecar
@@ -553,13 +552,12 @@ def test_hidden_states_match_the_text_after_random_edits() -> None:
     """Random operations agree with a plain list; beyond the limit the oldest states are dropped."""
     rng = np.random.default_rng(0)
     states, truth = HiddenStates(4), np.zeros((0, 4), np.float32)
-    states.max_rows = 100
     start = 0
     for _ in range(300):
         match rng.integers(4):
             case 0 | 1:
                 rows = rng.standard_normal((rng.integers(1, 30), 4), dtype=np.float32)
-                states.put(len(truth), rows)
+                states.put(len(truth), rows, 100)
                 truth = np.concatenate([truth, rows])
             case 2:
                 truth = truth[: rng.integers(max(len(truth) - 20, 0), len(truth) + 1)]

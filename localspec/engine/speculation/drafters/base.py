@@ -163,6 +163,9 @@ class Drafter(ABC):
         """
         return False
 
+    def read_along(self, slot: Slot) -> None:  # noqa: B027 - as propose
+        """Read what the target has read, before its states are dropped. Called before each round."""
+
     def close(self, slot: Slot) -> None:  # noqa: B027 - as propose
         """Release what it holds of the text, because it drafts no more for this sequence."""
 

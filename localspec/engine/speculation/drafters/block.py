@@ -151,22 +151,25 @@ class BlockDraft(DraftModel):
         for request in requests:
             slot = request.slot
             end = len(slot.tokens) - 1  # the target has not read the last token either
-            n_before = slot.n_past_draft
-            if (begin := self.first_unread(slot)) > n_before:
-                self.context.remove(slot.draft_id, 0)
-                slot.set_draft_length(begin)
-            stop = min(end, slot.n_past_draft + budget)
-            self._read(slot, slot.n_past_draft, stop, slot.n_past_draft, slot.draft_id)
-            slot.set_draft_length(max(stop, slot.n_past_draft))
+            begin = self.first_unread(slot)
+            self._prefill(slot, min(end, begin + budget))
             assert slot.hidden is not None
             slot.hidden.drop_read(slot.n_past_draft)
-            n_read = max(slot.n_past_draft - n_before, 0)
-            budget -= n_read
-            if n_read > MAX_DEPTH + 1:  # `round_ms` has the reading of what was accepted
-                self.expected_ms += n_read * self.token_prefill_ms
+            budget -= max(slot.n_past_draft - begin, 0)
             if slot.n_past_draft >= end:
                 ready.append(request)
         return ready
+
+    def _prefill(self, slot: Slot, end: int) -> None:
+        if (begin := self.first_unread(slot)) > slot.n_past_draft:
+            self.context.remove(slot.draft_id, 0)
+            slot.set_draft_length(begin)
+        self._read(slot, begin, end, begin, slot.draft_id)
+        slot.set_draft_length(max(end, begin))
+        if (
+            n_read := end - begin
+        ) > MAX_DEPTH + 1:  # `round_ms` has the reading of what was accepted
+            self.expected_ms += n_read * self.token_prefill_ms
 
     def _read(self, slot: Slot, start: int, end: int, position: int, sequence: int) -> None:
         """Keep what the target's layers have read at the tokens from `start` to `end`.

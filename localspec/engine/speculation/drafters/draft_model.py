@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.compatibility import Compatibility
-from localspec.engine.cache.slot import Slot
+from localspec.engine.cache.slot import ALL_TOKENS, TAIL_STATES, Slot
 from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Stop, Vocab, is_picture
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
 from localspec.engine.speculation.cost import (
@@ -22,7 +22,7 @@ from localspec.engine.speculation.cost import (
     WidthHistory,
     average_with,
 )
-from localspec.engine.speculation.depth import Candidate
+from localspec.engine.speculation.depth import MAX_DEPTH, Candidate, RoundCosts, decide
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 
 # A probe reads this many tokens before the positions that it compares: enough for a good prediction, without
@@ -36,6 +36,10 @@ PREFILL_WIDTH = 64  # the cost per token of a pass of this width stands for that
 # are at least _LIGHT times as likely, unless these are more than 1/16 of the row.
 _MIN_SAMPLED_TOKENS, _LIGHT, _MAX_HEAVY_SHARE = 4096, math.exp(-5), 1 / 16
 ROUND_WEIGHT = 0.1  # of the last round in the cost of a round's first draft
+READ_WEIGHT = 0.3  # of the last part of a prompt in the cost of its tokens
+# What reading a prompt along with the target may cost: this share of what drafts gain in the answer, and of
+# the time until its first token.
+GAIN_SHARE, MAX_DELAY_SHARE = 0.5, 0.03
 UNREAD_TAIL_TOKENS = 8  # tokens that are left for the pass of the first draft
 PROBE_INTERVAL_TOKENS = 8  # fewest tokens between two probes
 MAX_HURRIED_TOKENS = (
@@ -104,7 +108,48 @@ class ModelDrafter(Drafter):
         self.model.probe(slot, self.belief)
         return True
 
+    def plan_reading(
+        self, slot: Slot, n_left: int, costs: RoundCosts, prompt_ms: float, n_free: int
+    ) -> None:
+        """Decide how much of its prompt the draft reads along with the target.
+
+        It reads as much as it gains in `n_left` tokens by what is known, and delays the first token little.
+
+        prompt_ms: the target's time for the prompt. n_free: tokens that delay nothing, because the draft
+        reads the last pass over the prompt after the first token.
+        """
+        model, n_unread = self.model, len(slot.tokens) - slot.n_past
+        candidate = self.offer(DraftRequest(slot, min(n_left, MAX_DEPTH), left=n_left))
+        if slot.hidden is None or model.context.borrows or candidate is None:
+            return
+        candidate.entry_ms = 0.0
+        plain_ms, token_ms = float(costs.pass_ms[1]) + costs.plain_ms, model.token_prefill_ms
+        gain_ms = n_left * (plain_ms - 1 / decide([candidate], costs).rate)
+        max_ms = MAX_DELAY_SHARE * prompt_ms + n_free * token_ms
+        count = int(min(GAIN_SHARE * gain_ms, max_ms) / token_ms)
+        is_short = count <= 2 * TAIL_STATES  # the states of so many tokens are kept anyway
+        self._open_window(slot, ALL_TOKENS if count >= n_unread else 0 if is_short else count)
+
+    def read_all(self, slot: Slot) -> None:
+        """Have the draft read its prompt along with the target, whatever that costs."""
+        if slot.hidden is not None and not self.model.context.borrows:
+            self._open_window(slot, ALL_TOKENS)
+
+    def _open_window(self, slot: Slot, tokens: int) -> None:
+        slot.window, slot.along_s = tokens, self.model.token_prefill_ms / 1e3 * (tokens > 0)
+
+    def read_along(self, slot: Slot) -> None:
+        if not slot.window or slot.n_past - self.model.first_unread(slot) <= TAIL_STATES:
+            return
+        # Its answer is read at the cost of the budget, in case that drafts do not pay in it.
+        n_generated = max(slot.n_past - max(slot.n_past_draft, slot.n_prompt), 0)
+        if self._balance.pay(n_generated * self.model.token_prefill_ms):
+            self.model.read_along(slot)
+        else:
+            slot.window = 0
+
     def close(self, slot: Slot) -> None:
+        slot.window = 0
         self._slots.roll_back_draft(slot, 0)
 
 
@@ -145,6 +190,8 @@ class DraftModel:
         self._batch = batch
         self._costs = costs
         self._widths = WidthHistory(costs.change)
+        # What a prompt's token has cost with its states; 0: not known yet.
+        self._read_ms = 0.0
         self.busy_s = 0.0  # time inside llama.cpp
         self.own_s = 0.0  # time of drafting outside llama.cpp
         self.expected_ms = 0.0  # what all of it should have taken
@@ -170,6 +217,20 @@ class DraftModel:
         """Return the cost of reading a slot's unread text except the last token, in milliseconds."""
         return max(self.count_unread(slot) - 1, 0) * self.token_prefill_ms
 
+    def read_along(self, slot: Slot) -> None:
+        """Read what the target has read, so that its states need not be kept."""
+        if slot.hidden is None or slot.hidden.end < slot.n_past:
+            return  # those of the last pass are unknown, or too far from the end of the prompt
+        start, busy, begin = self._clock(), self.busy_s, self.first_unread(slot)
+        self._prefill(slot, min(slot.n_past, len(slot.tokens) - 1 - UNREAD_TAIL_TOKENS))
+        slot.hidden.drop_read(slot.n_past_draft)
+        spent, n_read = self._clock() - start, slot.n_past_draft - begin
+        self.own_s += spent - (self.busy_s - busy)
+        if n_read >= PREFILL_WIDTH:
+            read_ms = (spent + slot.hidden.copy_s) * 1e3 / n_read
+            self._read_ms = average_with(self.token_prefill_ms, read_ms, READ_WEIGHT)
+        slot.hidden.copy_s = 0.0
+
     @property
     def draft_ms(self) -> float:
         """The cost of one more draft for one sequence, in milliseconds."""
@@ -178,7 +239,7 @@ class DraftModel:
     @property
     def token_prefill_ms(self) -> float:
         """The cost of a prompt's token in milliseconds, in wide passes."""
-        return self._costs.per_token_ms(PREFILL_WIDTH)
+        return self._read_ms or self._costs.per_token_ms(PREFILL_WIDTH)
 
     def propose(self, requests: Sequence[DraftRequest]) -> None:
         """Draft for each request until its `more` returns False.
