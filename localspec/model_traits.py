@@ -60,8 +60,8 @@ _PROJECTORS = frozenset({"clip", "mmproj"})
 # drafts all tokens.
 _TESTED_HEADS = frozenset(
     {
-        "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
-        "nemotron_h_moe", "qwen35", "qwen35moe", "step35",
+        "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
+        "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "step35",
     }
 )  # fmt: skip
 # Architectures whose graph of heads ends the process in a model with M-RoPE.

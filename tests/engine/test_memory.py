@@ -125,7 +125,7 @@ def test_gpu_without_a_kernel_for_the_heads_computes_scores(
             assert estimate_compute(cuda=True) / MIB >= sum_buffers_mib(log_lines, "compute") > 0
 
 
-@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])
+@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "deepseek4", "step35"])
 def test_cache_and_buffer_of_heads(architecture: str, tmp_path: Path, log_lines: list[str]) -> None:
     if architecture in get_args(Architecture):
         path = write_heads(tmp_path / "m.gguf", architecture=cast(Architecture, architecture))

@@ -28,7 +28,14 @@ _PER_LAYER_HEADS = {
 }  # fmt: skip
 _MLA = {"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3", "kimi-linear"}
 _PATTERN = {"mimo2", "step35", "cohere2moe"}  # these need the kinds of layers as a list
-_LAYERS = {"llama4": 4, "gemma3n": 22, "nemotron_h": 3, "nemotron_h_moe": 3, "gemma4": 5}
+_LAYERS = {
+    "deepseek4": 4,
+    "llama4": 4,
+    "gemma3n": 22,
+    "nemotron_h": 3,
+    "nemotron_h_moe": 3,
+    "gemma4": 5,
+}
 # What single architectures read besides.
 _INDEXER = {  # a large `top_k` selects all tokens, so that rounding selects none of two
     "attention.indexer.head_count": 64,
@@ -38,6 +45,25 @@ _INDEXER = {  # a large `top_k` selects all tokens, so that rounding selects non
 _MORE: dict[str, dict[str, object]] = {
     "deepseek32": {**_INDEXER},
     "glm-dsa": {**_INDEXER},
+    "deepseek4": {
+        **_INDEXER,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "attention.output_group_count": 4,
+        "attention.output_lora_rank": 32,
+        "attention.compress_ratios": [0, 0, 4, 128, 0],
+        "attention.compress_rope_freq_base": 160_000.0,
+        "rope.dimension_count": 32,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 2,
+        "hyper_connection.epsilon": 1e-6,
+        "hash_layer_count": 0,
+        "swiglu_clamp_exp": 10.0,
+        "expert_weights_scale": 1.0,
+        "expert_weights_norm": True,
+        "expert_gating_func": 4,
+    },
     "bailingmoe3": {
         "kda.safe_gate": True,
         "kda.gate_lower_bound": -5.0,
@@ -63,6 +89,8 @@ def shape(architecture: str) -> Shape:
         return Shape(heads=1, layers=layers)
     if architecture == "gemma3n":
         return Shape(64, 1, 96, layers)
+    if architecture == "deepseek4":
+        return Shape(256, 4, layers=layers)
     # CUDA supports attention with a soft cap, as in gemma2, for heads of 128 and more only.
     if architecture in {"qwen3next", "qwen35", "qwen35moe", "gpt-oss", "gemma2"}:
         return Shape(256, layers=layers)
@@ -114,6 +142,9 @@ def _draw(
     shapes = _requested_tensors(header)
     if architecture == "mimo2":  # its heads are converted with one matrix for all three
         _join_queries_keys_values(shapes, shape(architecture).layers)
+    if architecture == "deepseek4":  # llama.cpp asks for its heads only if the file has them
+        for head in range(shape(architecture).layers, shape(architecture).layers + heads):
+            _add_head(shapes, head, shape(architecture).embd)
     tensors = {name: _weights(rng, name, size) for name, size in shapes.items()}
     _sharpen(architecture, tensors)
     header.unlink()
@@ -130,6 +161,15 @@ def _join_queries_keys_values(shapes: dict[str, tuple[int, ...]], first: int) ->
                     shapes.pop(name.replace("attn_q.weight", f"attn_{part}.{other}"), None)
             rows = sum(part[1] for part in parts)
             shapes[name.replace("attn_q", "attn_qkv")] = (parts[0][0], rows)
+
+
+def _add_head(shapes: dict[str, tuple[int, ...]], head: int, width: int) -> None:
+    """Add the tensors of an MTP block like the first block."""
+    for name in [name for name in shapes if name.startswith("blk.0.")]:
+        shapes[name.replace("blk.0.", f"blk.{head}.")] = shapes[name]
+    shapes[f"blk.{head}.nextn.eh_proj.weight"] = 2 * width, width
+    for norm in ("enorm", "hnorm", "shared_head_norm"):
+        shapes[f"blk.{head}.nextn.{norm}.weight"] = (width,)
 
 
 def _weights(

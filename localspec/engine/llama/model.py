@@ -255,7 +255,7 @@ def read_tensor_names(path: str) -> set[str]:
 
 # Architectures whose heads emit hidden states only for rows with logits. llama.cpp ends the process if asked
 # for the states of other rows. For any other architecture, it would take the states from the first rows.
-_STATES_OF_LOGITS_ROWS = frozenset({"gemma4-assistant", "mimo2", "step35"})
+_STATES_OF_LOGITS_ROWS = frozenset({"deepseek4", "gemma4-assistant", "mimo2", "step35"})
 
 
 def emit_states(handle: Any, model: Model, heads: bool) -> None:
