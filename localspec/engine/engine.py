@@ -11,9 +11,11 @@ from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, DecodeError, DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair.lane import Lane, choose_interruptions
 from localspec.engine.pair.pair import LoadedPair
+from localspec.engine.pair.profile import MAX_QUIET_NOISE
 from localspec.engine.sampling.guide import GuideBusy
 from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
+from localspec.engine.speculation.budget import MEASURING_BACKOFFS, Backoff
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.drafters.draft_model import ModelDrafter
@@ -56,6 +58,8 @@ class Engine:
         self._endings = Endings(self._scheduler, emit)
         self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog, clock)
         self._hindsight = Hindsight()
+        self._measuring = Backoff(MEASURING_BACKOFFS)
+        self._measures = False  # whether passes are measured again in idle time
         self.interruption = Interruption()  # called by other threads
         self.rounds = 0
 
@@ -171,16 +175,26 @@ class Engine:
     @property
     def has_idle_work(self) -> bool:
         """Whether there is something to learn while nobody waits."""
-        return self._hindsight.is_due
+        return self._hindsight.is_due or self._measures
 
     def use_idle_time(self) -> None:
-        """Make one pass to learn from an answer, which a new request ends.
+        """Make one pass to learn from an answer, or measure passes again. A new request ends it.
 
         Raises:
             DecodeFatal: As of `step`.
         """
+        stop = self.interruption.begin_pass((), MAX_IDLE_PASS_S)
         try:
-            self._hindsight.learn(self.interruption.begin_pass((), MAX_IDLE_PASS_S))
+            if self._hindsight.is_due:
+                self._hindsight.learn(stop)
+                return
+            self._measures = False
+            self.pair.measure_again(stop, self._clock)
+            self._measuring.begin()
+        except Aborted:  # until the next idle moment
+            self._measures = True
+        except NoKvSlot:
+            pass
         except DecodeFatal:
             raise
         except Exception as error:  # a bug of ours, too: answers do not depend on it
@@ -404,6 +418,8 @@ class Engine:
     def _note_answer(self, lane: Lane, sequence: Sequence) -> None:
         """Note an answer of the shared lane, to learn from it in idle time."""
         drafting = sequence.drafting
+        if self.pair.learned.noise > MAX_QUIET_NOISE and not self._measuring.take():
+            self._measures = True
         if lane is self.pair.shared and not drafting.fixed:
             n_drafted = sequence.tally.kinds[ModelDrafter.kind]
             self._hindsight.note(drafting.drafters, sequence.tokens, sequence.generated, n_drafted)

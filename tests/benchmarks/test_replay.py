@@ -6,6 +6,7 @@ import itertools
 import random
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from benchmarks.device import (
     warm_start,
     without_draft,
 )
-from benchmarks.traces.copying import compare_copying, make_copying, shortest_ms
+from benchmarks.measuring.driven import Driven
+from benchmarks.texts import replay as lookups
+from benchmarks.traces.copying import compare_copying, make_answer, make_copying, shortest_ms
 from benchmarks.traces.replay import Costs, Replay, markdown, regret, runs_of_hits
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.llama import Batch
@@ -27,6 +30,7 @@ from localspec.engine.speculation.acceptance import Calibration, find_bucket
 from localspec.engine.speculation.cost import NO_CHANGE, ChangeCost, CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.extras.bench.theory import replay_fixed_ms, replay_optimal_ms
+from localspec.protocol.frames import SpeculationSettings
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
 LINEAR = {
@@ -326,3 +330,63 @@ def test_wide_passes_that_were_measured_too_dear_are_tried_again(rate: float, wi
     informed = Replay(text, small_profile(), warm_start(text))
     misled = Replay(text, small_profile(), warm_start(text), believed=small_profile(wide))
     assert last_half_ms(informed) / last_half_ms(misled) > 0.93
+
+
+N_ANSWERS, ANSWER_TOKENS = 20, 120
+
+
+def dearer(costs: CostProfile, factor: float) -> CostProfile:
+    """Return costs with passes of the target of more than one row `factor` times as dear."""
+    known = costs.target.as_dict()
+    wide = {rows: ms * (factor if rows > 1 else 1.0) for rows, ms in known.items()}
+    return CostProfile(CostTable(wide, change=costs.target.change), costs.draft, costs.overhead_ms)
+
+
+def use_idle_time(replay: Driven) -> None:
+    while replay.engine.has_idle_work:
+        replay.engine.use_idle_time()
+
+
+def write_drafted(costs: CostProfile, factor: float) -> list[float]:
+    """Return the milliseconds of each answer if wide passes seemed `factor` times as dear."""
+    text = make_text([0.7] * ANSWER_TOKENS * N_ANSWERS)
+    believed = dearer(costs, factor)
+    replay = Replay(text, costs, warm_start(text), None, N_ANSWERS, believed=believed)
+    replay.pair.learned.noise, times = factor - 1, list[float]()
+    for number in range(N_ANSWERS):
+        start, prompt = replay.clock(), [number * ANSWER_TOKENS]
+        replay.write_greedily(number + 1, prompt, ANSWER_TOKENS, SpeculationSettings(kind="draft"))
+        replay.finish()
+        times.append(1e3 * (replay.clock() - start))
+        use_idle_time(replay)
+    return times
+
+
+def write_looked_up(costs: CostProfile, factor: float) -> list[float]:
+    """Return what `write_drafted` does, of answers whose drafts are looked up."""
+    replay = lookups.Replay(costs, dearer(costs, factor).target.as_dict())
+    replay.pair.learned.noise, times = factor - 1, list[float]()
+    for number in range(N_ANSWERS):
+        times.append(replay.write(make_answer("edits", ANSWER_TOKENS, number)).ms)
+        use_idle_time(replay)
+    return times
+
+
+@pytest.mark.parametrize("drafts", ["draft", "heads", "looked up", "looked up, 32B"])
+def test_a_disturbed_measurement_does_not_keep_answers_slow(
+    drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = SimpleNamespace(share=0.0)
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: quiet)
+    costs = cost_profile(EXAMPLE_COSTS["repacked"])
+    if drafts == "heads":  # as a draft that costs a third
+        assert costs.draft is not None
+        cheap = {rows: ms / 3 for rows, ms in costs.draft.as_dict().items()}
+        costs = CostProfile(costs.target, CostTable(cheap), costs.overhead_ms)
+    elif drafts.startswith("looked up"):
+        known = CostProfile(CostTable(lookups.COSTS), None, lookups.OVERHEAD_MS)
+        costs = without_draft("32B") if drafts.endswith("32B") else known
+    write = write_looked_up if costs.draft is None else write_drafted
+    informed, misled = write(costs, 1.0), write(costs, 3.0)
+    assert informed[0] / misled[0] < 0.9
+    assert sum(informed[10:]) / sum(misled[10:]) >= 0.98

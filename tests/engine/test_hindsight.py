@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from localspec.engine.pair.profile import MAX_QUIET_NOISE, PassTimes, measure_passes
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.hindsight import COMPARED_TOKENS, MAX_PASSES, MAX_WAITING
@@ -30,6 +31,7 @@ def hesitant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runnin
     monkeypatch.setattr(ModelDrafter, "probe", lambda *_: False)
     with running(cycle_pair(tmp_path, 0.95), n_ctx=512) as engine:
         engine.pair.learned.calibrations.answers["draft"] = Calibration(0.05)
+        engine.pair.learned.noise = 0.0
         yield engine
 
 
@@ -116,6 +118,59 @@ def test_completions_in_editors_teach_nothing_about_answers(
     again = load(files, state_dir=state)
     assert counts["editor"] > counts["chat"] == calibration_of(again).count.sum()
     assert calibration_of(again, "editor").count.sum() == counts["editor"]
+
+
+# ------------------------------------------------------------------------ passes measured again
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the milliseconds and the noise that each measurement of real passes shall have."""
+    shown = [5.0, 0.9]
+
+    def measure(run: Callable[[int], None], widths: Iterable[int], *_: Any, **__: Any) -> PassTimes:
+        widths = list(widths)
+        measure_passes(run, widths, 0.0)
+        return PassTimes(dict.fromkeys(widths, shown[0]), shown[1])
+
+    monkeypatch.setattr("localspec.engine.pair.profile.measure_passes", measure)
+    return shown
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_disturbed_measurement_is_made_again_until_one_is_quiet(
+    tmp_path: Path, measured: list[float], parallel: int
+) -> None:
+    with running(cycle_pair(tmp_path, 0.95), parallel=parallel) as engine:
+        learned, attempts = engine.pair.learned, []
+        for number in range(12):
+            measured[:] = [2.0, 0.01 if number == 11 else 1.0]
+            assert engine.ask([number], 12, speculative=AUTO).tokens == expected(number, 12)
+            attempts.append(use_idle_time(engine))
+            assert learned.noise == (0.01 if number == 11 else 0.9)
+        assert attempts == [1, 1, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1]
+        assert learned.costs.draft is not None
+        assert engine.pair.shared.costs.ms(4) == learned.costs.draft.ms(4) == 2.0
+        engine.ask([3], 12, speculative=AUTO)
+        assert not engine.engine.has_idle_work
+        assert engine.ask([7], 40, speculative=drafting(4)).tokens == expected(7, 40)
+
+
+def test_a_new_request_ends_the_measurement_which_is_made_another_time(
+    tmp_path: Path, measured: list[float]
+) -> None:
+    with running(cycle_pair(tmp_path, 0.95)) as engine:
+        answer = engine.ask([3], 12, speculative=AUTO)
+        measured[1] = MAX_QUIET_NOISE / 2
+        engine.engine.interruption.request_came()
+        engine.engine.use_idle_time()
+        assert engine.pair.learned.noise == 0.9
+        assert engine.engine.has_idle_work
+        assert use_idle_time(engine) == 1
+        assert engine.pair.learned.noise == MAX_QUIET_NOISE / 2
+        again = engine.ask(answer.all_tokens, 12, speculative=drafting(4))
+        assert again.started is not None
+        assert again.started.cached_tokens == len(answer.all_tokens) - 1
 
 
 IDLE_WORKER = """

@@ -180,6 +180,12 @@ class Slots:
     def free(self) -> bool:
         return any(not slot.busy for slot in self._slots)
 
+    def empty_one(self) -> int:
+        """Return the id of a slot that holds nothing. If none does, the oldest idle one loses its text."""
+        if all(slot.n_past for slot in self._slots):
+            self.evict()
+        return next(slot.id for slot in self._slots if not slot.n_past)
+
     def acquire(self, request: SlotRequest) -> Slot:
         """Return a free slot that holds as much of the prompt as possible; its `n_past` says how much.
 

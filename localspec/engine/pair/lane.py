@@ -17,7 +17,7 @@ import numpy as np
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
-from localspec.engine.pair.profile import WIDTHS, PrefillCost, estimate_depth_ratio
+from localspec.engine.pair.profile import WIDTHS, PassTimes, PrefillCost, estimate_depth_ratio
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_DRAFTS, Floats
 from localspec.engine.speculation.cost import AttentionCost, Clock, CostTable, WidthHistory
@@ -89,6 +89,11 @@ class Lane:
         # Passes since the last request ended, and the sum of the sequences in them.
         self.n_passes = self.n_sequence_passes = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
+
+    def use_costs(self, measured: PassTimes) -> None:
+        """Replace what was measured and learned of passes."""
+        self.costs.replace(measured.ms, measured.change)
+        self._widths = WidthHistory(measured.change)
 
     @property
     def exact(self) -> bool:

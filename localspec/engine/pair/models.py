@@ -328,17 +328,21 @@ def check_finite_logits(context: Context, batch: Batch, n_before: int = 0) -> No
 
 
 def make_pass_runner(
-    context: Context, batch: Batch, last_only: bool = False, n_before: int = 0
+    context: Context, batch: Batch, last_only: bool = False, n_before: int = 0, sequence: int = 0
 ) -> Callable[[int], None]:
-    """Return a function that makes a pass of a given width behind `n_before` tokens, for measuring."""
+    """Return a function that makes a pass of a given width, for measuring.
+
+    It is behind the `n_before` tokens that the sequence holds.
+    """
 
     def run(width: int) -> None:
         batch.clear()
         for offset in range(width):
-            batch.add(offset % 7, n_before + offset, 0, not last_only or offset == width - 1)
+            logits = not last_only or offset == width - 1
+            batch.add(offset % 7, n_before + offset, sequence, logits)
         context.decode(batch)
         context.synchronize()
-        context.remove(0, n_before)
+        context.remove(sequence, n_before)
 
     return run
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from localspec.engine.cache.prefixes import Prefix, PrefixStore
 from localspec.engine.cache.sessions import ReadingTime, SessionStore
-from localspec.engine.llama import Vocab, backend
+from localspec.engine.llama import Stop, Vocab, backend
+from localspec.engine.pair import profile as measuring
 from localspec.engine.pair.candidates import Verdict
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import PairModels
+from localspec.engine.pair.models import PairModels, make_pass_runner
 from localspec.engine.pair.profile import LearnedProfile, ProfileStore
 from localspec.engine.sampling.settings import default_settings, model_defaults
 from localspec.engine.sequence import expect_answer_tokens
+from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.drafters.block import BlockDrafter
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
 from localspec.engine.speculation.drafters.eagle import EagleDrafter
@@ -149,6 +152,36 @@ class LoadedPair:
             costs=PassCosts(costs.target.as_dict(), drafting_ms, round(costs.overhead_ms, 4)),
             reading=self.shared.reading.expected,
         )
+
+    def measure_again(self, stop: Stop | None, clock: Clock) -> None:
+        """Measure passes once more, and use the result if less disturbed than the last one.
+
+        A draft that reads the target's cache is not measured.
+
+        Raises:
+            Aborted: `stop` has ended a pass.
+            NoKvSlot: Texts fill a context.
+        """
+        lane, drafter, steps = self.shared, self.drafter, self.learned.costs.draft
+        # A pass that is stopped could harm the recurrent states of other texts.
+        lane.context.stop = stop if lane.slots.cuttable else None
+        run = make_pass_runner(lane.context, lane.batch, sequence=lane.slots.empty_one())
+        target, draft = measuring.measure_widths(run, 0.7 * measuring.BUDGET_S, clock=clock), None
+        if drafter is not None and steps is not None and not drafter.context.borrows:
+            drafter.context.stop = stop
+            try:
+                deadline = time.monotonic() + 0.3 * measuring.BUDGET_S
+                draft = measuring.measure_passes(
+                    drafter.run_width, steps.as_dict(), deadline, clock
+                )
+            finally:
+                drafter.context.stop = None
+        noise = max(target.noise, draft.noise if draft else 0.0)
+        if noise < self.learned.noise:
+            self.learned.noise = noise
+            lane.use_costs(target)
+            if drafter is not None and draft is not None:
+                drafter.use_costs(draft.ms, draft.change)
 
     def save(self) -> None:
         """Save what was measured and learned for the next load."""

@@ -227,7 +227,10 @@ def _find_change(settling: Sequence[Sequence[float]]) -> ChangeCost:
 
 
 def measure_widths(
-    run: Callable[[int], None], budget_s: float, turn: HoldCpu = nullcontext
+    run: Callable[[int], None],
+    budget_s: float,
+    turn: HoldCpu = nullcontext,
+    clock: Clock = time.perf_counter,
 ) -> PassTimes:
     """Measure all widths up to 16 if the budget allows, else only 1, 2, 4 and 8.
 
@@ -241,11 +244,12 @@ def measure_widths(
         pass_s = time.monotonic() - start  # an overestimate, because both were cold
     # All widths take about as long as sixteen passes of the mean width, run at least twice.
     fits = pass_s * len(WIDTHS) < budget_s
-    measured = measure_passes(run, WIDTHS if fits else FIRST_WIDTHS, begin + budget_s, turn=turn)
+    widths = WIDTHS if fits else FIRST_WIDTHS
+    measured = measure_passes(run, widths, begin + budget_s, clock, turn)
     noise = measured.noise
     # Each wide width is run twice, which takes less than this.
     if 2 * measured.ms[8] / 8 * sum(WIDE_WIDTHS) < 2e3 * budget_s:
-        wide = measure_passes(run, WIDE_WIDTHS, 0.0, turn=turn, change=measured.change)
+        wide = measure_passes(run, WIDE_WIDTHS, 0.0, clock, turn, change=measured.change)
         measured.ms.update(wide.ms)
         noise = max(noise, wide.noise)
     return PassTimes(dict(sorted(measured.ms.items())), noise, measured.change)
@@ -352,12 +356,12 @@ class Calibrations:
 class LearnedProfile:
     """What the rounds correct while a pair is loaded.
 
-    noise: of the measurement that it began with.
+    noise: of the last measurement.
     """
 
     costs: CostProfile
     calibrations: Calibrations
-    noise: float = 1.0
+    noise: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         answers, editors = self.calibrations.answers, self.calibrations.editors

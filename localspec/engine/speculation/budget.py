@@ -42,9 +42,11 @@ SEARCH_BACKOFFS = (1, 2, 4, 8)  # after a search for drafts of which none was ac
 # After a decision not to use the draft model, until a probe or another answer.
 DECISION_BACKOFFS = (0, 1, 2, 4, 8, 16, 32)
 # Rounds to wait before a pass is made wider than seems to pay. Only rounds count in which the additional
-# drafts would likely be accepted. The cost of wide passes is measured once, while a pair is loaded and the
-# machine may be busy. Without these trials, a cost that was measured too high would never be corrected.
+# drafts would likely be accepted. Without these trials, the cost of a wide pass that was measured too high is
+# not corrected before it is measured again.
 WIDE_PASS_BACKOFFS = (7, 31, 127, 511)
+# Answers between measurements of passes, as long as all were disturbed by other programs.
+MEASURING_BACKOFFS = (0, 1, 2, 4, 8, 16, 32)
 # Cost of noticing a copyable passage one round late, as a fraction of a target pass. Assumes one such
 # passage per 100 tokens, and that each copied token saves half a pass.
 NOTICE_DELAY_COST = 1 / 200

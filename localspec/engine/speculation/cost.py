@@ -140,22 +140,26 @@ class CostTable:
         max_rows_each: limit of a sequence's rows in a padded pass, where all `sequences` have as many; 0:
         none. change: the cost of another width.
         """
+        # Results of `padded_ms` and `padded_width`, by the width in use and the latter also by rows.
+        self._tables: dict[UsedWidth, npt.NDArray[np.float64]] = {}
+        self._padded: dict[tuple[int, UsedWidth], int] = {}
+        self._n_padded = 0  # padded passes
+        self._rounds = rounds
+        self._max_rows_each, self._sequences = max_rows_each, sequences
+        self._shared: dict[int, CostTable] = {}
+        self.replace(measured, change)
+
+    def replace(self, measured: Mapping[int, float], change: ChangeCost = NO_CHANGE) -> None:
+        """Begin again with a measurement, as a new table does; what was learned is forgotten."""
         if not measured or 1 not in measured or min(measured.values()) <= 0:
             raise ValueError("a cost table needs a positive time for width 1")
         # Lists, not arrays: a round looks up one or two widths, and the first use of every function and
         # array after a pass, which has emptied the processor's caches, takes microseconds.
         self._widths = sorted(measured)
         self._ms = [float(measured[width]) for width in self._widths]
-        self._drift = 1.0
-        self.change = change
-        # Results of `padded_ms` and `padded_width`, by the width in use and the latter also by rows.
-        self._tables: dict[UsedWidth, npt.NDArray[np.float64]] = {}
-        self._padded: dict[tuple[int, UsedWidth], int] = {}
-        self._n_padded = 0  # padded passes
-        self._n_observed = 0
-        self._rounds = rounds
-        self._max_rows_each, self._sequences = max_rows_each, sequences
-        self._shared: dict[int, CostTable] = {}
+        self._drift, self._n_observed, self.change = 1.0, 0, change
+        self._shared.clear()
+        self._invalidate()
 
     def for_sequences(self, sequences: int) -> CostTable:
         """Return the table of passes that `sequences` sequences share.

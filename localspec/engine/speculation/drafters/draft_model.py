@@ -17,6 +17,7 @@ from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Sto
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
 from localspec.engine.speculation.cost import (
     GUESSED_ROUNDS,
+    ChangeCost,
     Clock,
     CostTable,
     WidthHistory,
@@ -204,6 +205,24 @@ class DraftModel:
             self.round_ms = costs.ms(1) / 2
         # The time of a probe, corrected by each.
         self.probe_ms = costs.ms(PROBE_CONTEXT_TOKENS + PROBE_ROWS)
+
+    def run_width(self, width: int) -> None:
+        """Make a pass of so many rows, to measure it."""
+        self._batch.clear()
+        for position in range(width):
+            self._batch.add(position % 7, position, self._scratch, position == width - 1)
+        self.context.decode(self._batch)
+        self.context.synchronize()
+        self.context.remove(self._scratch, 0)
+
+    def use_costs(self, measured: Mapping[int, float], change: ChangeCost) -> None:
+        """Replace what was measured and learned of passes."""
+        before_ms = self._costs.ms(1)
+        self._costs.replace(measured, change)
+        self._widths = WidthHistory(change)
+        self.steps.replace({m: self._costs.ms(m) for m in (1, 2, 4, 8)})
+        self.round_ms *= self._costs.ms(1) / before_ms
+        self.probe_ms *= self._costs.ms(1) / before_ms
 
     def first_unread(self, slot: Slot) -> int:
         """Return the first token of a slot that the draft model has to read."""
