@@ -10,8 +10,9 @@ src/models/*.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal, get_args
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from localspec.protocol.settings import Pooling
 
@@ -71,6 +72,12 @@ _TESTED_SEVERAL_HEADS = frozenset({"step35"})
 HEAD_SUFFIX = ".nextn.eh_proj.weight"
 FIRST_TRUNK_TENSOR = "blk.0.attn_norm.weight"
 _MARKOV_TENSOR = "markov_w1.weight"
+# The weights of a layer's experts, in the order in which they leave a GPU: the same as in llama.cpp's
+# common/fit.cpp, which keeps the matrices that a pass reads first.
+_EXPERT_PARTS = "down", "gate_up", "gate", "up"
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(down|gate_up|gate|up)_(?:ch)?exps\.")
+# Steps of the golden ratio fall evenly into every part of a range.
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 _NO_POOLING, _RANK = 0, 4  # enum llama_pooling_type; the values between them are for embeddings
 
 HEADS_ONLY_REASON = "it holds only MTP heads; name it as the draft of the model they belong to"
@@ -264,6 +271,48 @@ _NAMES = {
     40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
 _GUESSED_FLAG = 1024  # LLAMA_FTYPE_GUESSED
+
+
+class ExpertTensor(NamedTuple):
+    """One of the matrices of a layer's experts, with its biases and scales."""
+
+    layer: int
+    part: str
+
+
+def find_expert(tensor: str) -> ExpertTensor | None:
+    """Return which of a layer's expert matrices a tensor belongs to, or None."""
+    found = _EXPERTS.match(tensor)
+    return ExpertTensor(int(found[1]), found[2]) if found else None
+
+
+def order_experts(tensors: Collection[str], *, spread: bool = False) -> list[ExpertTensor]:
+    """Return the expert matrices of a model in the order in which they leave a GPU.
+
+    The first layers leave first, as with llama-server's `--n-cpu-moe`, and MTP heads last, which are read
+    once for each draft. spread: the layers are taken from everywhere, so that each of several devices with
+    consecutive layers gives the same share.
+    """
+    heads = {int(name.split(".")[1]) for name in tensors if name.endswith(HEAD_SUFFIX)}
+
+    def rank(expert: ExpertTensor) -> tuple[bool, float, int]:
+        layer, part = expert
+        place = layer * _GOLDEN_RATIO % 1 if spread else layer
+        return layer in heads, place, _EXPERT_PARTS.index(part)
+
+    return sorted({expert for expert in map(find_expert, tensors) if expert}, key=rank)
+
+
+def match_experts(experts: Sequence[ExpertTensor]) -> list[str]:
+    """Return regular expressions that match the tensors of these matrices, one for all equal layers."""
+    layers: dict[str, list[int]] = {}
+    for layer in sorted({expert.layer for expert in experts}):
+        parts = "|".join(part for at, part in experts if at == layer)
+        layers.setdefault(parts, []).append(layer)
+    return [
+        rf"^blk\.({'|'.join(map(str, numbers))})\.ffn_({parts})_(ch|)exps\."
+        for parts, numbers in layers.items()
+    ]
 
 
 def quantization_name(file_type: int) -> str:

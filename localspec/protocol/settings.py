@@ -26,6 +26,8 @@ Parallel = Annotated[int, Meta(ge=1, le=MAX_PARALLEL)]
 Sequences = Annotated[int, Meta(ge=1, le=2 * MAX_PARALLEL)]
 Threads = Annotated[int, Meta(ge=0, le=512)]  # GGML_MAX_N_THREADS; 0: chosen automatically
 Layers = Annotated[int, Meta(ge=-1, le=10_000)]  # -1: all
+# Expert tensors, in the order in which they leave a GPU.
+Experts = Annotated[int, Meta(ge=0, le=10_000)]
 Gpu = Annotated[int, Meta(ge=0, le=15)]  # GGML_CUDA_MAX_DEVICES
 DraftTokens = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]  # tokens drafted per round
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
@@ -100,6 +102,8 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     n_batch: Annotated[int, Meta(ge=64, le=1 << 16)] = 512
     n_gpu_layers: Layers = -1  # layers of the target on a GPU; -1: all
     draft_gpu_layers: Layers = -1  # layers of the draft model on a GPU; -1: all
+    cpu_experts: Experts = 0  # expert tensors of these layers that lie in main memory
+    draft_cpu_experts: Experts = 0
     own_heads: bool = True  # the target's own MTP heads draft if no other model does
     split_mode: SplitMode = "layer"  # how several GPUs share the target
     main_gpu: Gpu = 0  # the GPU that has the draft model

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import llama_cpp.llama_cpp as C
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
@@ -18,7 +16,6 @@ from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.engine.cache.slot import TAIL_STATES
 from localspec.engine.llama import Context, ContextSettings, Model, gpus
-from localspec.engine.llama import model as library
 from localspec.engine.pair.load import LEFT_OUT, load_pair
 from localspec.engine.pair.models import ROLLBACK_SNAPSHOTS
 from localspec.errors import LoadFailed
@@ -35,20 +32,6 @@ ROOT = Path(__file__).parents[2]
 CELLS, SEQUENCES = 4096, 3
 PLAIN = "llama gemma3 gemma3n gemma4 qwen35 falcon-h1 nemotron_h lfm2 mamba2 rwkv7".split()
 EXPERTS = "gpt-oss deepseek2 kimi-linear qwen3next".split()
-
-
-@pytest.fixture
-def log_lines() -> Iterator[list[str]]:
-    """Collect the log lines of llama.cpp."""
-    lines: list[str] = []
-
-    @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
-    def note(_level: int, text: bytes, _user: object) -> None:
-        lines.append(text.decode("utf-8", "replace"))
-
-    C.llama_log_set(note, None)
-    yield lines
-    C.llama_log_set(library.on_log, None)
 
 
 def sum_buffers_mib(lines: list[str], kinds: str) -> float:

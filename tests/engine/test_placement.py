@@ -16,6 +16,7 @@ from localspec.engine.pair import models
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.pair import LoadedPair
 from localspec.errors import LoadFailed
+from localspec.model_traits import order_experts
 from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, SpeculationSettings
 from tests.support.running import running
 
@@ -40,6 +41,24 @@ def test_the_targets_layers_leave_a_gpu_first_and_its_drafts_last() -> None:
     assert notes[-5:] == [none_on_gpu, smaller, least, on_cpu, no_heads]
     half = "The context is limited to 2500 tokens"
     assert list_plan_notes(EngineSettings(), 5000, gpu=False) == [half, least, no_heads]
+
+
+def test_experts_leave_a_gpu_before_layers() -> None:
+    """Only then are layers, the context and the draft given up."""
+    names = [f"blk.{at}.ffn_{part}_exps.weight" for at in range(32) for part in ("up", "down")]
+    experts, settings, given = order_experts(names), EngineSettings(cpu_experts=10), []
+    while plan := models.choose_smaller_plan(settings, 32, 4096, gpu=True, experts=experts):
+        settings = plan.settings
+        given.append((plan.gives, settings.cpu_experts, settings.n_gpu_layers))
+        if plan.gives == "layers":
+            break
+    assert given[:2] == [("experts", 24, -1), ("experts", 34, -1)]
+    assert {gives for gives, *_ in given[:-1]} == {"experts"}
+    assert given[-2:] == [("experts", 64, -1), ("layers", 64, 24)]
+    on_cpu = EngineSettings(n_gpu_layers=0)
+    plan = models.choose_smaller_plan(on_cpu, 32, 4096, gpu=True, experts=experts)
+    assert plan is not None
+    assert plan.gives == "context"
 
 
 @pytest.fixture

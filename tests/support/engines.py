@@ -13,10 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import pytest
 from hypothesis import HealthCheck, settings
 
 from localspec.engine import llama
+from localspec.engine.llama import model as library
 from localspec.engine.sampling import guide
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair, cycle_pair
@@ -77,3 +79,18 @@ def load() -> Iterator[Callable[..., Running]]:
             return stack.enter_context(running(files, **settings))
 
         yield make
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """Collect the log lines of llama.cpp, which the engine reads as well."""
+    lines: list[str] = []
+
+    @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
+    def note(level: int, text: bytes, _user: object) -> None:
+        lines.append(text.decode("utf-8", "replace"))
+        library.on_log(level, text, None)
+
+    C.llama_log_set(note, None)
+    yield lines
+    C.llama_log_set(library.on_log, None)

@@ -29,6 +29,8 @@ from localspec.model_traits import (
     SidecarKind,
     emits_layers,
     explain_unusable_heads,
+    match_experts,
+    order_experts,
     reads_target_cache,
     sidecar_kind,
 )
@@ -222,6 +224,20 @@ def why_no_heads(model: Model) -> str:
         return reason
     has_heads = any(name.endswith(HEAD_SUFFIX) for name in read_tensor_names(model.path))
     return "" if has_heads else "the MTP heads that the target's file names are not in it"
+
+
+class _BufferOverride(ctypes.Structure):
+    """The struct llama_model_tensor_buft_override of llama.h. A null pattern ends a list of them."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def keep_experts_in_memory(path: str, count: int, *, spread: bool) -> ctypes.Array[_BufferOverride]:
+    """Return llama.cpp's list of what stays in main memory: the first `count` tensors of `order_experts`."""
+    experts = order_experts(read_tensor_names(path), spread=spread)[:count]
+    in_memory = declare("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+    overrides = [_BufferOverride(text.encode(), in_memory) for text in match_experts(experts)]
+    return (_BufferOverride * (len(overrides) + 1))(*overrides)
 
 
 class _GgufParams(ctypes.Structure):
@@ -423,6 +439,7 @@ class Model(Resource):
         path: str,
         *,
         n_gpu_layers: int = -1,
+        cpu_experts: int = 0,
         split_mode: str = "layer",
         main_gpu: int = 0,
         extra_buffers: bool = True,
@@ -432,8 +449,9 @@ class Model(Resource):
     ) -> None:
         """Load the model file at `path`.
 
-        heads: load its MTP heads as well, if it has any. devices: handles of the devices to use instead of
-        this machine's GPUs.
+        cpu_experts: tensors of experts that stay in main memory, whatever layers are on a GPU. heads: load
+        its MTP heads as well, if it has any. devices: handles of the devices to use instead of this machine's
+        GPUs.
 
         Raises LoadFailed if the file is missing, or llama.cpp cannot read it. Raises OutOfMemory if memory
         does not hold the model.
@@ -448,6 +466,10 @@ class Model(Resource):
         # Terminated by a null pointer.
         self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices)
         params.devices = ctypes.addressof(self._devices) if devices else None
+        if cpu_experts:
+            n_devices = len(devices) or len(gpus()) if split_mode != "none" else 1
+            self._overrides = keep_experts_in_memory(path, cpu_experts, spread=n_devices > 1)
+            params.tensor_buft_overrides = ctypes.addressof(self._overrides)
 
         @C.llama_progress_callback  # type: ignore[untyped-decorator] # the binding has no types
         def on_progress(fraction: float, _user: object) -> bool:

@@ -30,6 +30,7 @@ from localspec.engine.llama import (
     devices,
     enable_keepalive,
     gpus,
+    read_tensor_names,
     why_no_heads,
     wide_vectors,
 )
@@ -74,6 +75,7 @@ from localspec.engine.speculation.warm_start import (
     warm_start,
 )
 from localspec.errors import LoadFailed
+from localspec.model_traits import order_experts
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 # On a GPU, a pass may read this many times n_batch tokens of a prompt, because it goes on to the next part by
@@ -201,7 +203,10 @@ def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
         except OutOfMemory as error:
             stack.close()
             on_gpu = pair_models.is_on_gpu(settings, remote.machines)
-            plan = pair_models.choose_smaller_plan(settings, layers, n_ctx, on_gpu, n_heads)
+            experts = order_experts(read_tensor_names(job.files.target)) if on_gpu else ()
+            plan = pair_models.choose_smaller_plan(
+                settings, layers, n_ctx, on_gpu, n_heads, experts
+            )
             if plan is None:
                 raise OutOfMemory(
                     f"{error.message} Nothing smaller is left to try; close other programs, or choose a "

@@ -31,6 +31,7 @@ from localspec.engine.speculation.drafters.draft_model import PREFILL_WIDTH
 from localspec.errors import LoadFailed
 from localspec.model_traits import (
     HEADS_ONLY_REASON,
+    ExpertTensor,
     explain_no_text,
     explain_unreadable_layers,
     explain_wrong_sidecar,
@@ -181,6 +182,7 @@ def open_model(
     model = Model(
         path,
         n_gpu_layers=settings.n_gpu_layers,
+        cpu_experts=settings.cpu_experts,
         split_mode=settings.split_mode,
         main_gpu=settings.main_gpu,
         extra_buffers=settings.extra_buffers,
@@ -205,7 +207,9 @@ def open_draft(
     open_with: opens the draft as `open_model` does, with the given settings. target_devices: the target's
     devices, if they are on other machines.
     """
-    draft_settings = msgspec.structs.replace(settings, n_gpu_layers=settings.draft_gpu_layers)
+    draft_settings = msgspec.structs.replace(
+        settings, n_gpu_layers=settings.draft_gpu_layers, cpu_experts=settings.draft_cpu_experts
+    )
     draft = open_with(msgspec.structs.replace(draft_settings, split_mode="none"), drafts=True)
     if draft.reads_target_cache and (target_devices or len(gpus()) > 1):
         draft.close()
@@ -353,11 +357,13 @@ def hash_profile_key(
     """Return a hash of what saved states, or `measured` costs, depend on: files, settings, machine, build."""
     given = models.settings
     gpu_layers = given.n_gpu_layers, given.draft_gpu_layers, given.split_mode, given.main_gpu
+    cpu_experts = given.cpu_experts, given.draft_cpu_experts
     settings: dict[str, Any] = {
         "threads": models.threads,
         "gpus": gpus(),
         "gpu_layers": gpu_layers,
         **({} if given.own_heads else {"own_heads": False}),
+        **({"cpu_experts": cpu_experts} if any(cpu_experts) else {}),
         "flash_attention": models.attention,
         "kv": "/".join(dict.fromkeys(given.kv_types)),
         "extra_buffers": given.extra_buffers,
@@ -397,7 +403,8 @@ def estimate_copy_cost(models: PairModels, costs: CostTable) -> CopyCost:
 #
 # The daemon plans by arithmetic on the files' headers (registry/header/fit.py). Only the driver knows how
 # much memory is really free, so a load that fails for lack of memory is tried again with a smaller plan. The
-# target's layers leave the GPU first, because each step of the draft delays every token.
+# target's experts leave the GPU first, because a pass reads few of them. Then its layers do, because each
+# step of the draft delays every token.
 
 MIN_CONTEXT = 2048  # tokens
 ASSUMED_LAYERS = 48  # if the target could not even be opened
@@ -407,19 +414,29 @@ class SmallerPlan(NamedTuple):
     """The next plan, what it reduces, and a sentence that says so."""
 
     settings: EngineSettings
-    gives: Literal["layers", "context", "draft", "heads"]
+    gives: Literal["experts", "layers", "context", "draft", "heads"]
     told: str
 
 
 def choose_smaller_plan(
-    settings: EngineSettings, layers: int, context: int, gpu: bool, heads: int = 0
+    settings: EngineSettings,
+    layers: int,
+    context: int,
+    gpu: bool,
+    heads: int = 0,
+    experts: Sequence[ExpertTensor] = (),
 ) -> SmallerPlan | None:
     """Return the next plan; None if nothing is left to reduce.
 
     layers: of the target; 0: not known. context: the number of tokens that did not fit. heads: the target's
-    own MTP heads that are loaded.
+    own MTP heads that are loaded. experts: of the target, as `order_experts` returns them.
     """
     replace = msgspec.structs.replace
+    if gpu and settings.n_gpu_layers and (n_left := len(experts) - settings.cpu_experts) > 0:
+        n_apart = settings.cpu_experts + -(-n_left // 4)
+        n_layers = len({expert.layer for expert in experts[:n_apart]})
+        told = f"The experts of {n_layers} layers lie in main memory, because the GPU's is full."
+        return SmallerPlan(replace(settings, cpu_experts=n_apart), "experts", told)
     if gpu and settings.n_gpu_layers:
         n_layers = (layers or ASSUMED_LAYERS) + 1  # the output counts as one
         n_placed = n_layers if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, n_layers)
