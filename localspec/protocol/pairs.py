@@ -282,6 +282,9 @@ class FitView(Struct):
     """The plan of a load: what the free memory of this machine allows.
 
     - `gpu_layers`: layers on the GPU; -1: all.
+    - `cpu_moe_layers`: the first layers whose experts lie in main memory, in whole or in part, although the
+      layers are on the GPU.
+    - `rate`: the estimated tokens per second.
     - `needed`: all memory: of both models, of `prefixes` and of the engine itself.
     - `on_gpu`: the part of it in GPU memory.
     - `prefixes`: memory for prompts that have no slot.
@@ -298,6 +301,8 @@ class FitView(Struct):
     prefixes: int
     others: dict[str, int]
     on_gpu: int = 0
+    cpu_moe_layers: int = 0
+    rate: float = 0.0
 
 
 # Ollama's names.

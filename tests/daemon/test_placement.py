@@ -24,6 +24,7 @@ from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.rate import MemorySpeeds, PassSpeed
+from tests.support import architectures
 
 TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
 DRAFT = Shape(1, 64, 128, 2, 2048, n_ctx=16384)
@@ -71,7 +72,9 @@ def test_a_load_says_whether_cudas_kernels_compute() -> None:
 def test_on_a_gpu_that_is_too_small_for_both_the_faster_placement_is_taken(
     pair: PairFiles, tmp_path: Path
 ) -> None:
-    vram = sum(weights(pair, built="cuda")) - 30 * MIB
+    whole = plan_load(pair, ASKED, fit.FreeMemory(PLENTY, PLENTY), "cuda").plan
+    assert whole
+    vram = whole.on_gpu - 10 * MIB
     free = fit.FreeMemory(PLENTY, vram)
     placements = set()
     for ram_ms in (1.0, 25.0, 1e5):
@@ -89,6 +92,31 @@ def test_on_a_gpu_that_is_too_small_for_both_the_faster_placement_is_taken(
         if plan.gpu_layers > 0:
             assert "layers of the target go to the GPU" in planned.notes[-1]
     assert len(placements) > 1
+
+
+def test_experts_leave_a_gpu_that_is_too_small_for_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = architectures.Shape(embd=256, heads=2, ff=1536, layers=6)
+    monkeypatch.setattr(architectures, "shape", lambda _: shape)
+    path = architectures.write("qwen3moe", tmp_path, experts=True)
+    mixture = PairFiles("mixture", str(path))
+    whole = plan_load(mixture, ASKED, fit.FreeMemory(PLENTY, PLENTY), "cuda")
+    assert whole.plan
+    assert whole.plan.cpu_moe_layers == whole.settings.cpu_experts == 0
+    vram = whole.plan.on_gpu - MIB
+    planned = plan_load(mixture, ASKED, fit.FreeMemory(PLENTY, vram), "cuda")
+    assert planned.plan
+    assert planned.plan.on_gpu <= vram
+    assert (planned.settings.n_gpu_layers, planned.settings.cpu_experts) == (-1, 2)
+    assert planned.plan.cpu_moe_layers == 1
+    assert planned.notes[-1].startswith(
+        "The experts of the first 1 layers lie in main memory: about"
+    )
+    assert whole.read_gib
+    assert planned.read_gib
+    assert sum(planned.read_gib) == pytest.approx(sum(whole.read_gib))
+    assert planned.read_gib[1] > whole.read_gib[1] == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"gpu": {"gib_ms": -1, "row_share": 0}}', b"[]"])

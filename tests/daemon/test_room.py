@@ -27,6 +27,7 @@ from localspec.daemon.worker.plan import MIB, LoadPlan, LoadPlanner, engine_sett
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import fit
+from localspec.registry.header.rate import Placement
 from localspec.registry.store.local import fit_view
 from tests.support import gguf_files
 
@@ -90,7 +91,8 @@ def test_eviction_is_least_recently_used_and_never_in_vain(
             if needed > free.ram:
                 return LoadPlan(self.pair, SETTINGS, beyond="It does not fit.")
             no_need = fit.NO_NEED
-            chosen = fit.MemoryFit(512, False, 0, 0, needed, free.ram, no_need, no_need)
+            placed = Placement(0, drafts=False)
+            chosen = fit.MemoryFit(512, placed, needed, free.ram, no_need, no_need)
             return LoadPlan(self.pair, SETTINGS, plan=fit_view(chosen))
 
         def min_bytes(self) -> int:

@@ -17,6 +17,7 @@ from localspec.protocol.settings import KvType
 from localspec.registry.header import fit
 from localspec.registry.header.architectures import KvLengths, KvSize
 from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
+from localspec.registry.header.gguf import Tensor
 from localspec.registry.header.model import ModelInfo, read_local_model
 from tests.support.gguf_files import model
 
@@ -33,8 +34,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
 @pytest.fixture(scope="module")
 def target(small: ModelInfo) -> ModelInfo:
     """Numbers of Qwen2.5-14B at Q4_K_M."""
+    layer = Tensor("blk.0.ffn_up.weight", (1,), 0, 0, 1)
     return replace(
-        small, layers=48, kept=KvSize(48 * 8 * 128, 48 * 8 * 128, (OF_128, OF_128), 0, 0),
+        small, header=replace(small.header, tensors=(layer,)),
+        layers=48, kept=KvSize(48 * 8 * 128, 48 * 8 * 128, (OF_128, OF_128), 0, 0),
         width=5120, heads=40,
         feed_forward=13824, vocabulary=152064, context=131072, weights=int(8.4 * GIB),
     )  # fmt: skip
@@ -97,7 +100,7 @@ def test_a_small_model_has_its_whole_context_on_a_small_machine(draft: ModelInfo
 def test_enough_gpu_takes_everything(target: ModelInfo, draft: ModelInfo) -> None:
     chosen = fit.fit_pair(target, draft, FreeMemory(ram=16 * GIB, vram=48 * GIB), LoadOptions())
     assert (chosen.context, chosen.draft) == (131072, True)
-    assert (chosen.gpu_layers, chosen.draft_gpu_layers) == (-1, -1)
+    assert (chosen.gpu_layers, chosen.placed.draft_layers) == (-1, -1)
     assert chosen.notes == ()
 
 
@@ -213,7 +216,7 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
         assert chosen.context >= min(load.context or target.context, target.context, 2048)
         assert -1 <= chosen.gpu_layers <= target.layers
         if not vram:
-            assert chosen.gpu_layers == chosen.draft_gpu_layers == 0
+            assert chosen.gpu_layers == chosen.placed.draft_layers == 0
         assert all(context > chosen.context for context in chosen.others.values())
     larger = plan_or_none(target, draft, FreeMemory(ram + extra, vram), load)
     assert rank_plan(larger) >= rank_plan(chosen)

@@ -187,6 +187,8 @@ def _format_fit(fit: dict[str, Any] | None, kind: str) -> str:
         return "does not fit"
     some = f"{fit['gpu_layers']} layers on the GPU"
     layers = {-1: "all on the GPU", 0: "in main memory"}.get(fit["gpu_layers"], some)
+    if fit["cpu_moe_layers"]:
+        layers += f" but the experts of the first {fit['cpu_moe_layers']}"
     draft = "" if fit["draft"] or kind in _TARGET_SUFFIXES else ", without a draft"
     return f"fits with {fit['context']} tokens of context, {layers}{draft} ({format_size(fit['free'])} free)"
 

@@ -235,6 +235,7 @@ def _is_as_good(planned: LoadPlan, best: LoadPlan, plans: LoadPlanner) -> bool:
     return (
         planned.plan.draft == best.plan.draft
         and planned.plan.gpu_layers == best.plan.gpu_layers
+        and planned.plan.cpu_moe_layers == best.plan.cpu_moe_layers
         and planned.plan.context >= enough
     )
 

@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +27,7 @@ from localspec.registry.header import fit
 from localspec.registry.header.fit import FreeMemory, LoadOptions
 from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
 from localspec.registry.header.projector import projector_bytes
-from localspec.registry.header.rate import MemorySpeeds, PassBytes, share_on_gpu
+from localspec.registry.header.rate import MemorySpeeds, Placement, RateEstimate
 from localspec.registry.store.local import fit_view
 
 if TYPE_CHECKING:
@@ -158,20 +157,17 @@ class LoadPlanner:
         changes: dict[str, int] = {"n_ctx": chosen.context, "prefix_bytes": chosen.prefixes}
         if counted:
             changes["n_gpu_layers"] = chosen.gpu_layers
-            changes["draft_gpu_layers"] = chosen.draft_gpu_layers
+            changes["draft_gpu_layers"] = chosen.placed.draft_layers
+            changes["cpu_experts"] = chosen.placed.cpu_experts
+            changes["draft_cpu_experts"] = chosen.placed.draft_cpu_experts
         changed = msgspec.structs.replace(changed, **changes)
         if not chosen.draft:
             pair = msgspec.structs.replace(pair, draft=None, other_drafts=())
         read_gib = None
         if counted or self._built == "cpu":  # Otherwise it is not known where the layers will be.
-            share = share_on_gpu(target, chosen.gpu_layers if counted else 0)
-            read_gib = share * self._pass_gib, (1 - share) * self._pass_gib
+            placed = chosen.placed if counted else Placement(0, drafts=chosen.draft)
+            read_gib = RateEstimate(target, draft, self._speeds).read_gib(placed)
         return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen), read_gib)
-
-    @cached_property
-    def _pass_gib(self) -> float:
-        """The GiB of the target's weights that a pass of one row reads."""
-        return PassBytes(self._models[0]).count_gib() if self._models else 0.0
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
         projector = 0

@@ -28,7 +28,7 @@ from localspec.protocol.settings import (
 )
 from localspec.registry.header.architectures import is_hybrid
 from localspec.registry.header.model import ModelInfo
-from localspec.registry.header.rate import MemorySpeeds, RateEstimate
+from localspec.registry.header.rate import LayerBytes, MemorySpeeds, Placement, RateEstimate
 
 # Bytes per cached number. A block of 32 numbers has a scale of two bytes, and in q5_1 also an offset.
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
@@ -202,8 +202,11 @@ USUAL_CONTEXT = 8192
 USUAL_INPUT = 2048  # for an embedding model that must read a text in one pass
 AGENTS_CONTEXT = 65_536  # what programs that call tools usually need
 _CONTEXT_STEP = 1024  # a chosen context is a multiple of it
-# The first plan is only left for one that is estimated to be so much faster.
-_MIN_RATE_GAIN = 1.03
+# The first plan is only left for one that is estimated to be so much faster, and a context beyond the usual
+# one may cost no more.
+_MIN_RATE_GAIN = 1.02
+# Tokens of text whose cache a pass is assumed to read, where placements are compared.
+_ATTENDED_TOKENS = 4096
 # A chosen context leaves 1/8 of the free memory to other programs, and at least 256 MiB.
 _MARGIN_DIVISOR = 8
 _MIN_MARGIN_BYTES = 256 << 20
@@ -234,30 +237,42 @@ class FreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """The chosen context and placement of a pair. `gpu_layers` −1 means all.
+    """The chosen context and placement of a pair.
 
-    draft: whether the draft, or the target's own heads, are loaded. target, drafting: the memory needs of the
-    models. prefixes: bytes for prompts without a slot. needed: the sum of these and of the worker's own
-    memory. free: the free bytes. on_gpu: the part of the needed bytes on the GPU. compared: a sentence about
-    drafts and layers that compete for the GPU. others: the contexts that other types of KV cache allow, if
-    longer. notes: sentences about what was limited by memory. beyond: a sentence if more context was
-    requested than the target supports.
+    target, drafting: the memory needs of the models. prefixes: bytes for prompts without a slot. needed: the
+    sum of these and of the worker's own memory. free: the free bytes. on_gpu: the part of the needed bytes on
+    the GPU. rate: estimated tokens per second. cpu_moe_layers: the first layers, whose experts lie in main
+    memory in whole or in part, although the layers are on the GPU. apart: a sentence about these. compared: a
+    sentence about drafts and layers that compete for the GPU. others: the contexts that other types of KV
+    cache allow, if longer. notes: sentences about what was limited by memory. beyond: a sentence if more
+    context was requested than the target supports.
     """
 
     context: int
-    draft: bool
-    gpu_layers: int
-    draft_gpu_layers: int
+    placed: Placement
     needed: int
     free: int
     target: NeedView = NO_NEED
     drafting: NeedView = NO_NEED
     prefixes: int = 0
     on_gpu: int = 0
+    rate: float = 0.0
+    cpu_moe_layers: int = 0
+    apart: str = ""
     compared: str = ""
     others: Mapping[KvType, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     beyond: str = ""
+
+    @property
+    def draft(self) -> bool:
+        """Whether the draft, or the target's own heads, are loaded."""
+        return self.placed.drafts
+
+    @property
+    def gpu_layers(self) -> int:
+        """The target's layers on the GPU; −1: all."""
+        return self.placed.layers
 
 
 def judge_fit(needed: int, free: FreeMemory) -> Fits:
@@ -288,13 +303,10 @@ def _list_needs(
     drafts: if False, neither the draft nor the heads are loaded.
     """
     need = need_of_target(target, load)
-    if drafts:
-        return need, need_of_draft(draft, load) if draft else need_of_heads(target, load)
-    # Of the target's own MTP heads, those that the first of its files holds.
-    prefixes = tuple(f"blk.{layer}." for layer in range(target.trunk_layers, target.layers))
-    tensors = target.header.tensors
-    heads = sum(tensor.size for tensor in tensors if tensor.name.startswith(prefixes))
-    return msgspec.structs.replace(need, weights=need.weights - heads), NO_NEED
+    if drafts and draft is None:
+        return need, need_of_heads(target, load)
+    need = msgspec.structs.replace(need, weights=need.weights - target.head_weights)
+    return need, need_of_draft(draft, load) if drafts and draft else NO_NEED
 
 
 def has_drafts(target: ModelInfo, draft: ModelInfo | None) -> bool:
@@ -369,34 +381,43 @@ def _describe_limits(
         yield chosen.compared
     elif dropped:
         yield f"There is not enough memory for the {dropped}; decoding will be plain."
-    if chosen.gpu_layers > 0:
+    if chosen.apart:
+        yield chosen.apart
+    elif chosen.gpu_layers > 0:
         yield f"{chosen.gpu_layers} layers of the target go to the GPU, the rest to main memory."
 
 
 class _Attempt(NamedTuple):
-    """Whether drafts are loaded, the contexts to search, and the memory that must hold everything."""
+    """Whether drafts are loaded, the contexts to search, and the memory that must hold everything.
+
+    on_gpu: that of the GPU must. steady: a context beyond the first may cost little speed.
+    """
 
     drafts: bool
     min_context: int
     max_context: int
     memory: FreeMemory
     on_gpu: bool = False
+    steady: bool = False
 
 
 def _choose(
     target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
 ) -> MemoryFit | None:
     max_context = min(load.context or target.context, target.context)
-    pair = RateEstimate(target, draft, load.speeds)
-    attempts = _list_attempts(has_drafts(target, draft), free, load, max_context)
+    attended = cache_per_token(target, load.kv_types) * min(max_context, _ATTENDED_TOKENS)
+    pair = RateEstimate(target, draft, load.speeds, attended)
+    attempts = _list_attempts(pair, free, load, max_context)
     fitting = (_find_longest_context(pair, attempt, load) for attempt in attempts)
     fitted = next(filter(None, fitting), None)
     return replace(fitted, free=free.ram + free.vram) if fitted else None
 
 
 def _list_attempts(
-    can_draft: bool, free: FreeMemory, load: LoadOptions, max_context: int
+    pair: RateEstimate, free: FreeMemory, load: LoadOptions, max_context: int
 ) -> Iterator[_Attempt]:
+    can_draft = has_drafts(pair.target, pair.draft)
+    steady = free.vram > 0 and len(pair.weights.trunk.experts) > 0
     usual_context, min_context = min(max_context, USUAL_CONTEXT), min(max_context, SMALLEST_CONTEXT)
     for drafts in (True, False) if can_draft else (False,):
         if load.context:
@@ -405,7 +426,8 @@ def _list_attempts(
         if free.vram:
             yield _Attempt(drafts, usual_context, max_context, free.shared, on_gpu=True)
         acceptable = usual_context if drafts else min_context
-        yield _Attempt(drafts, acceptable, usual_context if free.vram else max_context, free.shared)
+        longest = usual_context if free.vram and not steady else max_context
+        yield _Attempt(drafts, acceptable, longest, free.shared, steady=steady)
         yield _Attempt(drafts, acceptable, usual_context, free)
 
 
@@ -419,9 +441,14 @@ def _find_longest_context(
         available = min(attempt.memory.ram, free)
         reserved = max(min(load.prefixes, available // _PREFIX_DIVISOR), 0)
 
-    def try_context(context: int) -> MemoryFit | None:
-        return _place_pair(pair, attempt, replace(load, context=context), reserved)
+    min_rate = 0.0
 
+    def try_context(context: int) -> MemoryFit | None:
+        plan = _place_pair(pair, attempt, replace(load, context=context), reserved)
+        return plan if plan and plan.rate >= min_rate else None
+
+    if attempt.steady and (usual := try_context(min(attempt.max_context, USUAL_CONTEXT))):
+        min_rate = usual.rate / _MIN_RATE_GAIN
     if longest := try_context(attempt.max_context):
         return longest
     longest = try_context(attempt.min_context)
@@ -444,21 +471,32 @@ def _place_pair(
     reserved: bytes that must stay free for prompts. Returns None if that does not fit.
     """
 
-    def place(drafts: bool, draft_on_gpu: bool = False) -> MemoryFit | None:
-        return _place_models(pair, attempt, load, reserved, drafts, draft_on_gpu)
+    def place(placed: Placement) -> MemoryFit | None:
+        return _place_target(pair, attempt, load, reserved, placed)
 
     if not attempt.drafts:
-        return place(drafts=False)
+        return place(Placement(draft_layers=0, drafts=False))
     # The draft on the GPU comes first: of equals, the first is taken.
-    plans = [place(drafts=True, draft_on_gpu=True)]
-    if pair.draft is not None and (plans[0] is None or plans[0].gpu_layers >= 0):
-        plans.append(place(drafts=True))
+    plans = [place(Placement())]
+    if pair.draft_weights and (plans[0] is None or _is_divided(plans[0])):
+        if experts := pair.draft_weights.trunk.experts:
+            plan = place(Placement(draft_cpu_experts=len(experts)))
+            if plan and not _is_divided(plan):
+                spare = attempt.memory.vram - plan.on_gpu
+                plan = place(Placement(draft_cpu_experts=_count_apart(experts, spare)))
+            plans.append(plan)
+        plans.append(place(Placement(draft_layers=0)))
     fitting = [plan for plan in plans if plan]
-    if not fitting or not attempt.memory.vram or fitting[0].gpu_layers < 0:
-        return fitting[0] if fitting else None
-    if plain := place(drafts=False):
+    first = fitting[0] if fitting else None
+    if first is None or not attempt.memory.vram or not _is_divided(first):
+        return first
+    if plain := place(Placement(draft_layers=0, drafts=False)):
         fitting.append(plain)
     return _choose_fastest(fitting, pair)
+
+
+def _is_divided(plan: MemoryFit) -> bool:
+    return plan.gpu_layers >= 0 or plan.placed.cpu_experts > 0
 
 
 def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit:
@@ -466,29 +504,26 @@ def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit
 
     The first has the draft on the GPU.
     """
-    rates = [
-        pair.tokens_per_second(
-            plan.gpu_layers, drafts=plan.draft, draft_on_gpu=plan.draft_gpu_layers != 0
-        )
-        for plan in plans
-    ]
+    rates = [plan.rate for plan in plans]
     best = max(range(len(plans)), key=rates.__getitem__)
     if rates[best] < rates[0] * _MIN_RATE_GAIN:
         best = 0
     other = 0 if best else len(plans) - 1
     chosen, rejected = plans[best], plans[other]
-    if chosen.gpu_layers == rejected.gpu_layers:
+    if chosen.placed[:2] == rejected.placed[:2]:
         return chosen
-    what = "draft" if pair.draft else "MTP heads"
+    what, layers = "draft" if pair.draft else "MTP heads", _describe_layers(chosen)
+    place = "experts of the draft lie" if chosen.placed.draft_cpu_experts else f"{what} runs"
     claims = {
-        (True, True): f"The {what} and {chosen.gpu_layers} layers of the target share the GPU",
-        (True, False): f"The {what} runs on the CPU, which leaves the GPU to the target",
-        (False, False): f"Without drafts, {_describe_layers(chosen)} of the target are on the GPU",
+        (True, True): f"The {what} and {layers} of the target share the GPU",
+        (True, False): f"The {place} on the CPU, which leaves the GPU to the target",
+        (False, False): f"Without drafts, {layers} of the target are on the GPU",
     }
+    drafts_on_gpu = chosen.placed.draft_layers != 0 and not chosen.placed.draft_cpu_experts
     return replace(
         chosen,
         compared=(
-            f"{claims[chosen.draft, chosen.draft_gpu_layers != 0]}: about {rates[best]:.3g} tokens/s, "
+            f"{claims[chosen.draft, drafts_on_gpu]}: about {rates[best]:.3g} tokens/s, "
             f"instead of {rates[other]:.3g} with {_describe_layers(rejected)} there"
             f"{'' if rejected.draft else ' and no drafts'} (estimated)."
         ),
@@ -496,48 +531,113 @@ def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit
 
 
 def _describe_layers(plan: MemoryFit) -> str:
-    return "all layers" if plan.gpu_layers < 0 else f"{plan.gpu_layers} layers"
+    layers = "all layers" if plan.gpu_layers < 0 else f"{plan.gpu_layers} layers"
+    apart = plan.cpu_moe_layers
+    return f"{layers} (the experts of the first {apart} in main memory)" if apart else layers
 
 
-def _place_models(
-    pair: RateEstimate,
-    attempt: _Attempt,
-    load: LoadOptions,
-    reserved: int,
-    drafts: bool,
-    draft_on_gpu: bool,
+def _place_target(
+    pair: RateEstimate, attempt: _Attempt, load: LoadOptions, reserved: int, placed: Placement
 ) -> MemoryFit | None:
-    """Place the models on the GPU as far as possible, and the rest in main memory."""
-    target = pair.target
-    target_need, draft_need = _list_needs(target, pair.draft, load, drafts=drafts)
-    model_bytes, memory = target_need.total + draft_need.total, attempt.memory
-    layers, draft_layers, on_gpu = 0, 0, 0
-    if memory.vram >= model_bytes and (draft_on_gpu or not drafts):
-        layers, draft_layers, on_gpu = -1, -1 if drafts else 0, model_bytes
-    elif attempt.on_gpu:
-        return None
-    elif memory.vram:
-        if draft_on_gpu and draft_need.total <= memory.vram:
-            draft_layers, on_gpu = -1, draft_need.total
-        remaining = memory.vram - on_gpu - target_need.compute
-        # The output matrix counts as one more layer.
-        per_layer = (target_need.weights + target_need.cache) / (target.layers + 1)
-        n_placed = max(0, min(target.layers + 1, int(remaining / per_layer)))
-        on_gpu += int(n_placed * per_layer) + (target_need.compute if n_placed else 0)
-        layers = n_placed if n_placed <= target.layers else -1
-    remaining = memory.ram - RUNTIME_BYTES - (model_bytes - on_gpu)
-    if remaining < reserved:
-        return None
-    prefixes = min(load.prefixes, max(remaining // 2, reserved))
-    return MemoryFit(
-        context=load.context,
-        draft=drafts,
-        gpu_layers=layers,
-        draft_gpu_layers=draft_layers,
-        needed=model_bytes + RUNTIME_BYTES + prefixes,
-        free=0,
-        target=target_need,
-        drafting=draft_need,
-        prefixes=prefixes,
-        on_gpu=on_gpu,
+    """Place the target on the GPU beside its drafts, as far as possible, in the fastest way.
+
+    reserved: bytes that must stay free for prompts. placed: where the draft lies. If the GPU does not hold
+    that, it lies in main memory. Returns None if memory does not hold all.
+    """
+    need, draft_need = _list_needs(pair.target, pair.draft, load, drafts=placed.drafts)
+    memory, draft_on_gpu, draft = attempt.memory, 0, pair.draft_weights
+    if placed.draft_layers:
+        apart = draft.inputs + sum(draft.trunk.experts[: placed.draft_cpu_experts]) if draft else 0
+        draft_on_gpu = draft_need.total - int(apart)
+        if draft_on_gpu > memory.vram or not memory.vram:
+            placed, draft_on_gpu = placed._replace(draft_layers=0, draft_cpu_experts=0), 0
+    plans: list[MemoryFit] = []
+    for division in _divide_target(pair, need, placed.drafts, memory.vram - draft_on_gpu):
+        all_on_gpu = division.layers < 0 and not division.cpu_experts
+        compute, on_gpu = need.compute + division.copied, draft_on_gpu + division.on_gpu
+        divided = msgspec.structs.replace(need, compute=compute)
+        needed = divided.total + draft_need.total + RUNTIME_BYTES
+        remaining = memory.ram - (needed - on_gpu)
+        if remaining < reserved or (attempt.on_gpu and not all_on_gpu):
+            continue
+        where = placed._replace(layers=division.layers, cpu_experts=division.cpu_experts)
+        prefixes = min(load.prefixes, max(remaining // 2, reserved))
+        plans.append(
+            MemoryFit(
+                context=load.context,
+                placed=where,
+                needed=needed + prefixes,
+                free=0,
+                target=divided,
+                drafting=draft_need,
+                prefixes=prefixes,
+                on_gpu=on_gpu,
+                rate=pair.tokens_per_second(where),
+                cpu_moe_layers=pair.weights.count_moe_layers(division.cpu_experts),
+            )
+        )
+    return _choose_division(plans) if plans else None
+
+
+def _choose_division(plans: Sequence[MemoryFit]) -> MemoryFit:
+    """Return the fastest plan, with a sentence about experts in main memory. The first has whole layers."""
+    best, whole = max(plans, key=lambda plan: plan.rate), plans[0]
+    if not best.cpu_moe_layers:
+        return best
+    other = f", instead of {whole.rate:.3g} with {_describe_layers(whole)} on the GPU"
+    apart = (
+        f"The experts of the first {best.cpu_moe_layers} layers lie in main memory: about "
+        f"{best.rate:.3g} tokens/s{'' if whole is best else other} (estimated)."
     )
+    return replace(best, apart=apart)
+
+
+class _Division(NamedTuple):
+    """The target's layers on the GPU, the experts of these that are not, and the bytes there.
+
+    copied: the part of the bytes for experts that wide passes copy to the GPU.
+    """
+
+    layers: int
+    cpu_experts: int
+    on_gpu: int
+    copied: int = 0
+
+
+def _divide_target(
+    pair: RateEstimate, need: NeedView, drafts: bool, vram: int
+) -> Iterator[_Division]:
+    """Yield how `vram` bytes of a GPU can be used: for all, for whole layers, or for layers before experts.
+
+    The layers count as equally large. A byte of dense weights or of the cache is read by every pass, and one
+    of experts by few, so the experts of all layers leave the GPU before the first layer does.
+    """
+    weights, n_layers = pair.weights, pair.count_layers(drafts)
+    heads = weights.heads if n_layers > pair.target.trunk_layers else LayerBytes()
+    experts = (*weights.trunk.experts, *heads.experts)
+    dense, sum_of_experts = weights.trunk.dense + heads.dense + need.cache, sum(experts)
+    fixed = need.total - weights.inputs - dense - sum_of_experts  # the output and the buffers
+    skipped = pair.target.layers - n_layers  # heads without weights still count as layers
+    if vram and fixed + dense + sum_of_experts <= vram:
+        yield _Division(-1, 0, int(need.total - weights.inputs))
+        return
+    per_layer, layers = (dense + sum_of_experts) / n_layers, 0
+    if count := max(int((vram - fixed) / per_layer), 0) if per_layer else 0:
+        layers = count + 1 + skipped
+    yield _Division(layers, 0, int(fixed + count * per_layer) if count else 0)
+    if not vram or not experts:
+        return
+    copied = max(experts)
+    spare = vram - fixed - copied - dense
+    if spare >= 0:
+        apart = _count_apart(experts, spare)
+        on_gpu = fixed + copied + dense + sum(experts[apart:])
+        yield _Division(-1, apart, int(on_gpu), int(copied))
+    elif count := max(int((spare + dense) * n_layers / dense), 0):
+        on_gpu = fixed + copied + count * dense / n_layers
+        yield _Division(count + 1 + skipped, len(experts), int(on_gpu), int(copied))
+
+
+def _count_apart(experts: Sequence[float], spare: float) -> int:
+    """Return how many tensors of experts must leave for the others to fit into `spare` bytes."""
+    return next(at for at in range(len(experts) + 1) if sum(experts[at:]) <= spare)

@@ -13,7 +13,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec import model_traits
@@ -155,7 +155,7 @@ _SHARD_SUFFIX = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model: the header of its first file, and the numbers that the rest of the registry needs.
+    """A model: the header of its first file with the tensors of all, and the numbers that the registry needs.
 
     kv_heads: one number per layer. Sizes are in bytes, and `weights` counts all shards. template_hash:
     SHA-256 of the chat template, empty without one. pooling: set for a model that turns texts into numbers,
@@ -336,7 +336,7 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool | None = False) 
     text = template.encode() if isinstance(template, str) else None
     return ModelInfo(
         name=first.name,
-        header=first,
+        header=replace(first, tensors=tuple(tensors.values())),
         architecture=architecture,
         layers=layers,
         width=width,

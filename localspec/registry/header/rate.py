@@ -1,7 +1,8 @@
 """Estimate how fast a pair answers with its weights divided between the GPU and main memory.
 
-A pass reads all weights that it needs once, so its time is bytes divided by the speed of the memory they lie
-in, and more rows take a share of that more. The speeds are measured by the loads of earlier pairs. What is
+A pass reads all weights that it needs once, and the cache of its text, so its time is bytes divided by the
+speed of the memory they lie in, and more rows take a share of that more. Of a mixture of experts it reads
+those that its rows choose, wherever they lie. The speeds are measured by the loads of earlier pairs. What is
 compared with the estimates are placements of one pair on one machine, so errors that all of them share do not
 count.
 """
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from localspec.model_traits import find_expert, order_experts
 from localspec.registry.header.model import ModelInfo
 
 GIB = 1 << 30
@@ -85,107 +87,180 @@ def _measure(gib: float, one_row_ms: float, wide_ms: float, rows: int) -> PassSp
     return PassSpeed(one_row_ms / gib, min(row_share, 1.0))
 
 
-@dataclass(frozen=True)
-class PassBytes:
-    """The GiB of a model's weights that a pass reads.
+class Placement(NamedTuple):
+    """Where the weights of a pair lie; what is not on the GPU lies in main memory.
 
-    Of the input embeddings a pass reads a few rows, unless they are the output matrix as well. Of experts it
-    reads those that its rows choose.
+    layers: of the target on the GPU, its last ones, of which the output counts as one; −1: all. cpu_experts:
+    expert tensors of these layers in main memory, in the order of `order_experts`. draft_layers,
+    draft_cpu_experts: the same of the draft. drafts: whether it, or the target's own heads, are loaded.
     """
 
-    model: ModelInfo
+    layers: int = -1
+    cpu_experts: int = 0
+    draft_layers: int = -1
+    draft_cpu_experts: int = 0
+    drafts: bool = True
 
-    def count_gib(self, rows: int = 1) -> float:
-        """Return the GiB that a pass of `rows` rows reads."""
-        dense, experts, used = self._parts
-        return (dense + experts * (1 - (1 - used) ** rows)) * self._scale / GIB
 
-    @cached_property
-    def head_gib(self) -> float:
-        """The GiB that a draft of the model's own MTP heads reads: one layer, and the output matrix."""
-        model = self.model
-        output = model.vocabulary * model.width * model.weights / max(model.parameters, 1)
-        dense, experts, used = self._parts
-        layer = (dense + experts * used) * self._scale / max(model.layers, 1)
-        return (layer + output) / GIB
+class LayerBytes(NamedTuple):
+    """The weights of some layers. experts: each of their tensors, in the order in which they leave a GPU."""
 
-    @cached_property
-    def _parts(self) -> tuple[int, int, float]:
-        """Bytes of other weights and of experts, and the share of the experts that a row uses."""
-        experts = dense = 0
-        names = {tensor.name for tensor in self.model.header.tensors}
-        for tensor in self.model.header.tensors:
-            if tensor.name == "token_embd.weight" and "output.weight" in names:
-                continue
-            if "_exps." in tensor.name:
-                experts += tensor.size
+    dense: float = 0.0
+    experts: tuple[float, ...] = ()
+
+
+# Embeddings of which a pass reads a few rows. llama.cpp keeps them in main memory.
+_INPUTS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBytes:
+    """The weights of a model in bytes, by when a pass reads them.
+
+    inputs: never as a whole. output: what belongs to no layer, in every pass. heads: of its own MTP heads.
+    used: the share of the experts that one row chooses. moe_layers: the layer of each tensor of experts.
+    """
+
+    inputs: float
+    output: float
+    trunk: LayerBytes
+    heads: LayerBytes
+    used: float
+    moe_layers: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> ModelBytes:
+        """Return those of a model. The heads of a sidecar are its trunk."""
+        tensors = model.header.tensors
+        scale = model.weights / max(sum(tensor.size for tensor in tensors), 1)
+        names = {tensor.name for tensor in tensors}
+        inputs = _INPUTS if "output.weight" in names else _INPUTS - {"token_embd.weight"}
+        first_head = model.layers if model.sidecar else model.trunk_layers
+        input_bytes = output = 0.0
+        dense, experts = [0.0, 0.0], dict.fromkeys(order_experts(names), 0.0)
+        for tensor in tensors:
+            size = tensor.size * scale
+            if expert := find_expert(tensor.name):
+                experts[expert] += size
+            elif tensor.name.startswith("blk."):
+                dense[int(tensor.name.split(".")[1]) >= first_head] += size
+            elif tensor.name in inputs:
+                input_bytes += size
             else:
-                dense += tensor.size
-        metadata, prefix = self.model.header.metadata, self.model.architecture
-        count = metadata.get(f"{prefix}.expert_count")
-        used = metadata.get(f"{prefix}.expert_used_count")
-        if type(count) is int and type(used) is int and 0 < used <= count:
-            return dense, experts, used / count
-        return dense, experts, 1.0
+                output += size
+        trunk, heads = (
+            tuple(size for each, size in experts.items() if (each.layer >= first_head) == ahead)
+            for ahead in (False, True)
+        )
+        return cls(
+            input_bytes,
+            output,
+            LayerBytes(dense[0], trunk),
+            LayerBytes(dense[1], heads),
+            _used_share(model),
+            tuple(each.layer for each in experts),
+        )
 
-    @property
-    def _scale(self) -> float:
-        """The weights of all shards, divided by those of the first, whose header is known."""
-        listed = sum(tensor.size for tensor in self.model.header.tensors)
-        return self.model.weights / max(listed, 1)
+    def count_moe_layers(self, cpu_experts: int) -> int:
+        """Return in how many of the first layers `cpu_experts` tensors of experts are."""
+        return self.moe_layers[cpu_experts - 1] + 1 if cpu_experts else 0
+
+    def read_gib(
+        self, on_gpu: float, cpu_experts: int = 0, rows: int = 1, attended: float = 0.0
+    ) -> tuple[float, float]:
+        """Return the GiB that a pass reads on the GPU and in main memory.
+
+        on_gpu: the share of the layers there. attended: bytes of cache that it reads as well.
+        """
+        union, experts = 1 - (1 - self.used) ** rows, self.trunk.experts
+        dense = self.trunk.dense + attended
+        gpu = on_gpu * (dense + union * sum(experts[cpu_experts:])) + self.output * (on_gpu > 0)
+        return gpu / GIB, (self.output + dense + union * sum(experts) - gpu) / GIB
 
 
-def share_on_gpu(target: ModelInfo, layers: int) -> float:
-    """Return the share of a target's weights on a GPU that has `layers` of its layers; −1: all."""
-    return 1.0 if layers < 0 else layers / (target.layers + 1)  # The output counts as one.
+def _used_share(model: ModelInfo) -> float:
+    metadata, prefix = model.header.metadata, model.architecture
+    count = metadata.get(f"{prefix}.expert_count")
+    used = metadata.get(f"{prefix}.expert_used_count")
+    if type(count) is int and type(used) is int and 0 < used <= count:
+        return used / count
+    return 1.0
 
 
 @dataclass(frozen=True)
 class RateEstimate:
     """A pair, and its tokens per second for any placement of its models.
 
-    draft: a draft model or a sidecar. Without one the target's own MTP heads draft, if it has any.
+    draft: a draft model or a sidecar. Without one the target's own MTP heads draft, if it has any. attended:
+    bytes of the target's cache that a pass reads.
     """
 
     target: ModelInfo
     draft: ModelInfo | None
     speeds: MemorySpeeds
+    attended: float = 0.0
 
-    def tokens_per_second(self, layers: int, *, drafts: bool, draft_on_gpu: bool = False) -> float:
-        """Return the rate at the best depth, or that of plain decoding if `drafts` is False.
+    def tokens_per_second(self, placed: Placement) -> float:
+        """Return the rate at the best depth, or that of plain decoding without drafts.
 
-        layers: those of the target on the GPU; −1: all. draft_on_gpu: whether the draft is there as well. A
-        target's own heads are its last layers, which are the first on the GPU.
+        A target's own heads are its last layers, which are the first on the GPU.
         """
-        best = 1 / (self._target_ms(layers, 1) + ROUND_MS)
-        if not drafts:
+        best = 1 / (self._target_ms(placed, 1) + ROUND_MS)
+        if not placed.drafts:
             return 1e3 * best
         is_block = self.draft is not None and self.draft.sidecar in ("dflash", "dspark")
-        step_ms = self._step_ms(draft_on_gpu if self.draft else layers != 0)
-        tokens = 1.0
+        step_ms, tokens = self._step_ms(placed), 1.0
         for depth in range(1, MAX_PLANNED_DEPTH + 1):
             tokens += EXPECTED_ACCEPTANCE**depth
             steps = 1 if is_block else depth
-            round_ms = self._target_ms(layers, depth + 1) + steps * step_ms + ROUND_MS
+            round_ms = self._target_ms(placed, depth + 1) + steps * step_ms + ROUND_MS
             best = max(best, tokens / round_ms)
         return 1e3 * best
 
-    @cached_property
-    def _target_bytes(self) -> PassBytes:
-        return PassBytes(self.target)
+    def read_gib(self, placed: Placement, rows: int = 1) -> tuple[float, float]:
+        """Return the GiB that a pass of the target reads on the GPU and in main memory."""
+        share = self.share_on_gpu(placed)
+        return self.weights.read_gib(share, placed.cpu_experts, rows, self.attended)
+
+    def share_on_gpu(self, placed: Placement) -> float:
+        """Return the share of the target's layers on the GPU."""
+        layers = self.count_layers(placed.drafts)
+        skipped = self.target.layers - layers  # Heads without weights still count as layers.
+        placed_layers = max(placed.layers - 1 - skipped, 0)
+        return 1.0 if placed.layers < 0 else min(placed_layers / layers, 1.0)
+
+    def count_layers(self, drafts: bool) -> int:
+        """Return the number of the target's layers with weights: its heads are only loaded if they draft."""
+        has_heads = drafts and self.draft is None
+        return self.target.layers if has_heads else max(self.target.trunk_layers, 1)
 
     @cached_property
-    def _draft_gib(self) -> float:
-        return PassBytes(self.draft).count_gib() if self.draft else 0.0
+    def weights(self) -> ModelBytes:
+        return ModelBytes.of(self.target)
 
-    def _target_ms(self, layers: int, rows: int) -> float:
-        gib, share = self._target_bytes.count_gib(rows), share_on_gpu(self.target, layers)
-        gpu_ms = self.speeds.gpu.pass_ms(share * gib, rows)
-        ram_ms = self.speeds.ram.pass_ms((1 - share) * gib, rows)
-        return gpu_ms + ram_ms + self.target.layers * LAYER_MS
+    @cached_property
+    def draft_weights(self) -> ModelBytes | None:
+        return ModelBytes.of(self.draft) if self.draft else None
 
-    def _step_ms(self, on_gpu: bool) -> float:
-        speed = self.speeds.gpu if on_gpu else self.speeds.ram
-        if self.draft is None:
-            return speed.pass_ms(self._target_bytes.head_gib, 1) + LAYER_MS
-        return speed.pass_ms(self._draft_gib, 1) + self.draft.layers * LAYER_MS
+    def _target_ms(self, placed: Placement, rows: int) -> float:
+        # A layer whose experts lie apart is computed in two parts.
+        apart = placed.cpu_experts / max(len(self.weights.trunk.experts), 1)
+        parts = 1 + self.share_on_gpu(placed) * min(apart, 1)
+        layers_ms = self.target.layers * LAYER_MS * parts
+        return self._sum_ms(self.read_gib(placed, rows), rows) + layers_ms
+
+    def _step_ms(self, placed: Placement) -> float:
+        draft, apart = self.draft_weights, placed.draft_cpu_experts
+        if self.draft and draft:
+            gib = draft.read_gib(float(placed.draft_layers != 0), apart)
+            return self._sum_ms(gib, 1) + self.draft.layers * LAYER_MS
+        count = max(self.target.layers - self.target.trunk_layers, 1)
+        dense, experts = self.weights.heads
+        # Of several heads, the first one drafts all tokens.
+        head = LayerBytes(dense / count, tuple(size / count for size in experts))
+        apart = max(placed.cpu_experts - len(self.weights.trunk.experts), 0)
+        gib = replace(self.weights, trunk=head).read_gib(float(placed.layers != 0), apart)
+        return self._sum_ms(gib, 1) + LAYER_MS
+
+    def _sum_ms(self, gib: tuple[float, float], rows: int) -> float:
+        return self.speeds.gpu.pass_ms(gib[0], rows) + self.speeds.ram.pass_ms(gib[1], rows)
