@@ -12,6 +12,7 @@ from localspec.engine.llama import Aborted, DecodeError, DecodeFatal, NoKvSlot, 
 from localspec.engine.pair.lane import Lane, choose_interruptions
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import MAX_QUIET_NOISE
+from localspec.engine.read_ahead import ReadAhead, is_own
 from localspec.engine.sampling.guide import GuideBusy
 from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
@@ -23,7 +24,14 @@ from localspec.engine.speculation.hindsight import Hindsight
 from localspec.engine.speculation.verification import DoubtfulToken
 from localspec.engine.statistics import PlainRound, RoundTimes
 from localspec.errors import Cancelled, LocalspecError
-from localspec.protocol.frames import Failed, Frame, Reading, Started, TokenLogprob
+from localspec.protocol.frames import (
+    Failed,
+    Frame,
+    Generate,
+    Reading,
+    Started,
+    TokenLogprob,
+)
 
 MAX_IDLE_PASS_S = 60.0  # a pass in idle time is ended by a new request, if that comes before
 # How long the loop sleeps when every running request waits for its grammar.
@@ -50,16 +58,24 @@ class Engine:
 
     accepts = TokenizedRequest
 
-    def __init__(self, pair: LoadedPair, emit: Emit, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self,
+        pair: LoadedPair,
+        emit: Emit,
+        clock: Clock = time.perf_counter,
+        prepare: Callable[[Generate], None] | None = None,
+    ) -> None:
+        """prepare: has the engine's own requests tokenized and submitted; None: it makes none."""
         self.pair = pair
-        self._emit = emit
+        self._send = emit
         self._clock = clock
         self._scheduler = Scheduler(pair)
-        self._endings = Endings(self._scheduler, emit)
+        self._endings = Endings(self._scheduler, self._emit)
         self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog, clock)
         self._hindsight = Hindsight()
         self._measuring = Backoff(MEASURING_BACKOFFS)
         self._measures = False  # whether passes are measured again in idle time
+        self._ahead = ReadAhead(prepare) if prepare is not None else None
         self.interruption = Interruption()  # called by other threads
         self.rounds = 0
 
@@ -67,10 +83,26 @@ class Engine:
 
     def submit(self, tokenized: TokenizedRequest) -> None:
         """Queue a request, or fail it at once if it can never run."""
+        if self._ahead is not None and tokenized.request.priority == "ahead":
+            self._ahead.accept(tokenized)
+            return
+        self._stop_reading_ahead()
         try:
             self._scheduler.submit(tokenized)
         except Exception as error:  # a bug of ours, too, ends only this request
             self._endings.send_failure(tokenized.request.id, error)
+
+    def _stop_reading_ahead(self) -> None:
+        """Stop reading ahead, because somebody waits; it goes on later."""
+        if self._ahead is not None and (turn := self._ahead.running) is not None:
+            self._ahead.running = None
+            if self.cancel(turn.request.id):
+                self._ahead.put_back(turn)
+
+    def _emit(self, frame: Frame) -> None:
+        """Send a frame of a request, unless it is the engine's own."""
+        if not is_own(frame):
+            self._send(frame)
 
     def cancel(self, request_id: int) -> bool:
         """End a request now. Return False if there is no such request.
@@ -108,6 +140,9 @@ class Engine:
 
         Requests of it that still wait will not be saved either.
         """
+        if self._ahead is not None:
+            self._stop_reading_ahead()
+            self._ahead.forget(conversation)
         self._scheduler.forget(conversation)
         self._hindsight.forget()
         self.pair.forget(conversation)
@@ -174,15 +209,21 @@ class Engine:
 
     @property
     def has_idle_work(self) -> bool:
-        """Whether there is something to learn while nobody waits."""
-        return self._hindsight.is_due or self._measures
+        """Whether there is something to read or to learn while nobody waits."""
+        reads = self._ahead is not None and self._ahead.is_due
+        return reads or self._hindsight.is_due or self._measures
 
     def use_idle_time(self) -> None:
-        """Make one pass to learn from an answer, or measure passes again. A new request ends it.
+        """Begin to read a next turn, learn from an answer, or measure passes again. A new request ends it.
 
         Raises:
             DecodeFatal: As of `step`.
         """
+        if self._ahead is not None and self._ahead.is_due:
+            tokenized = self._ahead.begin(self.pair.shared.slots.count_free_cells)
+            if tokenized is not None:
+                self._scheduler.submit(tokenized)
+            return
         stop = self.interruption.begin_pass((), MAX_IDLE_PASS_S)
         try:
             if self._hindsight.is_due:
@@ -410,6 +451,8 @@ class Engine:
         if sequence.finished:
             self._note_answer(lane, sequence)
             self._endings.finish(lane, sequence)
+            if self._ahead is not None and lane is self.pair.shared:
+                self._ahead.note_answer(sequence)
         elif self._controller.probe(sequence.step, sequence.remaining):
             sequence.tally.comparison.observe_probe(
                 (self._clock() - start) * 1e3, self.pair.drafting_ms() - drafting_ms

@@ -209,6 +209,7 @@ class Scheduler:
                 min_move=min_move_tokens,
                 n_reread=REREAD_TOKENS if request.priority == "editor" else 1,
                 n_expected=expect_answer_tokens(request),
+                slot=tokenized.slot,
             )
         )
         tokenized.saved = None  # it is as large as a model's state, and not needed any more
@@ -355,7 +356,8 @@ class Scheduler:
 
     def _prefill_pace(self, lane: Lane, first: Sequence) -> PrefillPace:
         """Return how long a pass may be that reads the prompt of `first`, and perhaps others."""
-        waits = self.is_decoding or first.reads_in_short_passes
+        is_ahead = first.request.priority == "ahead"
+        waits = self.is_decoding or first.reads_in_short_passes or is_ahead
         can_be_long = self._n_running == 1 or lane.can_interrupt
         return PrefillPace.ALONE if can_be_long and not waits else PrefillPace.BESIDE
 
@@ -523,7 +525,9 @@ class Scheduler:
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = sequence.n_prompt // EXACT_CHUNK_TOKENS * EXACT_CHUNK_TOKENS
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
-        if (conversation := sequence.slot.conversation) is not None:
+        if sequence.request.priority == "ahead":
+            sequence.slot.ahead = range(sequence.tally.cached, sequence.slot.n_past)
+        elif (conversation := sequence.slot.conversation) is not None:
             # What was cached is known already, but for what tells a repeated question from others.
             start = max(sequence.tally.cached - MAX_MATCH_TOKENS, 0)
             for part in split_pictures(sequence.tokens[start:]):

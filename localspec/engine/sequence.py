@@ -72,6 +72,7 @@ class TokenizedRequest:
     guard: LoopGuard | None = None  # None: it may repeat itself without an end
     pictures: tuple[PictureRows, ...] = ()
     exact: bool = False  # the exact lane answers it
+    slot: Slot | None = None  # the only one that it may use
 
     @property
     def n_tokens(self) -> int:
@@ -88,6 +89,7 @@ def _make_tally(tokenized: TokenizedRequest, slot: Slot) -> RequestStatistics:
         moved=slot.moved,
         exact=slot.reused_exact,
         known=slot.known,
+        ahead=slot.reused_ahead,
         loss=slot.loss,
         trace=[] if tokenized.request.timings else None,
     )
@@ -131,6 +133,7 @@ class Sequence:
         self.finish_reason = "stop"
         self.guard = tokenized.guard
         self.must_close_thoughts = False
+        self.pieces: list[Piece] = []  # the answer so far, if its next turn may be read ahead
         self._vocab = vocab
         self._stream = TextStream(
             self.request.stop, tokenized.reader, reveals_draft=self.request.reveal_draft
@@ -314,6 +317,8 @@ class Sequence:
                 break
         self.tally.produced += count
         self.tally.produced_last = count
+        if self.request.read_ahead:
+            self.pieces += pieces
         return count, self._delta(merge_pieces(pieces))
 
     def _end_loop(self) -> bool:
@@ -397,6 +402,8 @@ class Sequence:
         self._report.show(chunk.chars)
         if self._stream.stopped is not None and self.finish_reason == "length":
             self.finish("stop")
+        if self.request.read_ahead:
+            self.pieces += chunk.pieces
         is_whole = self._stream.stopped is None and not self._cut
         return self._delta(chunk.pieces, final=True, is_whole=is_whole)
 

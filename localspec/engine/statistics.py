@@ -22,6 +22,7 @@ class RequestStatistics:
     moved: int = 0  # tokens of `cached` that were moved from another place of the text
     exact: int = 0  # tokens of `cached` before the first one that was ever moved
     known: int = 0  # tokens of the prompt with which an earlier text begins
+    ahead: int = 0  # tokens of `cached` that were read before the request came
     loss: CacheLoss | None = None  # why some of them were read again
     drafted: int = 0
     accepted: int = 0
@@ -89,6 +90,7 @@ class RequestStatistics:
             cache_shift_n=self.moved,
             cache_exact_n=self.exact,
             cache_known_n=max(self.known, self.cached),
+            cache_ahead_n=self.ahead or msgspec.UNSET,
             cache_loss=self.loss or msgspec.UNSET,
             prompt_n=n_read,
             prompt_ms=prompt_ms,

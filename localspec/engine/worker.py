@@ -38,6 +38,7 @@ from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
 from localspec.engine.prompt.special_tokens import SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.prompt.template_process import end_spare_children
+from localspec.engine.read_ahead import is_own
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.errors import Cancelled, LoadFailed, LocalspecError
 from localspec.protocol import frames
@@ -166,8 +167,9 @@ class Worker:
         self._close()
 
     def send(self, frame: Frame) -> None:
-        """Send one frame. If the daemon is gone, this process ends."""
-        self._send(frames.encode_frame(frame))
+        """Send one frame that the daemon awaits. If the daemon is gone, this process ends."""
+        if not is_own(frame):
+            self._send(frames.encode_frame(frame))
 
     def _send(self, data: bytes | bytearray) -> None:
         with self._sending:
@@ -327,7 +329,7 @@ class Worker:
         finally:
             for thread in learning:
                 thread.join()
-        self._engine = Engine(pair, self._emit)
+        self._engine = Engine(pair, self._emit, prepare=self._preparers.put)
         # Each thread gets its own renderer: a template may take seconds over a long chat.
         texts, dialect = self._renderers[0].texts, self._renderers[0].dialect
         self._renderers += [TemplateRenderer(*texts, dialect) for _ in range(SLOW_THREADS)]

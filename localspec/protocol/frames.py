@@ -194,7 +194,8 @@ class Generate(Frame, omit_defaults=True):
     # Length in tokens from which a cached chunk may be moved to another position. The result is
     # close to what prefilling it there would give, but not equal. 0: none may be moved.
     n_cache_reuse: int = 0
-    priority: Literal["chat", "editor"] = "chat"
+    # "ahead": read while nobody waits; the worker makes such requests itself.
+    priority: Literal["chat", "editor", "ahead"] = "chat"
     reveal_draft: bool = False
     max_predict_ms: int | None = None  # end the answer at the first newline after this time
     single_line_indent: int | None = None  # end the answer at a line indented less than this
@@ -204,6 +205,7 @@ class Generate(Frame, omit_defaults=True):
     timings: bool = False  # deltas include the time taken so far
     progress: bool = False  # report every pass that prefills the prompt, also the last one
     private: bool = False  # without a conversation, save nothing of this request
+    read_ahead: bool = False  # the chat's next turn may be read while nobody waits
 
 
 EmbeddingInput = str | list[int | str]  # a text, token ids, or texts and ids mixed
@@ -447,12 +449,13 @@ class Timings(msgspec.Struct):
     """llama-server's `timings`, with its names. Times are milliseconds; rates are tokens per second.
 
     As in llama-server, `predicted_ms` is the time from the first token to the last, and the rates
-    of predicted tokens do not include the first one. Four fields are extensions:
+    of predicted tokens do not include the first one. Five fields are extensions:
 
     - `cache_shift_n`: cached tokens that were moved in the cache for this request.
     - `cache_exact_n`: cached tokens before the first one that was moved, for this request or an
       earlier one. If it is less than `cache_n`, the answer is only close to what prefilling
       everything would give. It is left out if it is not known, as for another server.
+    - `cache_ahead_n`: cached tokens that were read before the request came, while nobody waited.
     - `cache_known_n`: tokens with which the prompt and a recent prompt and answer begin alike. What
       follows is new, or stands behind a change.
     - `cache_loss`: why less than that is cached. `evicted`: the earlier text had to make room.
@@ -473,6 +476,7 @@ class Timings(msgspec.Struct):
     draft_n_accepted: int = 0
     cache_exact_n: int | msgspec.UnsetType = msgspec.UNSET
     cache_known_n: int | msgspec.UnsetType = msgspec.UNSET
+    cache_ahead_n: int | msgspec.UnsetType = msgspec.UNSET
     cache_loss: CacheLoss | msgspec.UnsetType = msgspec.UNSET
 
 

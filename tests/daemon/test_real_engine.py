@@ -396,6 +396,37 @@ def test_truncating_a_mapped_file_does_not_harm_the_daemon(home: Home) -> None:
         daemon.stop()
 
 
+def test_a_next_turn_is_read_while_nobody_waits(home: Home) -> None:
+    """The template drops thoughts. The longer the pause before the next question, the more is read."""
+    folder = home.root / "config"
+    folder.mkdir()
+    (folder / "mine.jinja").write_text(
+        "{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}|assistant|<think>\n{% endif %}"
+    )
+    (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "mine.jinja"\n')
+    RunningDaemon(home)
+    fields: dict[str, Any] = {"reasoning_budget_tokens": 16, "max_tokens": 100, "ignore_eos": True}
+    for attempt in range(10):
+        chat: list[dict[str, str]] = [{"role": "user", "content": f"Question {attempt}?"}]
+        message = home.request("POST", "/v1/chat/completions", {"messages": chat, **fields}).json[
+            "choices"
+        ][0]["message"]
+        assert message["reasoning_content"]
+        time.sleep(0.1 * 2**attempt)
+        chat += [
+            {"role": "assistant", "content": message["content"]},
+            {"role": "user", "content": "And?"},
+        ]
+        timings = home.request("POST", "/v1/chat/completions", {"messages": chat, **fields}).json[
+            "timings"
+        ]
+        if ahead := timings.get("cache_ahead_n", 0):
+            break
+    assert 32 < ahead <= timings["cache_n"]
+    assert timings["prompt_n"] < 24
+
+
 def test_a_custom_template_and_defaults_override_the_file(home: Home) -> None:
     """An edit takes effect with the next question."""
     folder = home.root / "config"

@@ -358,5 +358,6 @@ KEYS = (
     ("Alt-Enter", 'Start a new line. Text between """ and """ may span several lines.'),
     ("Tab", "Complete a command, a file, a pair or a setting."),
     ("Ctrl-C", "Stop the answer, or clear the line."),
+    ("Ctrl-\\", "End the thoughts, so that the answer follows."),
     ("a space first", "Send a message that begins with a slash as it is."),
 )

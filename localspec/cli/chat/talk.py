@@ -238,7 +238,7 @@ class Conversation:
         else:
             question = self.client.undo(self.id)
             self._refresh()
-        self.last.pop("usage", None)  # the tokens of a longer conversation
+        self.last = {key: self.last[key] for key in self.last if key == "model"}
         return question
 
     def as_history_entry(self) -> dict[str, Any]:

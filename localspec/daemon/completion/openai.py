@@ -147,7 +147,7 @@ def sum_timings(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
         return parts[0]
     result = frames.Timings()
     counts = "cache_n", "cache_shift_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"
-    for name in (*counts, "cache_exact_n", "cache_known_n"):
+    for name in (*counts, "cache_exact_n", "cache_known_n", "cache_ahead_n"):
         values = [getattr(part, name) for part in parts]
         setattr(result, name, UNSET if UNSET in values else sum(values))
     result.cache_loss = next((part.cache_loss for part in parts if part.cache_loss), UNSET)

@@ -6,7 +6,9 @@ import contextlib
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
@@ -300,18 +302,13 @@ def engine_requests(
         InvalidRequest: the request has two constraints, a bias for something else than a token, or a
             prediction that is not text.
     """
-    # Mirostat and adaptive-p depend on every token that was drawn before. Drafted tokens are verified
-    # together, before any of them is drawn.
-    is_adaptive = request.adaptive_target is not None and request.adaptive_target >= 0.0
-    unsupported = {"mirostat": request.mirostat, "adaptive_target": is_adaptive}
-    for name, is_used in {**unsupported, "lora": request.lora}.items():
-        if is_used:
-            raise InvalidRequest.at(name, "is not supported; leave it out.")
+    _refuse_unsupported(request)
     minimum, maximum = request.min_tokens or 0, max_tokens(request)
     if maximum is not None and minimum > maximum:
         raise InvalidRequest.at(
             "min_tokens", f"is {minimum}, but the answer may have at most {maximum} tokens."
         )
+    private = request.localspec is not None and request.localspec.private
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     shared: dict[str, Any] = {
         **more,
@@ -327,7 +324,8 @@ def engine_requests(
         "loop_guard": request.loop_guard,
         "cache_prompt": request.cache_prompt,
         "n_cache_reuse": request.n_cache_reuse,
-        "private": request.localspec is not None and request.localspec.private,
+        "private": private,
+        "read_ahead": not private and not _is_on_battery(int(time.monotonic() // 60)),
         "reveal_draft": request.reveal_draft,
         "timings": request.timings_per_token,
         "progress": request.return_progress,
@@ -337,6 +335,28 @@ def engine_requests(
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
+
+
+def _refuse_unsupported(request: GenerationRequest) -> None:
+    # Mirostat and adaptive-p depend on every token that was drawn before. Drafted tokens are verified
+    # together, before any of them is drawn.
+    is_adaptive = request.adaptive_target is not None and request.adaptive_target >= 0.0
+    unsupported = {
+        "mirostat": request.mirostat,
+        "adaptive_target": is_adaptive,
+        "lora": request.lora,
+    }
+    for name, is_used in unsupported.items():
+        if is_used:
+            raise InvalidRequest.at(name, "is not supported; leave it out.")
+
+
+@lru_cache(1)
+def _is_on_battery(_minute: int) -> bool:
+    """Whether the machine runs on its battery, asked once a minute."""
+    from localspec.machine import Host, is_on_battery
+
+    return is_on_battery(Host.current())
 
 
 def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:

@@ -252,6 +252,8 @@ class Slot:
     moves: int = 0  # how often its text was moved since it was read
     reused: int = 0  # tokens that the present request did not have to read
     n_prompt: int = 0  # tokens of the present request's prompt
+    ahead: range = range(0)  # tokens that were read while nobody waited,
+    reused_ahead: int = 0  # and those of them that the present request did not have to read
     known: int = 0  # tokens of that prompt with which some earlier text begins
     loss: CacheLoss | None = None  # why more than `reused` of them are read again, if they are
     moved: int = 0  # tokens of `reused` that were moved

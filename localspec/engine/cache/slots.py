@@ -43,7 +43,8 @@ class SlotRequest:
     reuse: whether anything cached may be used. align: reuse ends at a multiple of this many tokens. saved: a
     prefix that may be restored, besides those in the store. min_move: fewest tokens of a chunk that may be
     moved from another place, which is inexact; 0: none. n_reread: tokens at the end of the prompt that are
-    always read. n_expected: tokens to generate.
+    always read. n_expected: tokens to generate. slot: the only one that may be used; what it loses is not
+    saved.
     """
 
     prompt: Sequence[int]
@@ -53,6 +54,7 @@ class SlotRequest:
     min_move: int = 0
     n_reread: int = 1
     n_expected: int = 0
+    slot: Slot | None = None
 
     @property
     def moves(self) -> bool:
@@ -186,6 +188,10 @@ class Slots:
             self.evict()
         return next(slot.id for slot in self._slots if not slot.n_past)
 
+    def count_free_cells(self) -> int:
+        """Return how many tokens can be read without taking a cell from another text."""
+        return self._target.n_ctx - sum(slot.n_past for slot in self._slots)
+
     def acquire(self, request: SlotRequest) -> Slot:
         """Return a free slot that holds as much of the prompt as possible; its `n_past` says how much.
 
@@ -198,12 +204,17 @@ class Slots:
     def plan(self, request: SlotRequest) -> SlotPlan:
         """Return the slot for a request, and what it keeps or gets of other slots. Changes nothing."""
         usable = {slot.id: self._usable(slot, request) for slot in self._slots}
+        if (only := request.slot) is not None:
+            return SlotPlan(only, only, usable[only.id], usable[only.id])
         moves = request.moves and self._parking.free
         return plan_slot(request, self._slots, usable, chunks_move=moves, cuttable=self.cuttable)
 
     def _apply(self, request: SlotRequest, plan: SlotPlan) -> Slot:
         """Make the slot of a plan hold what it says, or more where a saved prefix is restored into it."""
         slot, source, prompt, n_kept = plan.slot, plan.source, list(request.prompt), plan.n_kept
+        if request.slot is not None:
+            self._occupy(slot, prompt, n_kept, saves=False)
+            return slot
         if plan.chunks:
             self._occupy(slot, prompt, n_kept, plan.chunks)
             self._save_costly_idle(prompt, n_kept, request.n_expected, (slot,))
@@ -295,10 +306,12 @@ class Slots:
         n_kept: int,
         chunks: Sequence[MovableChunk] = (),
         forks: Sequence[int] = (),
+        *,
+        saves: bool = True,
     ) -> None:
         """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens.
 
-        forks: where other texts part from the prompt.
+        forks: where other texts part from the prompt. saves: whether what it loses may be saved.
         """
         self._use_count += 1
         slot.busy, slot.last_used, n_moves = True, self._use_count, slot.moves
@@ -306,13 +319,17 @@ class Slots:
         slot.window, slot.along_s = 0, 0.0
         if chunks:
             self._parking.park(slot, list(chunks))
-        else:
+        elif saves:
             self._save_to_memory(slot, n_kept)
         if self._prefixes is not None:
             self._prefixes.now += 1
             slot.requested_at = self._prefixes.now
         n_kept = self._cut(slot, n_kept)
         slot.tokens, slot.n_past = prompt, n_kept
+        slot.reused_ahead, slot.ahead = (
+            len(range(n_kept)[slot.ahead.start : slot.ahead.stop]),
+            range(0),
+        )
         slot.moved = sum(chunk.length for chunk in chunks)
         slot.reused = n_kept + slot.moved
         if chunks:

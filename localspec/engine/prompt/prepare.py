@@ -61,6 +61,7 @@ from localspec.protocol.frames import (
     Detokenize,
     Generate,
     InfillPrompt,
+    Message,
     MixedPrompt,
     Prompt,
     Sampling,
@@ -200,6 +201,7 @@ class Preparer:
                 "This model writes text and computes no embeddings.", param="model"
             )
         self._rendered = ""
+        self._check_certain(request)
         reasoning = bool(request.thoughts)
         note = self._set_thoughts(request)
         tokens = self.tokens(request.prompt, pictures)
@@ -234,6 +236,16 @@ class Preparer:
         if self._grammars.ready(job):
             return self._with_grammar(tokenized)
         return Unfinished(partial(self._with_grammar, tokenized))
+
+    def _check_certain(self, request: Generate) -> None:
+        """Raise InvalidRequest if a next turn depends on whether the client sends thoughts back."""
+        prompt = request.prompt
+        if request.priority != "ahead" or not isinstance(prompt, ChatPrompt):
+            return
+        *messages, answer, question = prompt.messages
+        messages += Message(answer.role, answer.content), question
+        if self.render(prompt) != self.render(msgspec.structs.replace(prompt, messages=messages)):
+            raise InvalidRequest("The next turn depends on whether it has the thoughts.")
 
     def _with_grammar(
         self, tokenized: TokenizedRequest, is_cancelled: IsCancelled = NEVER_CANCELLED
@@ -334,7 +346,7 @@ class Preparer:
 
     def _saved_prefix(self, request: Generate, tokens: list[int], exact: bool) -> Prefix | None:
         """Return the saved state of the prompt's beginning, if any; the last token is always read."""
-        if not request.cache_prompt or request.priority == "editor":
+        if not request.cache_prompt or request.priority != "chat":
             return None
         return self._pair.load_saved_prefix(tokens[:-1], exact)
 

@@ -1,0 +1,238 @@
+"""The next turn of a chat is read while nobody waits, and costs no other request anything."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.engine.engine import Engine
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.errors import LocalspecError
+from localspec.protocol.frames import (
+    ChatPrompt,
+    Constraint,
+    Generate,
+    Message,
+    PairFiles,
+    ThinkingLimit,
+)
+from tests.support.heads import contextual_heads
+from tests.support.recurrent import lfm2_pair
+from tests.support.rescoring import assert_alike
+from tests.support.running import GREEDY, Answer, Running, running
+
+MARKERS = ("<think>", "</think>")
+TURNS = """{% for m in messages -%}
+[{{ m.role }}]{% if KEEPS %}{{ m.reasoning_content }}{% endif %}{{ m.content }}[end]
+{% endfor %}"""
+OPENING = "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+DROPS = TURNS.replace("KEEPS", "false") + OPENING
+KEEPS = TURNS.replace("KEEPS", "m.reasoning_content") + OPENING
+# An answer of 80 letters behind thoughts of 12 tokens.
+ANSWER = Constraint("grammar", "root ::= [a-z]{80}")
+THINKING = ThinkingLimit(12, [MARKERS])
+
+
+class Chats(Running):
+    """An engine that reads ahead, with chats by a template. `sent` are the ids of all frames."""
+
+    def use(self, template: str) -> None:
+        self._renderer.close()
+        self._renderer = TemplateRenderer(template, "", "")
+        self.preparer = Preparer(self.pair, self._renderer)
+        self.engine = Engine(self.pair, self.receive, prepare=self.prepare)
+        self.sent: list[int] = []
+
+    def receive(self, frame: Any) -> None:
+        self.sent.append(frame.id)
+        self._receive(frame)
+
+    def prepare(self, request: Generate) -> None:
+        with contextlib.suppress(LocalspecError):  # which is sent to nobody
+            self.engine.submit(self.preparer.prepare(request))
+
+    def begin(self, messages: list[Message], **options: Any) -> int:
+        self._next += 1
+        request = Generate(
+            self._next,
+            ChatPrompt(messages),
+            GREEDY,
+            **{
+                "constraint": ANSWER,
+                "thinking": THINKING,
+                "thoughts": [MARKERS],
+                "read_ahead": True,
+                **options,
+            },
+        )
+        self.submit(self.preparer.prepare(request))
+        return self._next
+
+    def chat(self, messages: list[Message], **options: Any) -> Answer:
+        number = self.begin(messages, **options)
+        self.finish()
+        return self.answers[number]
+
+    def rest(self, rounds: int = 1000) -> None:
+        """Let the engine use its idle time to read for so many rounds."""
+        for _ in range(rounds):
+            if self.engine.active:
+                self.engine.step()
+            elif (ahead := self.engine._ahead) is not None and ahead.is_due:
+                self.engine.use_idle_time()
+
+
+@pytest.fixture(params=["full attention", "hybrid", "sliding window"])
+def chats(
+    contextual_files: PairFiles,
+    models: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Chats]:
+    monkeypatch.setattr("tests.support.running.Running", Chats)
+    files = {
+        "full attention": lambda: contextual_files,
+        "hybrid": lambda: lfm2_pair(models / "lfm2"),
+        "sliding window": lambda: contextual_heads(models, "gemma4"),
+    }
+    with running(files[request.param](), n_ctx=2048, prefix_bytes=1 << 24) as engine:
+        assert isinstance(engine, Chats)
+        engine.use(DROPS)
+        yield engine
+
+
+def question(text: str) -> Message:
+    return Message("user", text)
+
+
+def follow(messages: list[Message], answer: Answer, text: str) -> list[Message]:
+    """Return a chat with an answer, as a client sends it that keeps no thoughts, and the next question."""
+    return [*messages, Message("assistant", answer.text), question(text)]
+
+
+def unread(answer: Answer) -> int:
+    return answer.done.timings.prompt_n
+
+
+def ahead(answer: Answer) -> int:
+    return answer.done.timings.cache_ahead_n or 0
+
+
+def slot_texts(engine: Running) -> list[list[int]]:
+    return [list(slot.cached) for slot in engine.pair.shared.slots]
+
+
+FIRST = [question("first question")]
+
+
+def test_a_follow_up_reads_only_what_is_new(chats: Chats) -> None:
+    plain = chats.chat(follow(FIRST, chats.chat(FIRST), "and then"))
+    assert unread(plain) > 100
+    assert not ahead(plain)
+    chats.forget()
+    first = chats.chat(FIRST)
+    assert len(first.text) == 80
+    chats.rest()
+    second = chats.chat(follow(FIRST, first, "and then"))
+    new = len(
+        chats.pair.vocab.tokenize(
+            "and then[end]\n[assistant]<think>\n", add_special=False, parse_special=True
+        )
+    )
+    assert unread(second) <= new + 1
+    assert ahead(second) > 80
+    prompt = second.all_tokens[: second.done.prompt_tokens]
+    assert_alike(chats.pair.files.target, prompt, second.tokens[:12], plain.tokens[:12])
+    assert min(chats.sent) > 0
+
+
+def test_a_next_turn_that_depends_on_the_client_is_not_read(chats: Chats) -> None:
+    chats.use(KEEPS)
+    first = chats.chat(FIRST)
+    chats.rest()
+    assert not ahead(chats.chat(follow(FIRST, first, "and then")))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"read_ahead": False},
+        {"max_tokens": 8},  # nothing but thoughts
+        {"thinking": None, "thoughts": []},  # no thoughts: the cache has the answer
+    ],
+)
+def test_other_answers_have_no_next_turn(chats: Chats, options: dict[str, Any]) -> None:
+    chats.chat(FIRST, **options)
+    texts = slot_texts(chats)
+    chats.rest()
+    assert slot_texts(chats) == texts
+
+
+def test_nothing_is_read_into_the_slots_of_others(chats: Chats) -> None:
+    """All slots hold a text, and each stays but that of the answer."""
+    for number in range(chats.pair.models.parallel + 1):
+        chats.ask([300 + number] * 60, 4)
+    first = chats.chat(FIRST)
+    texts = slot_texts(chats)
+    chats.rest()
+    assert sum(a != b for a, b in zip(slot_texts(chats), texts, strict=True)) == 1
+    assert ahead(chats.chat(follow(FIRST, first, "and then"))) > 80
+
+
+def test_a_full_context_is_not_read_ahead(chats: Chats) -> None:
+    chats.ask([300] * (chats.pair.n_ctx - 220), 4)
+    first = chats.chat(FIRST)
+    texts = slot_texts(chats)
+    chats.rest()
+    assert slot_texts(chats) == texts
+    assert not ahead(chats.chat(follow(FIRST, first, "and then")))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_request_that_comes_meanwhile_is_served_at_once(chats: Chats, seed: int) -> None:
+    """After any number of rounds; the next turn is read on behind it."""
+    rng = random.Random(seed)
+    lane = chats.pair.shared
+    lane.reading.expected = type(lane.reading.expected)(1e-2, 0.0)  # so that passes are short
+    alone = chats.ask([300, 17, 402], 12).tokens
+    chats.forget()
+    first = chats.chat(FIRST)
+    chats.rest(rng.randrange(12))
+    other = chats.start([300, 17, 402], 12)
+    chats.engine.step()
+    assert chats.sequence(other).generated
+    chats.finish()
+    assert_alike(chats.pair.files.target, [300, 17, 402], chats.answers[other].tokens, alone)
+    chats.rest()
+    second = chats.chat(follow(FIRST, first, "and then"))
+    assert ahead(second) + unread(second) > 100
+    assert unread(second) < 60
+
+
+def test_a_follow_up_before_the_idle_time_is_over_is_right(chats: Chats) -> None:
+    first = chats.chat(FIRST)
+    messages = follow(FIRST, first, "and then")
+    second = chats.chat(messages)  # with the first one's next turn still to be read
+    chats.rest()
+    third = chats.chat(follow(messages, second, "and more"))
+    assert unread(third) < 60
+    assert min(chats.sent) > 0
+
+
+@pytest.mark.parametrize("rounds", [0, 2, 1000])
+@pytest.mark.parametrize("conversation", [None, "mine"])
+def test_nothing_of_a_forgotten_chat_is_read(
+    chats: Chats, rounds: int, conversation: str | None
+) -> None:
+    chats.chat(FIRST, conversation="mine")
+    chats.rest(rounds)
+    chats.engine.forget(conversation)
+    chats.rest()
+    assert not any(slot.cached for slot in chats.pair.shared.slots)
+    assert not len(chats.pair.memory)
