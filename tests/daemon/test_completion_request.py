@@ -92,7 +92,7 @@ def test_fields_are_translated(fields: Any, expected: Any) -> None:
     if "top_logprobs" in expected or "cache_prompt" in expected:
         frame = {**translate_chat(**fields)[0], **frame}
     assert {name: frame.get(name) for name in expected} == expected
-    always = {"type", "id", "prompt", "sampling", "speculative", "shown", "thoughts"}
+    always = {"type", "id", "prompt", "read_ahead", "sampling", "speculative", "shown", "thoughts"}
     assert set(frame) - set(expected) <= always
 
 
