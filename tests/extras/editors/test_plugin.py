@@ -83,7 +83,7 @@ class Desk:
         self.server.requests.clear()
         self.suggestion = " a + b"
         self.opened += 1
-        self.editor.type(f"\x1b\x1b:only! | let g:opened = {self.opened}\r")
+        self.editor.type(f"\x1b\x1b:%bwipeout! | let g:opened = {self.opened}\r")
         # Keys typed earlier may still go to this file. An editor that notices a change of the file asks a
         # question and takes the next keys as the answer.
         self.editor.until("get(g:, 'opened')", self.opened)
@@ -557,9 +557,10 @@ def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
     editor.type(f":edit {other_file}\r")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] == 0, "reading ahead")
     (_, body) = desk.server.requests[-1]
-    # A slow machine also visits a second place of it.
-    assert {entry["filename"] for entry in body["input_extra"]} == {"sum.py"}
-    assert "line 0x" in body["input_extra"][0]["text"]
+    # Places of the file as an earlier test had it may come before.
+    (place,) = [entry for entry in body["input_extra"] if "line " in entry["text"]]
+    assert place["filename"] == "sum.py"
+    assert "line 0x" in place["text"]
     editor.type("A")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] > 0, "a request")
     assert desk.server.requests[-1][1]["input_extra"] == body["input_extra"]

@@ -96,7 +96,7 @@ function! localspec#context#left() abort
   if len(filter(split(text, "\n"), {_, line -> line =~# '\S'})) < s:least
     return
   endif
-  let piece = {'buffer': bufnr(), 'first': first, 'name': expand('%:t'), 'text': text}
+  let piece = {'path': expand('%:p'), 'first': first, 'name': expand('%:t'), 'text': text}
   call s:without(s:next, piece)
   call add(s:next, piece)
 endfunction
@@ -124,5 +124,5 @@ endfunction
 " Drop the pieces that show much of what this one shows.
 function! s:without(pieces, piece) abort
   call filter(a:pieces, {_, each -> each.text !=# a:piece.text
-        \ && (each.buffer != a:piece.buffer || abs(each.first - a:piece.first) >= s:piece * 3 / 4)})
+        \ && (each.path !=# a:piece.path || abs(each.first - a:piece.first) >= s:piece * 3 / 4)})
 endfunction
