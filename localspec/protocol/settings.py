@@ -100,6 +100,9 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     parallel: Sequences = 4
     n_threads: Threads = 0
     n_batch: Annotated[int, Meta(ge=64, le=1 << 16)] = 512
+    n_ubatch: Annotated[int, Meta(ge=0, le=1 << 16)] = (
+        0  # rows that a GPU computes at once; 0: n_batch
+    )
     n_gpu_layers: Layers = -1  # layers of the target on a GPU; -1: all
     draft_gpu_layers: Layers = -1  # layers of the draft model on a GPU; -1: all
     cpu_experts: Experts = 0  # expert tensors of these layers that lie in main memory

@@ -157,6 +157,21 @@ def test_experts_of_a_draft_lie_apart_too(tmp_path: Path, log_lines: list[str]) 
         assert engine.ask(PROMPT, 8, speculative=drafting(3)).done.speculation.drafted > 0
 
 
+def test_only_the_target_reads_in_wide_passes(tmp_path: Path, endpoint: str) -> None:
+    target, draft = (
+        architectures.write("qwen3moe", tmp_path, experts=True, seed=seed) for seed in (0, 1)
+    )
+    files = PairFiles("wide", str(target), str(draft), rpc=(endpoint,))
+    with running(files, cpu_experts=3, n_batch=64, n_ubatch=256) as engine:
+        assert engine.pair.drafter
+        widths = engine.pair.shared.context.n_ubatch, engine.pair.drafter.context.n_ubatch
+        assert widths == (256, 64)
+        answer = engine.ask(PROMPT * 50, 8, speculative=drafting(2))
+    with running(PairFiles("alone", str(target))) as alone:
+        truth = alone.ask(PROMPT * 50, 8, speculative=PLAIN)
+    assert answer.tokens == truth.tokens
+
+
 def limit_memory(pid: int, more: int) -> None:
     """Let a process have only so many bytes more than now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])

@@ -214,7 +214,7 @@ def test_a_plan_is_nearly_the_fastest_on_every_gpu(small: ModelInfo, name: str, 
         plan = fit.fit_pair(target, draft, free, load)
         assert plan.context == 8192
         assert plan.on_gpu <= free.vram
-        ways = Ways(target, draft, free, load)
+        ways = Ways(target, draft, free, replace(load, rows=plan.rows))
         assert rate_of(plan, ways) >= 0.97 * ways.best_rate(), f"{vram} GiB"
 
 
@@ -237,7 +237,7 @@ def test_no_other_placement_is_much_faster_on_any_machine(
         return
     if plan.context < context or (not plan.draft and not plan.compared):
         return  # Memory does not hold the drafts at this context, whatever is faster.
-    ways = Ways(target, draft, FreeMemory(ram, vram), load)
+    ways = Ways(target, draft, FreeMemory(ram, vram), replace(load, rows=plan.rows))
     assert rate_of(plan, ways) >= 0.95 * ways.best_rate()
 
 
@@ -258,13 +258,33 @@ def test_experts_are_placed_at_least_as_well_as_by_llama_cpp(
         draft = replace(draft, sidecar="dflash" if kind == "dflash" else None)
     for vram in (4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48):
         free, load = FreeMemory(512 * GIB, vram * GIB), LoadOptions(8192)
-        plan, ways = fit.fit_pair(target, draft, free, load), Ways(target, draft, free, load)
+        plan = fit.fit_pair(target, draft, free, load)
+        ways = Ways(target, draft, free, replace(load, rows=plan.rows))
         assert plan.on_gpu <= free.vram
         assert plan.needed - plan.on_gpu <= free.ram
         rate = rate_of(plan, ways)
         assert plan.rate == pytest.approx(rate)
         assert rate >= 0.97 * ways.best_rate(), f"{vram} GiB"
         assert rate >= (1 - 1e-9) * ways.fit_of_llama_cpp(), f"{vram} GiB"
+
+
+@pytest.mark.parametrize("kind", ["none", "draft model", "own heads"])
+def test_prompts_are_read_in_wide_passes_where_experts_are_copied(
+    small: ModelInfo, kind: str
+) -> None:
+    """Their buffers take little memory from experts. Heads read the states of every row, and keep theirs."""
+    target = published.describe(
+        small, published.MODELS["Qwen3.6-35B-A3B"], heads=kind == "own heads"
+    )
+    draft = describe(small, Numbers(0.5, 24, 896, 128)) if kind == "draft model" else None
+    for rows in (fit.PASS_ROWS, fit.WIDE_PASS_ROWS):
+        free, load = FreeMemory(64 * GIB, 12 * GIB), LoadOptions(8192, rows=rows)
+        plan = fit.fit_pair(target, draft, free, load)
+        assert plan.placed.cpu_experts
+        is_wide = rows == fit.WIDE_PASS_ROWS or kind != "own heads" or not plan.draft
+        assert plan.rows == (fit.WIDE_PASS_ROWS if is_wide else fit.PASS_ROWS)
+    whole = fit.fit_pair(target, draft, FreeMemory(64 * GIB, 32 * GIB), LoadOptions(8192))
+    assert (whole.placed.cpu_experts, whole.rows) == (0, fit.PASS_ROWS)
 
 
 def test_drafts_that_push_too_many_layers_off_the_gpu_are_left_out(small: ModelInfo) -> None:

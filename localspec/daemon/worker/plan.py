@@ -159,6 +159,7 @@ class LoadPlanner:
             changes["n_gpu_layers"] = chosen.gpu_layers
             changes["draft_gpu_layers"] = chosen.placed.draft_layers
             changes["cpu_experts"] = chosen.placed.cpu_experts
+            changes["n_ubatch"] = chosen.rows if chosen.rows > settings.n_batch else 0
             changes["draft_cpu_experts"] = chosen.placed.draft_cpu_experts
         changed = msgspec.structs.replace(changed, **changes)
         if not chosen.draft:

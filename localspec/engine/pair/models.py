@@ -115,6 +115,8 @@ class PairModels:
         given, types = self.settings, self.settings.kv_types
         needs_f16 = model is self.draft and why_kv_type_unsupported(model, types)
         attention, n_ubatch = given.flash_attention if exact else self.attention, given.n_batch
+        if chooses and not exact:  # only the target's shared lane reads prompts in wide passes
+            n_ubatch = given.n_ubatch or n_ubatch
         if attention != given.flash_attention:
             n_ubatch = min(n_ubatch, PICTURE_PASS_ROWS if self.reads_pictures else CPU_PASS_ROWS)
         settings = ContextSettings(

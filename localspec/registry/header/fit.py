@@ -34,6 +34,9 @@ from localspec.registry.header.rate import LayerBytes, MemorySpeeds, Placement, 
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
 F16: tuple[KvType, KvType] = "f16", "f16"
 PASS_ROWS = 512  # of the widest pass (the engine's `n_batch`)
+# The same where experts lie in main memory. A pass that reads a prompt copies them to the GPU, however many
+# rows it has, so that few wide passes read it sooner.
+WIDE_PASS_ROWS = 2048
 # Rows of a pass of an embedding model: half as many if the model could also write text, and the whole context
 # if a text must be read in one pass.
 EMBEDDING_PASS_ROWS = 512
@@ -57,7 +60,8 @@ class LoadOptions:
     `EngineSettings.cpu_flash_attention`. chosen: whether the CPU chose the attention. exact: whether
     there is a lane for exact mode, which has a cache of its own. prefixes: the maximum bytes for
     prompts without a slot. projector: the bytes that a projector for pictures needs. cuda: whether layers
-    are on a GPU with CUDA's kernels. speeds: of both memories, by which placements are compared.
+    are on a GPU with CUDA's kernels. speeds: of both memories, by which placements are compared. rows: of the
+    target's widest pass.
     """
 
     context: int = 0
@@ -70,6 +74,7 @@ class LoadOptions:
     projector: int = 0
     cuda: bool = False
     speeds: MemorySpeeds = field(default_factory=MemorySpeeds)
+    rows: int = PASS_ROWS
 
     @property
     def quantizes(self) -> bool:
@@ -103,7 +108,7 @@ def need_of_target(model: ModelInfo, load: LoadOptions) -> NeedView:
     if model.pooling:
         return _need_of_embedding(model, load)
     rows = load.parallel * (_SEQUENCE_DRAFT_TOKENS + 1) + _ADDED_DRAFT_TOKENS
-    need = _compute_need(model, load, load.parallel, rows)
+    need = _compute_need(model, load, load.parallel, rows, load.rows)
     need = msgspec.structs.replace(need, weights=need.weights + load.projector)
     if not load.exact:
         return need
@@ -170,11 +175,13 @@ def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> NeedView:
     )
 
 
-def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int) -> NeedView:
-    """Return the bytes of a model that decodes `sequences`, with logits for `rows` rows."""
+def _compute_need(
+    model: ModelInfo, load: LoadOptions, sequences: int, rows: int, widest: int = PASS_ROWS
+) -> NeedView:
+    """Return the bytes of a model that decodes `sequences`, with logits for `rows` of a pass's rows."""
     copies = 1 + _SNAPSHOTS * (model.rollback == "snapshots")
     logit_bytes = rows * model.vocabulary * 4
-    layer_bytes = PASS_ROWS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
+    layer_bytes = widest * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
     # With a window there are two masks, one with it and one without.
     mask_cells = load.context * (2 if model.rollback == "short" or model.reads_target_cache else 1)
     always_flash = is_hybrid(model.architecture) and not model.sidecar
@@ -183,9 +190,9 @@ def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int
     # llama.cpp turns flash attention off without a kernel.
     if load.cuda and load.attention == "auto":
         has_scores = not model.kept.heads[0] <= _FLASH_KEY_LENGTHS
-    scored_rows = CPU_PASS_ROWS if load.chosen else PASS_ROWS
+    scored_rows = CPU_PASS_ROWS if load.chosen else widest
     score_bytes = 4 * mask_cells * scored_rows * (model.heads + 1)
-    attention_bytes = score_bytes if has_scores else 2 * mask_cells * PASS_ROWS
+    attention_bytes = score_bytes if has_scores else 2 * mask_cells * widest
     return NeedView(
         weights=model.weights,
         cache=int(cache_per_token(model, load.kv_types) * load.context)
@@ -205,6 +212,8 @@ _CONTEXT_STEP = 1024  # a chosen context is a multiple of it
 # The first plan is only left for one that is estimated to be so much faster, and a context beyond the usual
 # one may cost no more.
 _MIN_RATE_GAIN = 1.02
+# The share of the rate that must remain where the buffers of wide passes take memory from experts.
+_MIN_WIDE_RATE = 0.95
 # Tokens of text whose cache a pass is assumed to read, where placements are compared.
 _ATTENDED_TOKENS = 4096
 # A chosen context leaves 1/8 of the free memory to other programs, and at least 256 MiB.
@@ -242,10 +251,10 @@ class MemoryFit:
     target, drafting: the memory needs of the models. prefixes: bytes for prompts without a slot. needed: the
     sum of these and of the worker's own memory. free: the free bytes. on_gpu: the part of the needed bytes on
     the GPU. rate: estimated tokens per second. cpu_moe_layers: the first layers, whose experts lie in main
-    memory in whole or in part, although the layers are on the GPU. apart: a sentence about these. compared: a
-    sentence about drafts and layers that compete for the GPU. others: the contexts that other types of KV
-    cache allow, if longer. notes: sentences about what was limited by memory. beyond: a sentence if more
-    context was requested than the target supports.
+    memory in whole or in part, although the layers are on the GPU. rows: of the widest pass. apart: a
+    sentence about experts in main memory. compared: a sentence about drafts and layers that compete for the
+    GPU. others: the contexts that other types of KV cache allow, if longer. notes: sentences about what was
+    limited by memory. beyond: a sentence if more context was requested than the target supports.
     """
 
     context: int
@@ -258,6 +267,7 @@ class MemoryFit:
     on_gpu: int = 0
     rate: float = 0.0
     cpu_moe_layers: int = 0
+    rows: int = PASS_ROWS
     apart: str = ""
     compared: str = ""
     others: Mapping[KvType, int] = field(default_factory=dict)
@@ -410,7 +420,12 @@ def _choose(
     attempts = _list_attempts(pair, free, load, max_context)
     fitting = (_find_longest_context(pair, attempt, load) for attempt in attempts)
     fitted = next(filter(None, fitting), None)
-    return replace(fitted, free=free.ram + free.vram) if fitted else None
+    reads_states = fitted and fitted.draft and (draft is None or draft.sidecar)
+    if fitted and fitted.placed.cpu_experts and load.rows < WIDE_PASS_ROWS and not reads_states:
+        wide = _choose(target, draft, free, replace(load, rows=WIDE_PASS_ROWS))
+        if wide and wide.draft == fitted.draft and wide.rate >= fitted.rate * _MIN_WIDE_RATE:
+            return wide
+    return replace(fitted, free=free.ram + free.vram, rows=load.rows) if fitted else None
 
 
 def _list_attempts(
@@ -512,12 +527,15 @@ def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit
     chosen, rejected = plans[best], plans[other]
     if chosen.placed[:2] == rejected.placed[:2]:
         return chosen
-    what, layers = "draft" if pair.draft else "MTP heads", _describe_layers(chosen)
+    what, layers = (
+        "draft" if pair.draft else "MTP heads",
+        _describe_layers(chosen, " of the target"),
+    )
     place = "experts of the draft lie" if chosen.placed.draft_cpu_experts else f"{what} runs"
     claims = {
-        (True, True): f"The {what} and {layers} of the target share the GPU",
+        (True, True): f"The {what} and {layers} share the GPU",
         (True, False): f"The {place} on the CPU, which leaves the GPU to the target",
-        (False, False): f"Without drafts, {layers} of the target are on the GPU",
+        (False, False): f"Without drafts, {layers} are on the GPU",
     }
     drafts_on_gpu = chosen.placed.draft_layers != 0 and not chosen.placed.draft_cpu_experts
     return replace(
@@ -530,10 +548,10 @@ def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit
     )
 
 
-def _describe_layers(plan: MemoryFit) -> str:
+def _describe_layers(plan: MemoryFit, of_model: str = "") -> str:
     layers = "all layers" if plan.gpu_layers < 0 else f"{plan.gpu_layers} layers"
-    apart = plan.cpu_moe_layers
-    return f"{layers} (the experts of the first {apart} in main memory)" if apart else layers
+    apart = f" but the experts of the first {plan.cpu_moe_layers}" if plan.cpu_moe_layers else ""
+    return f"{layers}{of_model}{apart}"
 
 
 def _place_target(
