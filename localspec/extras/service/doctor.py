@@ -37,6 +37,8 @@ LOW_DISK_BYTES = 10 << 30  # bytes
 MIN_FREE_BYTES = 1 << 20  # bytes
 # With less free GPU memory not even a small draft model fits.
 LOW_GPU_MIB = 1024
+# With so much free GPU memory a loaded pair with weights in main memory would be faster. A plan leaves 1024.
+MUCH_GPU_MIB = 2048
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,7 @@ def _check_daemon(system: CheckedMachine, rebuild_command: str) -> Iterator[Find
         what = f"pid {status['pid']}, {count} request{'s' * (count != 1)}."
         yield Finding("daemon", "ok", what)
     pair = status["pair"]
+    yield from _check_placement(system, pair["name"], pair.get("plan"))
     if pair["state"] == "set_aside":
         what = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."
         yield Finding("pair", "bad", what, "localspec start --reset")
@@ -315,6 +318,20 @@ def _check_daemon(system: CheckedMachine, rebuild_command: str) -> Iterator[Find
             problem not in known_problems
         ):  # of its environment, or of an earlier state of the file
             yield Finding("daemon", "bad", problem, restart)
+
+
+def _check_placement(
+    system: CheckedMachine, pair: str, plan: dict[str, Any] | None
+) -> Iterator[Finding]:
+    """Check whether a GPU could hold more of the loaded pair than it does."""
+    if not plan or (plan["gpu_layers"] < 0 and not plan["cpu_moe_layers"]):
+        return
+    parts = "experts" if plan["cpu_moe_layers"] else "layers"
+    for gpu in machine.nvidia_memory(system.host) if system.built == "cuda" else ():
+        if gpu.free >= MUCH_GPU_MIB:
+            free = f"{gpu.name} has {gpu.free / 1024:.1f} GiB free"
+            what = f"{free}, while {parts} of {pair} lie in main memory."
+            yield Finding("GPU", "note", what, f"localspec unload {pair} && localspec load {pair}")
 
 
 def _check_disk(system: CheckedMachine) -> Iterator[Finding]:

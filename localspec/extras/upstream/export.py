@@ -56,7 +56,8 @@ class ExportedPair:
 
     draft_kind: what drafts, as in the protocol. here: the pair's files are on this machine. drafted: drafted
     tokens in the history, of which `accepted` were accepted. projector: path of the file by which the target
-    reads pictures; "": it has none on this machine.
+    reads pictures; "": it has none on this machine. gpu_layers, cpu_moe_layers: layers on this machine's GPU
+    (−1: all), and the first ones whose experts are not.
     """
 
     name: str
@@ -68,6 +69,8 @@ class ExportedPair:
     drafted: int = 0
     accepted: int = 0
     projector: str = ""
+    gpu_layers: int = -1
+    cpu_moe_layers: int = 0
 
     @property
     def served_name(self) -> str:
@@ -147,6 +150,7 @@ def read_pair(
         return replace(model, original=str(original["repo"]), vocabulary=rows)
 
     has_draft = kind in ("model", "mtp-sidecar", *_LAYER_READERS)
+    fit = (view or {}).get("fit") or {}
     return ExportedPair(
         str(known["name"]),
         kind,
@@ -157,6 +161,8 @@ def read_pair(
         int(total.get("drafted") or 0),
         int(total.get("accepted") or 0),
         str(((view or {}).get("projector") or {}).get("path", "")),
+        int(fit.get("gpu_layers") or -1),
+        int(fit.get("cpu_moe_layers") or 0),
     )
 
 
@@ -392,6 +398,8 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
             "--host": place.listen,
             "--port": served.port,
             "--ctx-size": place.context,
+            "--gpu-layers": pair.gpu_layers > 0 and str(pair.gpu_layers),
+            "--n-cpu-moe": pair.cpu_moe_layers,
             "--spec-type": depth and _LLAMA_SERVER_TYPES.get(pair.draft_kind, "draft-mtp"),
             "--spec-draft-n-max": has_draft and str(depth),
             # With the quantization, by which llama.cpp finds the file.
@@ -402,6 +410,8 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
         }
     )
     served.notes.append(pair.depth_note)
+    if pair.gpu_layers > 0 or pair.cpu_moe_layers:
+        served.notes.append("What lies on the GPU is what localspec would put on this machine's.")
     if pair.projector or not target.repo or (draft and not draft.repo):
         served.notes.append("Copy the files to where it runs, and name them as they lie there.")
     return served

@@ -59,7 +59,7 @@ def healthy(tmp_path: Path) -> CheckedMachine:
     return CheckedMachine(make_host(), Paths(*folders), "cpu", "", lambda folder: 1 << 40, nobody)
 
 
-SAFE_MODE = {
+SAFE_MODE: dict[str, Any] = {
     "version": localspec.__version__,
     "pid": 1,
     "counts": {"requests": 0},
@@ -315,6 +315,36 @@ def test_a_build_without_the_gpus_architecture_is_named_with_its_cure(
         "scripts/setup --again",
     )
     assert worst_finding(gpu_machine(healthy, arch="80-virtual"), "GPU").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "free", "told"),
+    [
+        (
+            -1,
+            12,
+            5000,
+            "NVIDIA H200 has 4.9 GiB free, while experts of builtin lie in main memory.",
+        ),
+        (20, 0, 5000, "NVIDIA H200 has 4.9 GiB free, while layers of builtin lie in main memory."),
+        (-1, 12, 1500, ""),
+        (-1, 0, 5000, ""),
+    ],
+)
+def test_a_gpu_that_could_hold_more_of_the_loaded_pair(
+    healthy: CheckedMachine, layers: int, experts: int, free: int, told: str
+) -> None:
+    plan = {"gpu_layers": layers, "cpu_moe_layers": experts}
+    status = SAFE_MODE | {"safe_mode": False, "pair": SAFE_MODE["pair"] | {"plan": plan}}
+    gpu = gpu_machine(healthy, **{FREE: f"NVIDIA H200, {free}, 143771\n"})
+    notes = [
+        finding
+        for finding in doctor.findings(replace(gpu, status=lambda: status))
+        if "main memory" in finding.what
+    ]
+    assert [finding.what for finding in notes] == [told] * bool(told)
+    for finding in notes:
+        assert finding.cure == "localspec unload builtin && localspec load builtin"
 
 
 def test_a_driver_too_old_for_the_toolkit(healthy: CheckedMachine) -> None:

@@ -53,6 +53,7 @@ PAIRS = [
     read_catalogue_pair("qwen36-27b"),
     ExportedPair("/home/a b/it's $HOME/my model.gguf", "ngram", OWN, here=True),
     ExportedPair("sees", "ngram", OWN, here=True, projector="/home/a b/mmproj it's.gguf"),
+    ExportedPair("mixture", "ngram", OWN, here=True, gpu_layers=20, cpu_moe_layers=37),
 ]
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.served_name)
 each_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -236,6 +237,30 @@ def home() -> Iterator[Home]:
     with temporary_home() as home:
         home.use_fake()
         yield home
+
+
+@pytest.mark.parametrize(
+    ("fit", "expected"),
+    [
+        ({"gpu_layers": -1, "cpu_moe_layers": 37}, {"--n-cpu-moe": "37"}),
+        ({"gpu_layers": 20, "cpu_moe_layers": 0}, {"--gpu-layers": "20"}),
+        ({"gpu_layers": 20, "cpu_moe_layers": 37}, {"--gpu-layers": "20", "--n-cpu-moe": "37"}),
+        ({"gpu_layers": -1, "cpu_moe_layers": 0}, {}),
+        ({"gpu_layers": 0, "cpu_moe_layers": 0}, {}),
+        (None, {}),
+    ],
+)
+def test_llama_server_gets_the_placement_of_this_machine(
+    fit: dict[str, int] | None, expected: dict[str, str]
+) -> None:
+    model = {"file": "a.gguf", "repo": "", "path": "/a.gguf", "vocabulary": 9, "size": 9}
+    view = {"name": "a", "kind": "ngram", "roles": ["chat"], "target": model, "fit": fit}
+    command = ENGINES["llama-server"](read_pair("a", {}, view, {}), Deployment())
+    options = parse_options(command, command.command[1:])
+    assert {
+        key: options[key] for key in ("--gpu-layers", "--n-cpu-moe") if key in options
+    } == expected
+    assert any("lies on the GPU" in note for note in command.notes) == bool(expected)
 
 
 def test_a_pair_is_exported_from_the_command_line(home: Home) -> None:
