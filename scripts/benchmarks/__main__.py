@@ -15,6 +15,7 @@ PARTS = {
     "device": "the depth policy on a GPU's recorded costs, without a GPU",
     "ablation": "the depth policy without one of its mechanisms at a time, on recorded costs",
     "tasks": "tokens per second on a real model, of tasks like people's",
+    "placement": "a mixture of experts on a GPU that does not hold it, beside llama-server",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "agents": "tokens read of coding agents' requests, by kind of model and event",
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
@@ -23,7 +24,13 @@ PARTS = {
     "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }
 
-OWN_ENGINE = {"agreement", "engine", "gpu", "tasks"}  # they run one in their own process
+OWN_ENGINE = {
+    "agreement",
+    "engine",
+    "gpu",
+    "placement",
+    "tasks",
+}  # they run one in their own process
 
 
 def main(arguments: list[str]) -> int:

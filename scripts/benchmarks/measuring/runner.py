@@ -29,6 +29,7 @@ from localspec.protocol.frames import (
     PairFiles,
     Sampling,
     SpeculationSettings,
+    Timings,
     TokenLogprob,
     TokenPrompt,
 )
@@ -103,6 +104,11 @@ class Runner(Driven):
         self._use(self._throwaway())
         request = msgspec.structs.replace(self._request(PLAIN, prompt, tokens), top_logprobs=0)
         return [scored.id for scored in self._answered(request, prompt).logprobs]
+
+    def timed(self, prompt: list[int], tokens: int) -> Timings:
+        """Write plain greedy tokens after a prompt that is read anew, and return what it took."""
+        self._use(self._throwaway())
+        return _done(self._answered(self._request(PLAIN, prompt, tokens), prompt)).timings
 
     def exact(self, setting: Setting, prompt: list[int], tokens: int) -> list[TokenLogprob]:
         """Greedy tokens in exact mode, each with its log-probability. Raises BenchError."""
