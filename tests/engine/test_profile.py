@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -322,24 +321,10 @@ def test_contention_is_the_share_of_other_processes() -> None:
     assert Contention(missing).share == 0.0
 
 
-def test_only_a_disturbed_profile_is_measured_again_when_quiet() -> None:
-    for noise, contention, used in (
-        (0.01, 0.0, True),
-        (0.01, 0.9, True),
-        (0.6, 0.9, True),
-        (0.6, 0.01, False),
-        (None, 0.01, False),  # a profile of a version that did not store the noise
-        ("x", 0.01, False),
-        (float("nan"), 0.01, False),
-    ):
-        content = {"target_ms": {"1": 1.0}, "target_change_ms": [0.0, 0.0], "noise": noise}
-        stored, quiet = StoredProfile.of(content), PassTimes({1: 2.0}, 0.0)
-        measured = stored.use_or_measure(stored.target, contention, partial(PassTimes, *quiet))
-        assert measured.ms == ({1: 1.0} if used else {1: 2.0})
-    known = PassTimes({1: 1.0}, 0.6)
-    stored = StoredProfile(known, None, 0.6)
-    assert stored.use_or_measure(known, 0.0, lambda: PassTimes({1: 2.0}, 0.9)) == known
-    assert stored.use_or_measure(None, 0.0, lambda: PassTimes({1: 2.0}, 0.9)).noise == 0.9
+@pytest.mark.parametrize("noise", [None, "x", float("nan"), 1.5, -0.1])
+def test_a_profile_without_a_valid_noise_counts_as_disturbed(noise: object) -> None:
+    assert StoredProfile.of({"noise": noise}).noise == 1.0
+    assert StoredProfile.of({"noise": 0.01}).noise == 0.01
 
 
 @pytest.mark.parametrize("change", [None, [1.0], [1.0, "x"], [1.0, -1.0], {"a": 1}])

@@ -124,22 +124,16 @@ class Drafting(NamedTuple):
     no_draft: str
 
 
-class Earlier(NamedTuple):
-    """The profile of an earlier load, and the share of the processors that other programs use now."""
+def use_or_measure(
+    known: PassTimes | None, measure: Callable[[], PassTimes], max_rows_each: int = 0
+) -> Costs:
+    """Return the costs that an earlier load has left, else measure now.
 
-    stored: StoredProfile
-    contention: float
-
-    def costs(
-        self, known: PassTimes | None, measure: Callable[[], PassTimes], max_rows_each: int = 0
-    ) -> Costs:
-        """Return the table of an earlier load if it is good enough, else measure now.
-
-        max_rows_each: as in `CostTable`.
-        """
-        measured = self.stored.use_or_measure(known, self.contention, measure)
-        table = CostTable(measured.ms, max_rows_each=max_rows_each, change=measured.change)
-        return Costs(table, measured.noise)
+    If others disturbed that, it is measured again in idle time. max_rows_each: as in `CostTable`.
+    """
+    measured = known or measure()
+    table = CostTable(measured.ms, max_rows_each=max_rows_each, change=measured.change)
+    return Costs(table, measured.noise)
 
 
 def load_pair(
@@ -187,7 +181,7 @@ def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
     """
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
-        contention, notes = measuring.Contention(), list(concessions.values())
+        notes = list(concessions.values())
         layers = n_heads = 0
         n_ctx, remote = settings.n_ctx or DEFAULT_CONTEXT, Remote([], ())
         stack = ExitStack()  # closes contexts before the models they were made from
@@ -199,7 +193,7 @@ def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
             layers, n_heads = target.n_layer, target.n_heads
             n_ctx = min(n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
             models = open_beside(job, stack, target, settings, n_ctx, threads, remote)
-            return assemble_pair(job, models, notes, contention)
+            return assemble_pair(job, models, notes)
         except OutOfMemory as error:
             stack.close()
             on_gpu = pair_models.is_on_gpu(settings, remote.machines)
@@ -329,13 +323,10 @@ def open_beside(
     )
 
 
-def assemble_pair(
-    job: LoadJob, models: PairModels, notes: list[str], contention: measuring.Contention
-) -> LoadedPair:
+def assemble_pair(job: LoadJob, models: PairModels, notes: list[str]) -> LoadedPair:
     """Make the contexts of opened models, measure their passes, and put the pair together.
 
-    notes: sentences about what was reduced; those about the draft are added. contention: observed since the
-    attempt began.
+    notes: sentences about what was reduced; those about the draft are added.
     """
     context, batch = make_target_context(models), Batch(models.rows)
     draft, no_draft = make_draft_context(models, context, notes)
@@ -346,23 +337,23 @@ def assemble_pair(
     job.progress("profile", 0.0)
     key = pair_models.hash_profile_key(job.files, models, measured={"choose_on_device": chooses})
     profile = ProfileStore(_folder(models.settings.state_dir), key)
-    earlier = Earlier(StoredProfile.of(profile.read()), contention.share)
-    costs = measure_target(context, batch, earlier, job.turn)
+    stored = StoredProfile.of(profile.read())
+    costs = measure_target(context, batch, stored, job.turn)
     prefixes, sessions = make_prefixes(job, models, costs.table)
     slots = make_slots(models, context, draft, prefixes)
-    exact = ExactMode(models, draft, costs.table, prefixes, earlier.stored.exact_width)
+    exact = ExactMode(models, draft, costs.table, prefixes, stored.exact_width)
     drafting = Drafting(None, None, no_draft)
     if draft is not None and no_rollback is None:
         make_room = slots.evict if draft.borrows else partial(_evict_draft, slots, exact)
         text = pair_models.hold_sample_text if draft.borrows else _hold_nothing
         with text(context, batch) as n_before:
-            drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
-    learned = make_learned(costs, drafting.costs, earlier.stored)
+            drafting = make_drafter(job, models, draft, make_room, n_before, stored, notes)
+    learned = make_learned(costs, drafting.costs, stored)
     exact.draft_with(drafting.drafter, learned.calibrations.answers)
     pair = LoadedPair(
         files=job.files,
         models=models,
-        shared=make_lane(models, context, batch, slots, costs.table, earlier.stored),
+        shared=make_lane(models, context, batch, slots, costs.table, stored),
         exact=exact,
         drafter=drafting.drafter,
         no_rollback=no_rollback,
@@ -467,15 +458,15 @@ def can_choose_on_device(models: PairModels, context: Context, batch: Batch) -> 
     return is_wanted and pair_models.samples_correctly_on_device(context, batch)
 
 
-def measure_target(context: Context, batch: Batch, earlier: Earlier, turn: HoldCpu) -> Costs:
+def measure_target(context: Context, batch: Batch, stored: StoredProfile, turn: HoldCpu) -> Costs:
     run, budget_s = pair_models.make_pass_runner(context, batch), measuring.BUDGET_S * 0.7
     measure = partial(measuring.measure_widths, run, budget_s, turn)
     max_rows_each = 0 if context.model.cuttable else context.n_rollback + 1
-    return earlier.costs(earlier.stored.target, measure, max_rows_each)
+    return use_or_measure(stored.target, measure, max_rows_each)
 
 
 def measure_draft(
-    context: Context, batch: Batch, n_before: int, earlier: Earlier, turn: HoldCpu
+    context: Context, batch: Batch, n_before: int, stored: StoredProfile, turn: HoldCpu
 ) -> Costs:
     """Return the costs of the draft's passes behind `n_before` tokens."""
     deadline = time.monotonic() + measuring.BUDGET_S * 0.3
@@ -484,7 +475,7 @@ def measure_draft(
     widest = model.block_size if model.n_selected else PREFILL_WIDTH
     widths = dict.fromkeys(min(width, widest) for width in (1, PREFILL_WIDTH, 2, 4, 16))
     measure = partial(measuring.measure_passes, run, widths, deadline, turn=turn)
-    return earlier.costs(earlier.stored.draft, measure)
+    return use_or_measure(stored.draft, measure)
 
 
 def make_drafter(
@@ -493,7 +484,7 @@ def make_drafter(
     context: Context,
     make_room: Callable[[], bool],
     n_before: int,
-    earlier: Earlier,
+    stored: StoredProfile,
     notes: list[str],
 ) -> Drafting:
     """Return the draft model, or heads, and what their steps cost.
@@ -511,7 +502,7 @@ def make_drafter(
         notes.append(f"No drafts: {error.message}")
         called = _DRAFTERS[kind.kind].called
         return Drafting(None, None, f"NaN or infinite values from {called}")
-    costs = measure_draft(context, batch, n_before, earlier, job.turn)
+    costs = measure_draft(context, batch, n_before, stored, job.turn)
     shared = SharedTokens()
     if models.compared is not None:
         shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)

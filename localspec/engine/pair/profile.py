@@ -265,8 +265,7 @@ MAX_QUIET_NOISE = 0.125
 class StoredProfile:
     """What an earlier load left: costs by width (None if not known), and what it had learned.
 
-    noise: of the measurement; 1 if it is not known. A profile from a busy machine is measured again at a load
-    that finds the machine quiet, and replaced by the one that was disturbed less.
+    noise: of the measurement; 1 if it is not known.
     """
 
     target: PassTimes | None
@@ -301,20 +300,6 @@ class StoredProfile:
             width if isinstance(width, int) else None,
             parse_pair_of_ms(content.get("attention_ms")),
         )
-
-    def use_or_measure(
-        self, known: PassTimes | None, contention: float, measure: Callable[[], PassTimes]
-    ) -> PassTimes:
-        """Return stored times if they are good enough, else measure now and return the better ones.
-
-        contention: the share of the machine in use now.
-        """
-        if known is None:
-            return measure()
-        if self.noise <= MAX_QUIET_NOISE or contention > MAX_QUIET_NOISE:
-            return known
-        measured = measure()
-        return measured if measured.noise <= self.noise else known
 
     def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> Calibrations:
 
