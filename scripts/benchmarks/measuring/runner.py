@@ -138,7 +138,10 @@ class Runner(Driven):
     def _started(self, request: Generate, prompt: list[int]) -> Answer:
         self.answers.clear()  # a soak must not be what grows
         settings = resolve_settings(request.sampling, self.pair.defaults)
-        return self.submit(TokenizedRequest(request, prompt, Sampler(settings)))
+        tokenized = TokenizedRequest(
+            request, prompt, Sampler(settings), exact=request.exact is True
+        )
+        return self.submit(tokenized)
 
     def _answered(self, request: Generate, prompt: list[int]) -> Answer:
         answer = self._started(request, prompt)
