@@ -283,6 +283,21 @@ def test_every_width_is_measured_wherever_the_time_ends(
     assert set(measure_passes(run, (1, 2, 4), 0.5, lambda: time_s[0]).ms) == {1, 2, 4}
 
 
+def test_a_change_to_a_width_whose_graph_is_kept_costs_nothing() -> None:
+    """Eight widths have graphs, fewer than are measured."""
+    time_s, kept, repeats = [0.0], list[int](), dict[int, int]()
+
+    def run(width: int) -> None:
+        n_before = repeats.get(width, 0) if width in kept else 0
+        repeats[width] = n_before + 1
+        kept[:] = [*(other for other in kept if other != width), width][-8:]
+        time_s[0] += (3.0 + 0.2 * (width - 1) + (2.2, 5.0, 0.0)[min(n_before, 2)]) / 1e3
+
+    measured = measure_passes(run, range(1, 17), time.monotonic() + 60, lambda: time_s[0])
+    assert measured.change == NO_CHANGE
+    assert measured.ms == pytest.approx({width: 3.0 + 0.2 * (width - 1) for width in range(1, 17)})
+
+
 def test_a_small_change_of_width_belongs_to_the_wider_pass() -> None:
     """As on a CPU, where a pass follows one of another width if it is not the usual one."""
     measured = measure_recorded(0.1, 0.0)

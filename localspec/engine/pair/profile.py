@@ -184,7 +184,7 @@ def measure_passes(
     for width in widths:
         with turn():
             run(width)
-    times: dict[int, list[float]] = {width: [] for width in widths}
+    price, times = change, {width: list[float]() for width in widths}
     settling: list[list[float]] = []  # each a first, a second and a third pass of one row
     extra_deadline = min(time.monotonic() + EXTRA_REPEATS_S, deadline)
     for repeat in range(MAX_REPEATS):
@@ -194,29 +194,43 @@ def measure_passes(
             if times[width] and time.monotonic() > deadline:
                 continue
             n_settling = SETTLING_PASSES if width == 1 or change != NO_CHANGE else 0
-            spent = _time_runs(run, width, n_settling + 1, clock, turn)
+            spent = _time_runs(run, [width] * (n_settling + 1), clock, turn)
             times[width].append(spent[-1])
             if width == 1:
                 settling.append(spent)
         if repeat == CHANGE_REPEATS - 1 and settling and change == NO_CHANGE:
-            change = _find_change(settling)
+            change = price = _find_change(settling)
             if change != NO_CHANGE:
                 times = {width: times[width] if width == 1 else [] for width in widths}
+                price = _measure_return(run, widths[-1], clock, turn)
     ms = {width: statistics.median(spent) for width, spent in times.items()}
     # A disturbance makes single runs longer. On a quiet machine the median is near the shortest run.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
-    return PassTimes(ms, min(max(spread, contention.share), 1.0), change)
+    return PassTimes(ms, min(max(spread, contention.share), 1.0), price)
 
 
 def _time_runs(
-    run: Callable[[int], None], width: int, count: int, clock: Clock, turn: HoldCpu
+    run: Callable[[int], None], widths: Iterable[int], clock: Clock, turn: HoldCpu
 ) -> list[float]:
     with turn():
         times = [clock()]
-        for _ in range(count):
+        for width in widths:
             run(width)
             times.append(clock())
     return [(end - start) * 1e3 for start, end in pairwise(times)]
+
+
+def _measure_return(
+    run: Callable[[int], None], other: int, clock: Clock, turn: HoldCpu
+) -> ChangeCost:
+    """Return what a change to a width costs that was in use before the `other` one.
+
+    A build may keep the graphs of a few widths, but not of all that are measured.
+    """
+    settled = [1] * (SETTLING_PASSES + 1)
+    passes = [*settled, other, *settled]
+    times = [_time_runs(run, passes, clock, turn) for _ in range(CHANGE_REPEATS)]
+    return _find_change([spent[-len(settled) :] for spent in times])
 
 
 def _find_change(settling: Sequence[Sequence[float]]) -> ChangeCost:
