@@ -4,13 +4,15 @@ Runs the engine's tests, then measures a synthetic pair of a real pair's size (8
 vocabulary, written on the spot: 6 GB per acceptance rate asked): what a pass of each width costs,
 plain, every fixed depth and `auto`, beside llama-server where its path is given, exact mode's cost and
 whether it is the same bit for bit with and without drafts, and memory. Everything goes into
-FOLDER/gpu_check.json and FOLDER/gpu_check.md.
+FOLDER/gpu_check.json and FOLDER/gpu_check.md, and with another build of llama.cpp also into
+FOLDER/other-build and FOLDER/builds.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import engine
 from benchmarks.command import say
@@ -61,7 +63,10 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(NO_GPU)
         return 1
     try:
-        return _check(options, plan)
+        status = _check(options, plan)
+        if options.other_build:
+            status = max(status, _check_other(options.other_build, arguments, options.out))
+        return status
     except (LocalspecError, OSError) as error:
         sys.stderr.write(f"localspec: {error}\n")
         return 1
@@ -73,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--cpu", action="store_true", help="run on the CPU where there is no GPU")
     add("--out", type=Path, default=Path(), metavar="FOLDER", help="for the two files (here)")
     add("--no-tests", action="store_true", help="leave the engine's tests out")
+    add("--other-build", default="", metavar="FOLDER",
+        help="with another build's libraries (…/llama_cpp/lib): measure both")  # fmt: skip
     add("--exact-texts", type=int, default=50, help="texts compared in exact mode (50)")
     add("--exact-tokens", type=int, default=256, help="tokens of each (256)")
     parser.set_defaults(size="gpu", heads=None, architecture="llama")
@@ -85,6 +92,7 @@ class Widths:
 
     target: dict[int, float]
     draft: dict[int, float]
+    change: tuple[float, float]  # what the first and the second pass of another width cost more
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,33 @@ def _check(options: argparse.Namespace, plan: Plan) -> int:
     return 0 if right and same and fast and tests is not False else 1
 
 
+def _check_other(libraries: str, arguments: Sequence[str], out: Path) -> int:
+    """Run the same check with another build of llama.cpp, and print its speeds beside ours."""
+    there = out / "other-build"
+    others = [*arguments, "--other-build", "", "--no-tests", "--out", str(there)]
+    command = [sys.executable, str(ROOT / "scripts" / "benchmarks"), "gpu", *others]
+    environ = os.environ | {"LLAMA_CPP_LIB_PATH": libraries}
+    status = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL).returncode
+    text = _compare(*(json.loads((at / "gpu_check.json").read_text()) for at in (out, there)))
+    (out / "builds.md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+    return status
+
+
+def _compare(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Return the speeds of two builds as a table."""
+    from benchmarks.measuring.report import table
+
+    rows = []
+    for row, other in zip(ours["rows"], theirs["rows"], strict=True):
+        for setting, speed in row["speeds"].items():
+            figures = speed, other["speeds"][setting], other["speeds"][setting] / speed
+            rows.append([row["workload"], setting, *(f"{figure:.3g}" for figure in figures)])
+    header = ["workload", "setting", "tokens/s", "other build", "other ÷ this"]
+    costs = [facts["details"]["widths"]["change"] for facts in (ours, theirs)]
+    return f"\nMilliseconds of a change of the width: {costs}\n\n" + table(header, rows)
+
+
 def _tests() -> bool:
     """Run the engine's tests in a process of their own, and return whether they passed."""
     say("running the engine's tests")
@@ -202,9 +237,9 @@ def _widths(runner: Runner) -> Widths:
         batch = Batch(pair.settings.n_batch)
         draft = passes(pair.drafter.context, batch, last_only=True)
     deadline = time.monotonic() + 60
-    ours = measure_passes(target, range(1, WIDEST + 1), deadline).ms
+    ours = measure_passes(target, range(1, WIDEST + 1), deadline)
     theirs = measure_passes(draft, range(1, DRAFT_WIDEST + 1), deadline).ms if draft else {}
-    return Widths(ours, theirs)
+    return Widths(ours.ms, theirs, ours.change)
 
 
 def _exact(runner: Runner, texts: Sequence[Text]) -> tuple[Exact | None, str]:
@@ -245,6 +280,8 @@ def _markdown(details: Details) -> str:
     ]
     parts = ["\nMilliseconds of a pass (median):\n\n"]
     parts.append(table(["width", "target", "× width 1", "draft"], rows))
+    first, second = widths.change
+    parts.append(f"\n- a change of the width: {first:.2f} and {second:.2f} ms\n")
     if details.exact is None:
         parts.append(f"\n- exact mode: {details.exact_refused}\n")
     else:

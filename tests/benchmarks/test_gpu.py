@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import llama_cpp
 import pytest
 
 from benchmarks.gpu import main
@@ -43,6 +45,24 @@ def test_the_whole_check_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == text
     assert "| 32 |" in text
     assert "the same bit for bit" in text
+
+
+def test_another_build_is_measured_beside_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    libraries = tmp_path / "libraries"
+    shutil.copytree(Path(llama_cpp.__file__).parent / "lib", libraries, symlinks=True)
+    folders = ["--cpu", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert main([*SMALL, *folders, "--other-build", str(libraries)]) == 0
+    other = json.loads((tmp_path / "out/other-build/gpu_check.json").read_text())
+    assert other["details"]["exact"]["differing"] == 0
+    text = (tmp_path / "out/builds.md").read_text()
+    assert capsys.readouterr().out.endswith(text)
+    for row in other["rows"]:
+        for setting, speed in row["speeds"].items():
+            first = f"| {row['workload']} | {setting} |"
+            [line] = [line for line in text.splitlines() if line.startswith(first)]
+            assert f"| {speed:.3g} |" in line
 
 
 def test_one_different_bit_in_exact_mode_fails_the_check(
