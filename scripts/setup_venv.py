@@ -22,11 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import graph_per_width
 from localspec import machine
 from localspec.machine import Host
 
 # Without a terminal a long build still gives a sign of life, but does not fill a CI log.
 LINE_EVERY_S = 30
+PER_WIDTH = "-graph-per-width"  # ends the key of a wheel that has a graph for each width
 
 
 class SetupError(Exception):
@@ -44,6 +46,7 @@ class Request:
     fingerprint: Callable[[], dict[str, str]]
     read_stamp: Callable[[], dict[str, str]]
     up_to_date: Callable[[dict[str, str], set[str], str | None], bool]
+    graphs: bool = False  # a graph for each width is asked for
 
 
 def run(request: Request) -> int:
@@ -112,12 +115,18 @@ def refresh(request: Request) -> None:
     key = machine.wheel_key(host, plan, compiler, version)
     for reason in plan.reasons:
         print(f"localspec setup: {reason}", file=sys.stderr)
+    graphs = request.graphs or (not request.again and stamp.get("wheel", "").endswith(PER_WIDTH))
+    if graphs and "-DGGML_CUDA=ON" not in plan.cmake_args:
+        print("localspec setup: --graph-per-width is for CUDA only.", file=sys.stderr)
+        graphs = False
+    key += PER_WIDTH * graphs
 
     fits = all(stamp.get(name) == facts[name] for name in ("python", "root"))
     if request.again or not fits:
         make_venv(host, venv)
         stamp = {}
-    wheel = build_wheel(host, venv, plan, version, cache_folder(host) / "wheels" / key)
+    folder = cache_folder(host) / "wheels" / key
+    wheel = build_wheel(host, venv, plan, version, folder, graphs)
     # Up to here a .venv that was complete still is; from here on it is not, until the end.
     (venv / "localspec.stamp").unlink(missing_ok=True)
     if stamp.get("wheel", key) != key:
@@ -205,21 +214,27 @@ def make_venv(host: Host, venv: Path) -> None:
 
 
 def build_wheel(
-    host: Host, venv: Path, plan: machine.BuildPlan, version: str, folder: Path
+    host: Host, venv: Path, plan: machine.BuildPlan, version: str, folder: Path, graphs: bool
 ) -> Path:
     """Return the wheel of llama-cpp-python for this plan, built now unless it was before.
 
     pip's cache stays out of it: it hands out wheels whatever flags they were built with.
+    graphs: a graph for each width.
     """
     with locked(folder / "lock", "another build of the same wheel"):
         if built := sorted(folder.glob("*.whl")):
             return built[0]
         jobs = machine.build_jobs(os.cpu_count() or 1, machine.memory_bytes(), plan.backend)
         with scratch(folder / "building") as building:
+            options = ["--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python"]
+            source = f"llama-cpp-python=={version}"
+            if graphs:
+                command = [*pip(venv, "download"), *options, "--dest", str(building), source]
+                run_logged("fetching llama.cpp", command, folder / "build.log", os.environ)
+                source = str(unpack_edited(building))
             command = [
                 *pip(venv, "wheel"),
-                *("--verbose", "--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python"),
-                *("--wheel-dir", str(building), f"llama-cpp-python=={version}"),
+                *("--verbose", *options, "--wheel-dir", str(building), source),
             ]
             env = {
                 "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
@@ -235,6 +250,16 @@ def build_wheel(
             # Whole or not at all: a build that was stopped leaves nothing like a wheel behind.
             (made,) = building.glob("*.whl")
             return made.rename(folder / made.name)
+
+
+def unpack_edited(folder: Path) -> Path:
+    """Unpack the source in a folder, and have it keep a graph for each width if it can be edited."""
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder)
+    source = folder / archive.name.removesuffix(".tar.gz")
+    if reason := graph_per_width.edit(source):
+        print(f"localspec setup: one graph for all widths, because {reason}.", file=sys.stderr)
+    return source
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from types import ModuleType
 import pytest
 
 import setup_venv
-from localspec.machine import Compiler, Host, read_text, run_command
+from localspec import machine
+from localspec.machine import BuildPlan, Compiler, Host, read_text, run_command
 from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ class Checkout:
         for name in ("pyproject.toml", "localspec/__init__.py"):
             self.copy(name)
         shutil.copytree(ROOT / "localspec/machine", root / "localspec/machine")
-        for name in ("setup", "setup_venv.py", "ask", "test"):
+        for name in ("setup", "setup_venv.py", "graph_per_width.py", "ask", "test"):
             self.copy(f"scripts/{name}")
         self.tool("python3", PYTHON)
         for name in ("dirname", "readlink"):
@@ -174,6 +175,37 @@ def test_a_venv_of_another_folder_or_python_is_recreated(
     venv = checkout.root / ".venv"
     assert (created, installed) == ([venv] if anew else [], [venv])
     assert entry.up_to_date(entry.read_stamp(), set(), None)
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_a_graph_per_width_is_built_for_cuda_alone_until_all_is_chosen_afresh(
+    checkout: Checkout,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cuda: bool,
+) -> None:
+    checkout.finish_venv()
+    entry, built = load_entry(checkout.root / "scripts/setup"), list[tuple[str, bool]]()
+
+    def build(*arguments: object) -> Path:
+        built.append((str(arguments[-2]), arguments[-1] is True))
+        return Path("llama.whl")
+
+    plan = BuildPlan("cuda", "-DGGML_CUDA=ON", ()) if cuda else BuildPlan("cpu", "", ())
+    monkeypatch.setattr(machine, "plan_build", lambda *_: plan)
+    monkeypatch.setattr(setup_venv, "find_compiler", lambda host: Compiler(("c++",), "c++ 99"))
+    monkeypatch.setattr(setup_venv, "build_wheel", build)
+    for name in ("make_venv", "remove_other_build", "install"):
+        monkeypatch.setattr(setup_venv, name, lambda *_: None)
+    facts = entry.fingerprint, entry.read_stamp, entry.up_to_date
+    for again, asked in ((True, True), (False, False), (True, False)):
+        root = str(checkout.root)
+        setup_venv.refresh(setup_venv.Request(root, frozenset(), None, again, *facts, asked))
+    assert [graphs for _, graphs in built] == [cuda, cuda, False]
+    folders = [folder for folder, _ in built]
+    assert folders[0] == folders[1]
+    assert (folders[0] == folders[2]) != cuda
+    assert ("--graph-per-width is for CUDA only" in capsys.readouterr().err) != cuda
 
 
 def test_a_venv_without_a_stamp_is_not_complete(checkout: Checkout) -> None:
