@@ -21,6 +21,7 @@ from localspec.protocol.pieces import Piece, Text
 
 # Fewer tokens are not worth the loss of the answer's own state.
 MIN_TOKENS = 16
+THOUGHTS = "reasoning_content"
 
 
 def is_own(frame: Frame) -> bool:
@@ -104,11 +105,13 @@ def make_next_turn(request: Generate, pieces: list[Piece]) -> Generate | None:
     prompt, texts = request.prompt, [piece for piece in pieces if isinstance(piece, Text)]
     thoughts = "".join(piece.text for piece in texts if piece.kind == "reasoning")
     content = "".join(piece.text for piece in texts if piece.kind == "content")
-    is_plain = isinstance(prompt, ChatPrompt) and not (prompt.continued or prompt.answer_prefix)
-    if not is_plain or not thoughts or not content or len(texts) < len(pieces):
+    if not isinstance(prompt, ChatPrompt) or prompt.continued or prompt.answer_prefix:
         return None
-    assert isinstance(prompt, ChatPrompt)
-    answer = Message("assistant", content, {"reasoning_content": thoughts})
+    # Behind the calls of this turn the prompt may have thoughts, too, which go with the next question.
+    drops = thoughts or any(THOUGHTS in message.extra for message in prompt.messages)
+    if not drops or not content or len(texts) < len(pieces):
+        return None
+    answer = Message("assistant", content, {THOUGHTS: thoughts} if thoughts else {})
     messages = [*prompt.messages, answer, Message("user", "")]
     return Generate(
         -request.id,

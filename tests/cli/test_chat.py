@@ -122,6 +122,30 @@ def test_undo_regen_and_system(warm: Home) -> None:
     assert stored_messages(warm) == ["Be brief.", "say one", "one"]
 
 
+def test_a_conversation_goes_on_from_its_summary_and_back(warm: Home) -> None:
+    """The fake model repeats what it is asked, here to summarise."""
+    with chat(warm.environment) as session:
+        type_line(session, "/compact")
+        session.expect("There is no conversation to summarise.")
+        type_line(session, "/system Be brief.")
+        type_line(session, "say one")
+        type_line(session, "/compact")
+        session.expect("goes on from this summary")
+        type_line(session, "say two")
+        wait_for(lambda: stored_messages(warm)[-1:] == ["two"], "the turn")
+        system, *turn = stored_messages(warm)
+        assert turn == ["say two", "two"]
+        assert system.startswith("Be brief.\n\nSummary of the conversation so far:\n\nSummarise")
+        type_line(session, "/undo")
+        session.expect("Removed: say two")
+        type_line(session, "/undo")
+        session.expect("Removed: Summary")
+        type_line(session, "/system")
+        session.expect("Be brief.")
+        type_line(session, "say three")
+    assert stored_messages(warm) == ["Be brief.", "say one", "one", "say three", "three"]
+
+
 def test_files_go_with_the_next_question(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("echo\n")
     with chat(warm.environment) as session:

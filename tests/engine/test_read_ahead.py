@@ -152,6 +152,17 @@ def test_a_follow_up_reads_only_what_is_new(chats: Chats) -> None:
     assert min(chats.sent) > 0
 
 
+def test_thoughts_before_an_earlier_call_count_too(chats: Chats) -> None:
+    """The last answer of a turn has none, but they go from the turn's beginning with the next question."""
+    kept = "{% if m.reasoning_content and loop.last %}{{ m.reasoning_content }}{% endif %}"
+    chats.use(DROPS.replace("{% if false %}{{ m.reasoning_content }}{% endif %}", kept))
+    step = Message("assistant", "looked", {"reasoning_content": "so many thoughts about it " * 4})
+    turn = [*FIRST, step, question("it says this")]
+    first = chats.chat(turn, thinking=None, thoughts=[])
+    chats.rest()
+    assert unread(chats.chat(follow(turn, first, "and then"))) < 60
+
+
 def test_a_next_turn_that_depends_on_the_client_is_not_read(chats: Chats) -> None:
     chats.use(KEEPS)
     first = chats.chat(FIRST)

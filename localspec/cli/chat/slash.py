@@ -278,6 +278,15 @@ def _undo(chat: Chat, _: str) -> None:
     render.line(f"Removed: {first_line[:60]}")
 
 
+def _compact(chat: Chat, _: str) -> None:
+    try:
+        chat.talk.compact()
+    except KeyboardInterrupt:
+        render.dim("Stopped; the conversation stays as it is.")
+        return
+    render.dim("The conversation goes on from this summary. /undo brings the whole one back.")
+
+
 def _continue(chat: Chat, _: str) -> None:
     chat.ask("")
 
@@ -333,6 +342,7 @@ COMMANDS = {
     "/undo": SlashCommand(_undo, "", "Remove the last question and its answer."),
     "/regen": SlashCommand(_regen, "", "Answer the last question again."),
     "/continue": SlashCommand(_continue, "", "Continue an answer that was cut off or stopped."),
+    "/compact": SlashCommand(_compact, "", "Replace a long conversation by a summary of it."),
     "/copy": SlashCommand(
         _copy, "[N]", "Copy the last answer, or the N-th code block from the end."
     ),

@@ -22,6 +22,18 @@ from localspec.paths import default_paths
 # The fields of a saved message that are sent back in a request.
 _MESSAGE_FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 _NEW_ID = "new"
+_SUMMARISE = (
+    "Summarise this conversation so that it can go on from your summary alone: what was asked and decided, "
+    "the facts, names, numbers and code that are still needed, and what is open. Write the summary only."
+)
+_SUMMARY = "Summary of the conversation so far:"
+
+
+def _without_summary(system: str | None) -> str | None:
+    """Return the person's own system message, without the summary that `compact` has added."""
+    if system is None or _SUMMARY not in system:
+        return system
+    return system.partition(_SUMMARY)[0].strip() or None
 
 
 class _RecordingPrinter(render.Printer):
@@ -66,6 +78,8 @@ class Conversation:
         self._unanswered: tuple[str, float] | None = None
         self._titles: dict[str, str] = {}  # question → its words without files
         self._saved_system: str | None = None
+        # The conversation that was replaced by its summary, and its system message.
+        self._whole: tuple[str, list[dict[str, Any]], str | None] | None = None
         conversation_id = "last" if options.last else options.conversation
         if conversation_id:
             conversation = self.client.conversation(conversation_id)
@@ -192,7 +206,7 @@ class Conversation:
             self._load(self.client.conversation(self.id, wait=True))
         except NotFound:
             # No part of the first answer arrived, or somebody removed the conversation.
-            self.start_new()
+            self._begin()
         except LocalspecError:
             return ""  # an error is already being reported, and the next question reads it again
         self._is_outdated = False
@@ -220,6 +234,10 @@ class Conversation:
 
     def start_new(self) -> None:
         """Begin a new conversation; the settings stay."""
+        self._whole, self.options.system = None, _without_summary(self.options.system)
+        self._begin()
+
+    def _begin(self) -> None:
         self.id, self.messages, self._saved_system, self._saving_failed = _NEW_ID, [], None, False
         self._unanswered = None
 
@@ -229,6 +247,10 @@ class Conversation:
         Raises NotFound if there is no question.
         """
         self.catch_up()
+        if not self.questions and self._whole is not None:
+            self.id, self.messages, self.options.system = self._whole
+            self._saved_system, self._whole = self.options.system, None
+            return _SUMMARY
         if not self.questions:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]
@@ -240,6 +262,28 @@ class Conversation:
             self._refresh()
         self.last = {key: self.last[key] for key in self.last if key == "model"}
         return question
+
+    def compact(self) -> None:
+        """Print a summary of the conversation, and go on in a new one that has the summary in its place.
+
+        `undo` goes back as long as nothing was asked. Raises LocalspecError if there is no summary.
+        """
+        self.catch_up()
+        if not self.questions:
+            raise NotFound("There is no conversation to summarise.")
+        system, request = self.options.system, ask.sampling_request(self.options)
+        before = [{"role": "system", "content": ask.clean(system)}] if system else []
+        request["messages"] = [*before, *self.messages, {"role": "user", "content": _SUMMARISE}]
+        request["localspec"] = {"private": True}
+        printer = _RecordingPrinter(render.printer(plain=self.options.plain), lambda _: "")
+        self.last, hides = {}, self.options.hide_reasoning
+        ask.stream(self.client, request, printer, hide_reasoning=hides, result=self.last)
+        if not printer.said.strip():
+            raise NotFound("There is no summary; the conversation stays as it is.")
+        self._whole = self.id, self.messages, system
+        self._begin()
+        own = _without_summary(system) or ""
+        self.options.system = f"{own}\n\n{_SUMMARY}\n\n{printer.said.strip()}".strip()
 
     def as_history_entry(self) -> dict[str, Any]:
         """Return the conversation in the form of the history."""

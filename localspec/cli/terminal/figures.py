@@ -30,11 +30,12 @@ def statistics(response: dict[str, Any]) -> None:
     if not usage:  # a response of /infill only has llama-server's timings
         cached = timings.get("cache_n", 0)
     read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
+    ahead = f" ({timings['cache_ahead_n']} read ahead)" if timings.get("cache_ahead_n") else ""
     reading_s = timings.get("prompt_ms", 0.0) / 1000
     lines = [
         f"{rate} tokens/s: {summary}" if rate else summary,
         _format_speculation(extension.get("speculation") or {}, timings),
-        f"prompt: {read} tokens, {cached} cached, read in {reading_s:.2f} s",
+        f"prompt: {read} tokens, {cached} cached{ahead}, read in {reading_s:.2f} s",
         extension.get("note") or "",
     ]
     render.note("\n".join(filter(None, lines)))
