@@ -232,6 +232,7 @@ class EmbeddingModel:
         self.model = model = Model(
             self.files.target,
             n_gpu_layers=settings.n_gpu_layers,
+            cpu_experts=settings.cpu_experts,
             split_mode=settings.split_mode,
             main_gpu=settings.main_gpu,
             extra_buffers=settings.extra_buffers,
