@@ -307,17 +307,24 @@ def test_without_a_gpu_drafts_are_kept_as_long_as_they_fit(small: ModelInfo, kin
     assert (plan.draft, plan.gpu_layers, plan.compared) == (True, 0, "")
 
 
-@given(truth=SPEEDS, layers=st.integers(0, 64), rows=st.integers(2, 8))
+@given(truth=SPEEDS, layers=st.integers(0, 64), rows=st.integers(2, 8), more=st.floats(1, 4))
 def test_speeds_are_learned_from_the_passes_of_loads(
-    truth: MemorySpeeds, layers: int, rows: int
+    truth: MemorySpeeds, layers: int, rows: int, more: float
 ) -> None:
-    """Loads of whole targets teach one memory each, and a divided one main memory."""
+    """Loads of whole targets teach one memory each, and a divided one main memory.
+
+    more: what a wide pass reads, divided by what one of a single row does, because it reads more experts.
+    """
     speeds = MemorySpeeds()
     for on_gpu in (18.0, 18 * layers / 65):
-        in_ram = 18 - on_gpu
-        times = [truth.gpu.pass_ms(on_gpu, n) + truth.ram.pass_ms(in_ram, n) for n in (1, rows)]
+        one = on_gpu, 18 - on_gpu
+        wide = one[0] * more, one[1] * more
+        times = [
+            truth.gpu.pass_ms(gib[0], count) + truth.ram.pass_ms(gib[1], count)
+            for gib, count in ((one, 1), (wide, rows))
+        ]
         for _ in range(20):
-            speeds = speeds.learn(on_gpu, in_ram, times[0], times[1], rows)
+            speeds = speeds.learn(one, wide, times[0], times[1], rows)
     assert speeds.gpu.gib_ms == pytest.approx(truth.gpu.gib_ms, rel=1e-3)
     assert speeds.gpu.row_share == pytest.approx(truth.gpu.row_share, abs=1e-3)
     if layers <= 0.9 * 65:

@@ -51,8 +51,8 @@ class LoadPlan(NamedTuple):
     notes: tuple[str, ...] = ()  # sentences on what had to be reduced
     beyond: str = ""  # why the requested settings do not fit, or ""
     plan: FitView | None = None  # the expected use of memory, None if it is unknown
-    # GiB that a pass of the target reads on the GPU and in main memory, None if unknown.
-    read_gib: tuple[float, float] | None = None
+    # GiB that passes of 1, 2, … rows of the target read on the GPU and in main memory. Empty if unknown.
+    read_gib: tuple[tuple[float, float], ...] = ()
 
     def without_draft(self, note: str) -> LoadPlan:
         """Return the plan with nothing that drafts but the text itself, and a note about it."""
@@ -164,10 +164,11 @@ class LoadPlanner:
         changed = msgspec.structs.replace(changed, **changes)
         if not chosen.draft:
             pair = msgspec.structs.replace(pair, draft=None, other_drafts=())
-        read_gib = None
+        read_gib: tuple[tuple[float, float], ...] = ()
         if counted or self._built == "cpu":  # Otherwise it is not known where the layers will be.
             placed = chosen.placed if counted else Placement(0, drafts=chosen.draft)
-            read_gib = RateEstimate(target, draft, self._speeds).read_gib(placed)
+            estimate, widths = RateEstimate(target, draft, self._speeds), range(_MAX_MEASURED_ROWS)
+            read_gib = tuple(estimate.read_gib(placed, before + 1) for before in widths)
         return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen), read_gib)
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
@@ -233,7 +234,8 @@ def learn_speeds(planned: LoadPlan, costs: PassCosts | None) -> None:
     state_dir = planned.settings.state_dir
     if not planned.read_gib or not rows or 1 not in measured or not state_dir or planned.pair.rpc:
         return
-    speeds = load_speeds(state_dir).learn(*planned.read_gib, measured[1], measured[rows], rows)
+    gib = planned.read_gib[0], planned.read_gib[rows - 1]
+    speeds = load_speeds(state_dir).learn(*gib, measured[1], measured[rows], rows)
     with contextlib.suppress(OSError):  # a full disk costs a good estimate, not the pair
         write_atomically(Path(state_dir) / _SPEEDS_FILE, msgspec.json.encode(speeds), sync=False)
 

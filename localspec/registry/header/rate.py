@@ -63,28 +63,38 @@ class MemorySpeeds:
     ram: PassSpeed = PassSpeed(gib_ms=25.0, row_share=0.3)
 
     def learn(
-        self, on_gpu: float, in_ram: float, one_row_ms: float, wide_ms: float, rows: int
+        self,
+        one_gib: tuple[float, float],
+        wide_gib: tuple[float, float],
+        one_row_ms: float,
+        wide_ms: float,
+        rows: int,
     ) -> MemorySpeeds:
         """Return the speeds after a load measured the passes of a target.
 
-        on_gpu, in_ram: GiB that a pass reads in each memory. one_row_ms: a pass of one row. wide_ms: a pass
-        of `rows` rows. Where the target is divided, what the GPU is not expected to take is main memory's.
+        one_gib, wide_gib: GiB that a pass of one row and one of `rows` rows read on the GPU and in main
+        memory. one_row_ms, wide_ms: what they take. Where the target is divided, what the GPU is not expected
+        to take is main memory's.
         """
-        total = on_gpu + in_ram
-        if total <= 0 or one_row_ms <= 0 or rows < 2:
+        if sum(one_gib) <= 0 or one_row_ms <= 0 or rows < 2:
             return self
+        (on_gpu, in_ram), (wide_on_gpu, wide_in_ram) = one_gib, wide_gib
         if in_ram <= 0:
-            return replace(self, gpu=self.gpu.learn(_measure(on_gpu, one_row_ms, wide_ms, rows)))
+            measured = _measure((on_gpu, wide_on_gpu), one_row_ms, wide_ms, rows)
+            return replace(self, gpu=self.gpu.learn(measured))
         ram_ms = one_row_ms - self.gpu.pass_ms(on_gpu, 1)
-        ram_wide_ms = wide_ms - self.gpu.pass_ms(on_gpu, rows)
-        if ram_ms <= 0 or in_ram < _MIN_DIVIDED * total:
+        ram_wide_ms = wide_ms - self.gpu.pass_ms(wide_on_gpu, rows)
+        if ram_ms <= 0 or in_ram < _MIN_DIVIDED * sum(one_gib):
             return self
-        return replace(self, ram=self.ram.learn(_measure(in_ram, ram_ms, ram_wide_ms, rows)))
+        measured = _measure((in_ram, wide_in_ram), ram_ms, ram_wide_ms, rows)
+        return replace(self, ram=self.ram.learn(measured))
 
 
-def _measure(gib: float, one_row_ms: float, wide_ms: float, rows: int) -> PassSpeed:
-    row_share = max(wide_ms / one_row_ms - 1, 0.0) / (rows - 1)
-    return PassSpeed(one_row_ms / gib, min(row_share, 1.0))
+def _measure(gib: tuple[float, float], one_row_ms: float, wide_ms: float, rows: int) -> PassSpeed:
+    """Return the speed by a pass of one row and one of `rows` rows, which read so many GiB."""
+    gib_ms = one_row_ms / gib[0]
+    row_share = max(wide_ms / (gib_ms * gib[1]) - 1, 0.0) / (rows - 1)
+    return PassSpeed(gib_ms, min(row_share, 1.0))
 
 
 class Placement(NamedTuple):
