@@ -450,6 +450,8 @@ class Engine:
         start, drafting_ms = self._clock(), self.pair.drafting_ms()
         if sequence.finished:
             self._note_answer(lane, sequence)
+            if sequence.only_read:  # no other round would do so
+                sequence.drafting.read_along(sequence.slot)
             self._endings.finish(lane, sequence)
             if self._ahead is not None and lane is self.pair.shared:
                 self._ahead.note_answer(sequence)

@@ -16,7 +16,7 @@ import msgspec
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.cache.slot import Slot
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.protocol.frames import ChatPrompt, Frame, Generate, Message, SpeculationSettings
+from localspec.protocol.frames import ChatPrompt, Frame, Generate, Message
 from localspec.protocol.pieces import Piece, Text
 
 # Fewer tokens are not worth the loss of the answer's own state.
@@ -117,7 +117,7 @@ def make_next_turn(request: Generate, pieces: list[Piece]) -> Generate | None:
         -request.id,
         msgspec.structs.replace(prompt, messages=messages, continued="content"),
         max_tokens=0,
-        speculative=SpeculationSettings(enabled=False),
+        speculative=request.speculative,
         priority="ahead",
         exact=False,
         conversation=request.conversation,

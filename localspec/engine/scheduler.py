@@ -5,6 +5,7 @@ It gives out slots, cuts prompts into chunks, and preempts requests when the con
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from localspec.engine.pair.lane import (
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.prompt.infill import find_suffix_start
 from localspec.engine.sequence import (
+    MAX_EXPECTED_TOKENS,
     Sequence,
     TokenizedRequest,
     awaits_suggestion,
@@ -266,6 +268,8 @@ class Scheduler:
         )
         n_left = min(sequence.remaining, expect_answer_tokens(sequence.request))
         prompt_s = lane.reading.expected.range_seconds(slot.n_past, len(slot.tokens))
+        if sequence.request.priority == "ahead":  # for the next answer, while nobody waits
+            n_left, prompt_s = MAX_EXPECTED_TOKENS, math.inf
         sequence.drafting.plan_reading(slot, n_left, costs, 1e3 * prompt_s, lane.max_rows)
         lane.active.append(sequence)
 

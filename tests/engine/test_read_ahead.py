@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from localspec.engine.cache.slot import TAIL_STATES
 from localspec.engine.engine import Engine
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
@@ -22,10 +23,11 @@ from localspec.protocol.frames import (
     PairFiles,
     ThinkingLimit,
 )
+from tests.engine.drafters.test_layers import contextual_files as with_layers
 from tests.support.heads import contextual_heads
 from tests.support.recurrent import lfm2_pair
 from tests.support.rescoring import assert_alike
-from tests.support.running import GREEDY, Answer, Running, running
+from tests.support.running import GREEDY, Answer, Running, drafting, running
 
 MARKERS = ("<think>", "</think>")
 TURNS = """{% for m in messages -%}
@@ -100,6 +102,7 @@ def chats(
         "full attention": lambda: contextual_files,
         "hybrid": lambda: lfm2_pair(models / "lfm2"),
         "sliding window": lambda: contextual_heads(models, "gemma4"),
+        "sidecar": lambda: with_layers(models / "layers", "eagle3"),
     }
     with running(files[request.param](), n_ctx=2048, prefix_bytes=1 << 24) as engine:
         assert isinstance(engine, Chats)
@@ -150,6 +153,16 @@ def test_a_follow_up_reads_only_what_is_new(chats: Chats) -> None:
     prompt = second.all_tokens[: second.done.prompt_tokens]
     assert_alike(chats.pair.files.target, prompt, second.tokens[:12], plain.tokens[:12])
     assert min(chats.sent) > 0
+
+
+@pytest.mark.parametrize("chats", ["sidecar"], indirect=True)
+def test_a_sidecar_reads_the_next_turn_too(chats: Chats) -> None:
+    first = chats.chat(FIRST, speculative=drafting(3, "eagle3"))
+    chats.rest()
+    (slot,) = [slot for slot in chats.pair.shared.slots if slot.ahead]
+    assert slot.n_past_draft > slot.n_past - TAIL_STATES > slot.ahead.start
+    second = chats.chat(follow(FIRST, first, "and then"), speculative=drafting(3, "eagle3"))
+    assert second.done.speculation.drafted
 
 
 def test_thoughts_before_an_earlier_call_count_too(chats: Chats) -> None:
