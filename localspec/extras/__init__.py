@@ -32,6 +32,7 @@ COMMANDS = {
         "tune": ("tune", "command", "Train a pair's draft on what its target has answered."),
     },
     "Integrate": {
+        "launch": ("launch", "launch_command", "Start Claude Code, Codex, opencode or pi."),
         "editor": ("editors", "editor_command", "Set up Vim, Neovim or another editor."),
         "lsp": ("editors", "lsp_command", "Run a language server for an editor."),
         "acp": ("editors", "acp_command", "Run a chat for an editor's agent panel."),

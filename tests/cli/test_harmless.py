@@ -198,6 +198,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "service status": [""],
     "embed": ["❮\x1b❯"],
     "complete": [f"{__file__}:3", "❮\x1b❯:3"],
+    "launch": ["", "pi --print", "❮\x1b❯"],
     "editor install": ["--print vim", "--print emacs", "❮\x1b❯"],
     "editor uninstall": ["❮\x1b❯ -y"],
     "editor config": ["gptel", "❮\x1b❯"],

@@ -64,6 +64,7 @@ REFUSED = {
     "localspec tune --new --files ~/src/project --minutes 240": (2, "There is no file or folder"),
     "localspec service uninstall": (2, "add --yes"),
     "localspec editor uninstall vim": (2, "add --yes"),
+    "localspec launch claude": (1, "npm install -g @anthropic-ai/claude-code"),
     "localspec tune --revert": (2, "add --yes"),
     'localspec ask -f shot.png "What does it say?"': (2, "shot.png cannot be read"),
     'localspec ask -f paper.pdf "What is new in it?"': (2, "paper.pdf cannot be read"),
