@@ -7,7 +7,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,6 +317,25 @@ def test_noise_is_that_of_the_passes_themselves_or_of_other_processes(
         assert measure_disturbed(random.Random(seed), 0.65).noise > MAX_QUIET_NOISE
     contention.share = 0.5
     assert measure_disturbed(random.Random(1), 0.0).noise == 0.5
+
+
+@pytest.mark.parametrize("row_ms", [0.1, 0.8, 1.0, 1.5, 30.0])
+@pytest.mark.parametrize("widths", [range(1, 17), (1, 64, 2)])
+def test_passes_that_take_longer_than_their_rows_apart_were_disturbed(
+    row_ms: float, widths: Iterable[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every pass of more than one row takes as long each time."""
+    quiet = SimpleNamespace(share=0.0)
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: quiet)
+    time_s = [0.0]
+
+    def run(width: int) -> None:
+        time_s[0] += (1.0 if width == 1 else row_ms * width) / 1e3
+
+    measured = measure_passes(run, widths, time.monotonic() + 60, lambda: time_s[0])
+    assert (measured.noise > MAX_QUIET_NOISE) == (row_ms > 1)
+    measured = measure_widths(run, 60.0, clock=lambda: time_s[0])
+    assert (measured.noise > MAX_QUIET_NOISE) == (row_ms > 1)
 
 
 def test_contention_is_the_share_of_other_processes() -> None:

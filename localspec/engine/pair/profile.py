@@ -206,7 +206,15 @@ def measure_passes(
     ms = {width: statistics.median(spent) for width, spent in times.items()}
     # A disturbance makes single runs longer. On a quiet machine the median is near the shortest run.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
-    return PassTimes(ms, min(max(spread, contention.share), 1.0), price)
+    return PassTimes(ms, min(max(spread, contention.share, _find_excess(ms)), 1.0), price)
+
+
+def _find_excess(ms: Mapping[int, float]) -> float:
+    """Return by which share a pass took longer than its rows one by one.
+
+    That is a disturbance, even one that has hit all passes of a width alike.
+    """
+    return max(ms[width] / width for width in ms) / max(ms.get(1, math.inf), 1e-9) - 1
 
 
 def _time_runs(
@@ -265,7 +273,7 @@ def measure_widths(
     if 2 * measured.ms[8] / 8 * sum(WIDE_WIDTHS) < 2e3 * budget_s:
         wide = measure_passes(run, WIDE_WIDTHS, 0.0, clock, turn, change=measured.change)
         measured.ms.update(wide.ms)
-        noise = max(noise, wide.noise)
+        noise = min(max(noise, wide.noise, _find_excess(measured.ms)), 1.0)
     return PassTimes(dict(sorted(measured.ms.items())), noise, measured.change)
 
 
