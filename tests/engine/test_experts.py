@@ -28,7 +28,7 @@ from localspec.registry.header.model import read_local_model
 from tests.support import architectures
 from tests.support.daemons import wait_for
 from tests.support.rpc import rpc_worker
-from tests.support.running import PLAIN, drafting, running
+from tests.support.running import PLAIN, drafting, running, skip_on
 
 MIB = 1 << 20
 # Mixtures with separate matrices, with biases, with leading dense layers and a shared expert, with recurrent
@@ -188,6 +188,7 @@ def limit_memory(pid: int, more: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
 
 
+@skip_on("cuda", why="a worker is the only device of this engine")
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
 @pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
 def test_a_load_without_memory_moves_experts_first(

@@ -18,7 +18,10 @@ from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.settings import KvType
 
 NUMBERS = st.integers(-(1 << 40), 1 << 40) | st.integers(-3, 300)
-FIELDS = "n_ctx parallel n_threads n_batch n_gpu_layers draft_gpu_layers main_gpu".split()
+FIELDS = (
+    "n_ctx parallel n_threads n_batch n_ubatch n_gpu_layers cpu_experts draft_gpu_layers "
+    "draft_cpu_experts main_gpu"
+).split()
 
 
 def is_valid(changes: dict[str, Any]) -> bool:
@@ -58,6 +61,8 @@ def test_a_number_beyond_its_limit_is_refused_at_once(
             "n_threads": st.integers(0, 512),
             "n_batch": st.integers(64, 600),
             "n_gpu_layers": st.integers(-1, 10_000),
+            "n_ubatch": st.integers(0, 600),
+            "cpu_experts": st.integers(0, 10_000),
             "main_gpu": st.integers(0, 15),
             "split_mode": st.sampled_from(["layer", "row", "none"]),
             "flash_attention": st.sampled_from(["auto", "on", "off"]),

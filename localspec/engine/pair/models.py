@@ -434,8 +434,10 @@ def choose_smaller_plan(
     own MTP heads that are loaded. experts: of the target, as `order_experts` returns them.
     """
     replace = msgspec.structs.replace
-    if gpu and settings.n_gpu_layers and (n_left := len(experts) - settings.cpu_experts) > 0:
-        n_apart = settings.cpu_experts + -(-n_left // 4)
+    n_apart, n_experts = settings.cpu_experts, len(experts)
+    if gpu and settings.n_gpu_layers and n_apart < n_experts:
+        # Little is missing at first, as the daemon's plan should fit. Each attempt takes a whole load.
+        n_apart = min(n_apart + max(-(-n_experts // 16), n_apart // 2), n_experts)
         n_layers = len({expert.layer for expert in experts[:n_apart]})
         told = f"The experts of {n_layers} layers lie in main memory, because the GPU's is full."
         return SmallerPlan(replace(settings, cpu_experts=n_apart), "experts", told)
