@@ -465,6 +465,8 @@ class Engine:
         drafting = sequence.drafting
         if self.pair.learned.noise > MAX_QUIET_NOISE and not self._measuring.take():
             self._measures = True
+        if lane is self.pair.shared and sequence.generated:
+            self._hindsight.note_end(drafting.drafters, sequence.slot)
         if lane is self.pair.shared and not drafting.fixed:
             n_drafted = sequence.tally.kinds[ModelDrafter.kind]
             self._hindsight.note(drafting.drafters, sequence.tokens, sequence.generated, n_drafted)

@@ -35,6 +35,7 @@ from localspec.engine.sequence import (
 from localspec.engine.speculation.acceptance import MAX_DRAFTS
 from localspec.engine.speculation.depth import MAX_DEPTH, RoundCosts
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
+from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.drafters.ngram import MAX_MATCH_TOKENS
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, uses_rejection
@@ -270,7 +271,10 @@ class Scheduler:
         prompt_s = lane.reading.expected.range_seconds(slot.n_past, len(slot.tokens))
         if sequence.request.priority == "ahead":  # for the next answer, while nobody waits
             n_left, prompt_s = MAX_EXPECTED_TOKENS, math.inf
-        sequence.drafting.plan_reading(slot, n_left, costs, 1e3 * prompt_s, lane.max_rows)
+        drafting, n_free = sequence.drafting, lane.max_rows
+        for drafter in drafting.drafters:
+            if isinstance(drafter, ModelDrafter):
+                drafter.plan_reading(slot, n_left, costs, 1e3 * prompt_s, n_free, drafting.fixed)
         lane.active.append(sequence)
 
     # ------------------------------------------------------------------------ schedule

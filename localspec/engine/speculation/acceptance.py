@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.speculation.budget import ProbeBudget
+from localspec.engine.speculation.windows import WindowTable
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,6 +52,7 @@ class Calibration:
     """The acceptance of one kind of drafts with one pair, kept between runs.
 
     `prior` (len(GRID),): the probability of each acceptance rate before any draft of a text was checked.
+    `windows`: how well they predict with the end of a text in sight.
     `offset[b]`: how much more often (in log-odds) a draft of confidence bucket b is accepted than the
     average of its text. `share[b]`: how often bucket b occurs. `count[b]`: the drafts checked.
     """
@@ -64,6 +66,7 @@ class Calibration:
         self.share: Floats = np.full(N_BUCKETS, 1 / N_BUCKETS)
         self.count: Floats = np.zeros(N_BUCKETS)
         self.probes = ProbeBudget()
+        self.windows = WindowTable()
         self._refresh()
 
     def _refresh(self) -> None:
@@ -127,7 +130,9 @@ class Calibration:
     def as_dict(self) -> dict[str, Any]:
         if self._n_learned:
             self._apply_learned()
+        windows = self.windows.as_list()
         return {
+            **({"windows": windows} if windows else {}),
             "prior": self.prior.tolist(),
             "offset": self.offset.tolist(),
             "share": self.share.tolist(),
@@ -155,6 +160,7 @@ class Calibration:
             return cls(mean, certain)
         if np.abs(fresh.offset).max() > 6.0 or fresh.count.min() < 0:
             return cls(mean, certain)
+        fresh.windows = WindowTable.from_list(stored.get("windows"))
         fresh._refresh()
         return fresh
 

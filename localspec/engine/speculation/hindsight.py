@@ -3,15 +3,18 @@
 Where drafts seem not to pay, an answer can afford a few short probes of the draft model and no more. So a
 pair whose first impression was wrong would keep it for hundreds of answers. When nobody waits for anything,
 the draft model reads such answers with the text before them, and its predictions are compared with what the
-target wrote. That costs no answer any time, and a new request ends it.
+target wrote. That costs no answer any time, and a new request ends it. Heads and sidecars, which need the
+target's states, only compare at the end of an answer how much of its text they should see (windows.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from localspec.engine.cache.slot import ALL_TOKENS, Slot
 from localspec.engine.llama import Aborted, NoKvSlot, NotFinite, Stop
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import Drafter
@@ -33,12 +36,32 @@ class _Passage:
     tokens: list[int]
     count: int
 
+    def learn(self, stop: Stop | None) -> None:
+        """Compare the draft's predictions with the passage. Raises as `DraftModel.review`."""
+        belief = Belief(self.calibration)
+        for bucket, hit in self.model.review(self.tokens, self.count, stop):
+            belief.observe(bucket, hit)
+
+
+@dataclass(frozen=True)
+class _TextEnd:
+    """The end of the text in a slot, at which it is compared how much of the text a draft should see."""
+
+    model: DraftModel
+    calibration: Calibration
+    slot: Slot
+
+    def learn(self, stop: Stop | None) -> None:
+        """Compare the draft's predictions. Raises as `DraftModel.review`."""
+        if not self.slot.busy:
+            self.model.compare_windows(self.slot, self.calibration.windows, stop)
+
 
 class Hindsight:
     """The passages of answers that are still to be read in idle time."""
 
     def __init__(self) -> None:
-        self._passages: deque[_Passage] = deque(maxlen=MAX_WAITING)
+        self._passages: deque[_Passage | _TextEnd] = deque(maxlen=MAX_WAITING)
 
     @property
     def is_due(self) -> bool:
@@ -67,6 +90,14 @@ class Hindsight:
                     _Passage(drafter.model, drafter.belief.calibration, tokens, count)
                 )
 
+    def note_end(self, drafters: Sequence[Drafter], slot: Slot) -> None:
+        """Note the end of an answer of which a draft that reads the target's states has seen everything."""
+        if slot.window == ALL_TOKENS:
+            for drafter in drafters:
+                if isinstance(drafter, ModelDrafter):
+                    end = _TextEnd(drafter.model, drafter.belief.calibration, slot)
+                    self._passages.append(end)
+
     def forget(self) -> None:
         """Forget all texts."""
         self._passages.clear()
@@ -78,13 +109,8 @@ class Hindsight:
             DecodeFatal: The draft's context is lost.
         """
         passage = self._passages.pop()
-        try:
-            compared = passage.model.review(passage.tokens, passage.count, stop)
-        except Aborted:
-            self._passages.append(passage)
-            return
-        except (NoKvSlot, NotFinite):
-            return
-        belief = Belief(passage.calibration)
-        for bucket, hit in compared:
-            belief.observe(bucket, hit)
+        with suppress(NoKvSlot, NotFinite):
+            try:
+                passage.learn(stop)
+            except Aborted:
+                self._passages.append(passage)

@@ -10,9 +10,8 @@ from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite, is_picture
 from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration
 from localspec.engine.speculation.budget import Balance, Budget
-from localspec.engine.speculation.depth import Candidate, RoundCosts
+from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
-from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.verification import Verifier
 
 
@@ -66,17 +65,6 @@ class Drafting:
     def fixed(self) -> bool:
         """Whether the depth is used whatever it costs."""
         return self.depth is not None
-
-    def plan_reading(
-        self, slot: Slot, n_left: int, costs: RoundCosts, prompt_ms: float, n_free: int
-    ) -> None:
-        """Decide how much of its prompt the draft reads along; see `ModelDrafter.plan_reading`."""
-        for drafter in self.drafters:
-            if isinstance(drafter, ModelDrafter):
-                if self.fixed:
-                    drafter.read_all(slot)
-                else:
-                    drafter.plan_reading(slot, n_left, costs, prompt_ms, n_free)
 
     def read_along(self, slot: Slot) -> None:
         """Read what the target has read, where a draft needs its states.

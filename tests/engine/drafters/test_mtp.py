@@ -25,6 +25,7 @@ from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.mtp import Heads, Sidecar
+from localspec.engine.speculation.windows import COMPARED_TOKENS
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import Failed, PairFiles, Sampling, SpeculationSettings
 from tests.support import architectures
@@ -302,6 +303,16 @@ def test_heads_that_begin_late_read_the_end_of_a_text(
     assert context.first_position(slot.draft_id) >= 300 - 2 * TAIL_STATES
     assert answer.done.speculation.drafted > 0
     assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
+
+
+def test_windows_are_compared_by_what_the_heads_predict(models: Path, load: Load) -> None:
+    engine = load(cycle_heads(models / "heads", 1.0, "glm4moe"))
+    prompt = [(7 * at) % 400 for at in range(300)]
+    engine.ask(prompt, 60, speculative=mtp(3))
+    while engine.engine.has_idle_work:
+        engine.engine.use_idle_time()
+    table = engine.pair.learned.calibrations.answers["mtp"].windows
+    assert table.as_list()[1] == [COMPARED_TOKENS] * 3
 
 
 # ------------------------------------------------------------------------------- a sidecar

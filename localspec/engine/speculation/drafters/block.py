@@ -232,16 +232,40 @@ class BlockDraft(DraftModel):
         if begin < end:
             try:
                 self._read(slot, begin, end, 0, self._scratch)
-                self._batch.clear()
-                row = self._add_block(slot.tokens[end], end - begin, self._scratch, count)
-                self._run_pass(timed=False)
-                drafted: list[int] = []
-                for offset, token in enumerate(slot.tokens[end + 1 : end + 1 + count]):
-                    best, bucket = self._predict(row + self._first_row + offset, drafted)
-                    belief.observe(bucket, best == token)
-                    if best != token:
-                        break
-                    drafted.append(best)
+                for bucket, is_hit in self._check_block(slot, end, end - begin, count):
+                    belief.observe(bucket, is_hit)
             finally:
                 self.context.remove(self._scratch, 0)
         self._time_probe(start)
+
+    def _count_hits(self, slot: Slot, begin: int, end: int, window: int) -> int:
+        hits = 0
+        for place in range(begin, end, self.max_drafts):
+            start = max(place - window, 0)
+            self.context.copy(slot.draft_id, self._scratch, place, start=start)
+            try:
+                checked = self._check_block(slot, place, place, min(self.max_drafts, end - place))
+            finally:
+                self.context.remove(self._scratch, 0)
+            hits += sum(is_hit for _, is_hit in checked)
+        return hits
+
+    def _check_block(
+        self, slot: Slot, place: int, position: int, count: int
+    ) -> list[tuple[int, bool]]:
+        """Draft a block of `count` behind a token of a text, and compare up to the first wrong draft.
+
+        Returns for each draft the bucket of its confidence and whether it was right. position: that of the
+        token in the scratch sequence.
+        """
+        self._batch.clear()
+        row = self._add_block(slot.tokens[place], position, self._scratch, count)
+        self._run_pass(timed=False)
+        drafted, checked = list[int](), list[tuple[int, bool]]()
+        for offset, token in enumerate(slot.tokens[place + 1 : place + 1 + count]):
+            best, bucket = self._predict(row + self._first_row + offset, drafted)
+            checked.append((bucket, best == token))
+            if best != token:
+                break
+            drafted.append(best)
+        return checked

@@ -25,6 +25,7 @@ from localspec.engine.speculation.cost import (
 )
 from localspec.engine.speculation.depth import MAX_DEPTH, Candidate, RoundCosts, decide
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
+from localspec.engine.speculation.windows import COMPARED_TOKENS, WindowTable
 
 # A probe reads this many tokens before the positions that it compares: enough for a good prediction, without
 # the cost of the whole text. The predictions of the last rows are compared with what the target wrote. More
@@ -110,16 +111,16 @@ class ModelDrafter(Drafter):
         return True
 
     def plan_reading(
-        self, slot: Slot, n_left: int, costs: RoundCosts, prompt_ms: float, n_free: int
+        self, slot: Slot, n_left: int, costs: RoundCosts, prompt_ms: float, n_free: int, fixed: bool
     ) -> None:
         """Decide how much of its prompt the draft reads along with the target.
 
         It reads as much as it gains in `n_left` tokens by what is known, and delays the first token little.
 
         prompt_ms: the target's time for the prompt. n_free: tokens that delay nothing, because the draft
-        reads the last pass over the prompt after the first token.
+        reads the last pass over the prompt after the first token. fixed: it drafts whatever that costs.
         """
-        model, n_unread = self.model, len(slot.tokens) - slot.n_past
+        model, length = self.model, len(slot.tokens)
         candidate = self.offer(DraftRequest(slot, min(n_left, MAX_DEPTH), left=n_left))
         if slot.hidden is None or model.context.borrows or candidate is None:
             return
@@ -127,17 +128,13 @@ class ModelDrafter(Drafter):
         plain_ms, token_ms = float(costs.pass_ms[1]) + costs.plain_ms, model.token_prefill_ms
         gain_ms = n_left * (plain_ms - 1 / decide([candidate], costs).rate)
         max_ms = MAX_DELAY_SHARE * prompt_ms + n_free * token_ms
-        count = int(min(GAIN_SHARE * gain_ms, max_ms) / token_ms)
-        is_short = count <= 2 * TAIL_STATES  # the states of so many tokens are kept anyway
-        self._open_window(slot, ALL_TOKENS if count >= n_unread else 0 if is_short else count)
-
-    def read_all(self, slot: Slot) -> None:
-        """Have the draft read its prompt along with the target, whatever that costs."""
-        if slot.hidden is not None and not self.model.context.borrows:
-            self._open_window(slot, ALL_TOKENS)
-
-    def _open_window(self, slot: Slot, tokens: int) -> None:
-        slot.window, slot.along_s = tokens, self.model.token_prefill_ms / 1e3 * (tokens > 0)
+        count = ALL_TOKENS if fixed else int(min(GAIN_SHARE * gain_ms, max_ms) / token_ms)
+        if count > 2 * TAIL_STATES:  # the states of so many tokens are kept anyway
+            seen = self.belief.calibration.windows.choose(length)
+            model.context.remove(slot.draft_id, 0, max(length - seen, 0))
+            count = min(count, seen)
+            slot.window = count if count < length - slot.n_past else ALL_TOKENS
+            slot.along_s = token_ms / 1e3
 
     def read_along(self, slot: Slot) -> None:
         if not slot.window or slot.n_past - self.model.first_unread(slot) <= TAIL_STATES:
@@ -452,6 +449,42 @@ class DraftModel:
         for logits, token in zip(predictions, slot.tokens[end + 1 - n_compared :], strict=True):
             belief.observe(*self._compare(logits, token))
         self._time_probe(start)
+
+    def compare_windows(self, slot: Slot, table: WindowTable, stop: Stop | None) -> None:
+        """Learn how well the end of an idle text is predicted with each window in sight.
+
+        Raises:
+            Aborted: `stop` has ended a pass.
+        """
+        assert slot.hidden is not None
+        end = min(slot.n_past_draft, len(slot.tokens) - 1)
+        begin = max(end - COMPARED_TOKENS, slot.hidden.start + 1)
+        windows = table.list_windows(begin)
+        if begin >= end or self.context.first_position(slot.draft_id) > 1:
+            return
+        self.context.stop = stop
+        try:
+            hits = [self._count_hits(slot, begin, end, window) for window in windows]
+        finally:
+            self.context.stop = None
+        table.observe(begin, hits, end - begin)
+
+    def _count_hits(self, slot: Slot, begin: int, end: int, window: int) -> int:
+        """Return how many tokens behind those in [begin, end) are predicted with `window` tokens in sight."""
+        hits, n_rows = 0, min(self.context.n_outputs, COMPARED_TOKENS)
+        for first in range(begin, end, n_rows):
+            last = min(first + n_rows, end)
+            self._batch.clear()
+            last_row = self._add_text(slot, first, last, first, self._scratch, last - first)
+            start = max(first - window, 0)
+            self.context.copy(slot.draft_id, self._scratch, first, start=start)
+            predictions = self._run_comparison(last_row, last - first)
+            next_tokens = slot.tokens[first + 1 : last + 1]
+            hits += sum(
+                self._judge(logits)[0] == token
+                for logits, token in zip(predictions, next_tokens, strict=True)
+            )
+        return hits
 
     def _time_probe(self, start: float) -> None:
         """Learn from the time of a probe that began at `start`."""
