@@ -222,7 +222,7 @@ class Preparer:
             tokens,
             self._sampler(settings),
             limit if request.thinking is not None else None,
-            self._ngram_index(request.speculative, tokens),
+            self._ngram_index(request.speculative, tokens, settings),
             shown,
             tail,
             self._saved_prefix(request, tokens, exact),
@@ -315,14 +315,17 @@ class Preparer:
             count_allowed=lambda: count_repeats(tokens, ends_line),
         )
 
-    def _ngram_index(self, options: SpeculationSettings, prompt: list[int]) -> NgramIndex:
+    def _ngram_index(
+        self, options: SpeculationSettings, prompt: list[int], settings: Settings
+    ) -> NgramIndex:
         """Return the index for n-gram drafts. A prediction is cut to the length that an answer can have."""
         if not options.enabled or not NgramDrafter.asked_for(options):
             return NgramIndex()
         n_ctx = self._pair.n_ctx
         text = (options.prediction or "")[: n_ctx * MAX_CHARS_PER_TOKEN]
         predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
-        return NgramIndex(predicted[:n_ctx], prompt, self._pair.memory)
+        repeats = settings.greedy or settings.seed is not None
+        return NgramIndex(predicted[:n_ctx], prompt, self._pair.memory, repeats=repeats)
 
     def _resolve_settings(self, sampling: Sampling) -> Settings:
         vocab, bias = self._pair.vocab, dict(sampling.logit_bias)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from localspec.engine.speculation.drafters.ngram import (
     CAPACITY_TOKENS,
     KEY_TOKENS,
+    MAX_MATCH_TOKENS,
     NgramIndex,
     NgramMemory,
 )
@@ -66,6 +67,18 @@ def test_the_answer_of_the_same_question_is_found_among_others(
     asked = data.draw(st.integers(0, n_others - 1))
     proposal = NgramIndex((), questions[asked], memory).propose(questions[asked], 8, 0)
     assert proposal.tokens == list(range(1000 * asked, 1000 * asked + 8))
+
+
+def test_a_prompt_that_leaves_nothing_to_chance_gives_its_answer_again() -> None:
+    """Its drafts are in the best bucket from the first token on; those of a sampled answer are not."""
+    memory, prompt, answer = NgramMemory(1 << 13), list(range(20)), list(range(100, 140))
+    memory.add([*prompt, *answer], None)
+    for repeats in (True, False):
+        proposal = NgramIndex((), prompt, memory, repeats=repeats).propose(prompt, 16, 0)
+        assert proposal.tokens == answer[:16]
+        assert (proposal.strength == MAX_MATCH_TOKENS) == repeats
+    longer = [77, *prompt]  # the same words at the end of another prompt
+    assert NgramIndex((), longer, memory, repeats=True).propose(longer, 16, 0).strength < 20
 
 
 def test_an_earlier_answer_is_proposed_in_another_request() -> None:

@@ -601,12 +601,15 @@ class NgramIndex:
         prediction: Sequence[int] = (),
         prompt: Sequence[int] = (),
         memory: NgramMemory | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
+        """repeats: the same prompt gives the same answer, because nothing in it is left to chance."""
         self._prediction = list(prediction)
         self._prediction_grams = SortedGrams(self._prediction)
         self._prompt_grams = SortedGrams(prompt)
         self._text_grams = GrowingGrams(len(prompt))
-        self._memory = memory
+        self._memory, self._repeats = memory, repeats
         self._has_pictures = any(map(is_picture, prompt))
         self._changes = Changes()
         self._trail: Trail | None = None
@@ -682,6 +685,9 @@ class NgramIndex:
                 best is None or remembered[2] > best[2] + FOREIGN_MARGIN_TOKENS
             ):
                 best, is_foreign = remembered, True
+                if self._repeats and best[2] >= min(len(tokens), MAX_MATCH_TOKENS):
+                    # The same prompt. A margin would keep it from the best bucket for ever.
+                    best, is_foreign = (*best[:2], MAX_MATCH_TOKENS), False
         if best is not None and not (trail and trail.is_at(best[0], best[1])):
             match = Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign)
             if trail is None or match.strength >= trail.strength:
