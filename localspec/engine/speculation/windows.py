@@ -28,10 +28,9 @@ class WindowTable:
     """How many predictions were right with each window, by how many windows are shorter than the text."""
 
     def __init__(self) -> None:
-        self._hits = [
-            [0.0] * (count + 1) for count in range(len(WINDOWS) + 1)
-        ]  # the last is of all
-        self._compared = [0.0] * (len(WINDOWS) + 1)
+        # Of each number of shorter windows: the predictions, and how many were right with each of them in
+        # sight and, last, with all of the text.
+        self._rows = [[0.0] * (count + 2) for count in range(len(WINDOWS) + 1)]
         self._n_chosen = 0
 
     @staticmethod
@@ -41,38 +40,35 @@ class WindowTable:
 
     def observe(self, length: int, hits: Sequence[int], count: int) -> None:
         """Learn from `count` predictions at the end of a text. hits: how many each window had right."""
-        at = len(hits) - 1
-        keep = min(1.0, (MAX_COMPARED - count) / max(self._compared[at], 1.0))
-        self._hits[at] = [keep * old + new for old, new in zip(self._hits[at], hits, strict=True)]
-        self._compared[at] = keep * self._compared[at] + count
+        row = self._rows[bisect_left(WINDOWS, length)]
+        keep = min(1.0, (MAX_COMPARED - count) / max(row[0], 1.0))
+        row[:] = [keep * old + new for old, new in zip(row, (count, *hits), strict=True)]
 
     def choose(self, length: int) -> int:
         """Return how many tokens at the end of a text a draft should see."""
-        windows = self.list_windows(length)
-        compared, hits = self._compared[len(windows) - 1], self._hits[len(windows) - 1]
-        best = max(range(len(windows)), key=hits.__getitem__)
+        compared, *hits = self._rows[bisect_left(WINDOWS, length)]
+        best = max(range(len(hits)), key=hits.__getitem__)
         if compared < MIN_COMPARED or hits[best] < hits[-1] + MIN_GAIN * compared:
             return ALL_TOKENS
         self._n_chosen += 1
-        return windows[best] if self._n_chosen % WHOLE_INTERVAL else ALL_TOKENS
+        return WINDOWS[best] if self._n_chosen % WHOLE_INTERVAL else ALL_TOKENS
 
     def as_list(self) -> list[list[float]]:
-        """Return what is stored, [] if nothing was compared.
-
-        For each number of shorter windows, it is the predictions, and the right ones with each window.
-        """
-        rows = [[n, *hits] for n, hits in zip(self._compared, self._hits, strict=True)]
-        return rows if any(self._compared) else []
+        """Return what is stored, [] if nothing was compared."""
+        return self._rows if any(row[0] for row in self._rows) else []
 
     @classmethod
     def from_list(cls, stored: Any) -> WindowTable:
         """Return a stored table, or a new one if it is not valid."""
         table = cls()
-        if not isinstance(stored, list) or len(stored) != len(table._hits):
+        if not isinstance(stored, list) or len(stored) != len(table._rows):
             return table
-        for at, row in enumerate(stored):
-            is_row = isinstance(row, list) and len(row) == at + 2
-            if not is_row or not all(isinstance(n, float | int) and 0 <= n <= row[0] for n in row):
+        for row, known in zip(stored, table._rows, strict=True):
+            if not isinstance(row, list) or len(row) != len(known):
                 return cls()
-            table._compared[at], table._hits[at] = min(row[0], MAX_COMPARED), row[1:]
+            if not all(
+                isinstance(n, float | int) and 0 <= n <= row[0] <= MAX_COMPARED for n in row
+            ):
+                return cls()
+        table._rows = stored
         return table

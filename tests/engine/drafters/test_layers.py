@@ -24,7 +24,7 @@ from benchmarks.synthetic_targets import (
     write_target,
 )
 from localspec.engine.cache.slot import ALL_TOKENS, TAIL_STATES, Slot
-from localspec.engine.llama import Context, States
+from localspec.engine.llama import Context, NoKvSlot, States
 from localspec.engine.llama import model as binding
 from localspec.engine.speculation.depth import RoundCosts
 from localspec.engine.speculation.drafters.block import BlockDraft
@@ -554,7 +554,7 @@ def test_a_sidecar_sees_of_a_text_what_it_predicts_best_with(tmp_path: Path, loa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_are_compared_by_what_the_sidecar_predicts(
-    tmp_path: Path, load: Load, kind: LayerReader
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, kind: LayerReader
 ) -> None:
     engine = load(write_pair(tmp_path, kind, acceptance=1.0))
     answer = engine.ask(long_prompt(300), 60, speculative=ask_for(engine))
@@ -573,6 +573,15 @@ def test_windows_are_compared_by_what_the_sidecar_predicts(
     drafter.compare_windows(slot, table, None)
     compared, end, whole = table.as_list()[1]
     assert compared == COMPARED_TOKENS > end == whole
+
+    def refuse(_: object) -> None:
+        raise NoKvSlot("full")
+
+    # No text has to make room.
+    monkeypatch.setattr(drafter.context, "decode", refuse)
+    monkeypatch.setattr(drafter, "_make_room", lambda: 1 / 0)
+    with pytest.raises(NoKvSlot):
+        drafter.compare_windows(slot, table, None)
     assert drafter.context.length(drafter._scratch) == 0
 
 

@@ -455,6 +455,7 @@ class DraftModel:
 
         Raises:
             Aborted: `stop` has ended a pass.
+            NoKvSlot, NotFinite: as of `propose`; no other text makes room.
         """
         assert slot.hidden is not None
         end = min(slot.n_past_draft, len(slot.tokens) - 1)
@@ -462,11 +463,11 @@ class DraftModel:
         windows = table.list_windows(begin)
         if begin >= end or self.context.first_position(slot.draft_id) > 1:
             return
-        self.context.stop = stop
+        make_room, self._make_room, self.context.stop = self._make_room, lambda: False, stop
         try:
             hits = [self._count_hits(slot, begin, end, window) for window in windows]
         finally:
-            self.context.stop = None
+            self._make_room, self.context.stop = make_room, None
         table.observe(begin, hits, end - begin)
 
     def _count_hits(self, slot: Slot, begin: int, end: int, window: int) -> int:
