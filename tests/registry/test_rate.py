@@ -307,29 +307,40 @@ def test_without_a_gpu_drafts_are_kept_as_long_as_they_fit(small: ModelInfo, kin
     assert (plan.draft, plan.gpu_layers, plan.compared) == (True, 0, "")
 
 
-@given(truth=SPEEDS, layers=st.integers(0, 64), rows=st.integers(2, 8), more=st.floats(1, 4))
+@given(truth=SPEEDS, layers=st.integers(0, 64), rows=st.integers(2, 8), alone=st.floats(0, 0.7))
 def test_speeds_are_learned_from_the_passes_of_loads(
-    truth: MemorySpeeds, layers: int, rows: int, more: float
+    truth: MemorySpeeds, layers: int, rows: int, alone: float
 ) -> None:
     """Loads of whole targets teach one memory each, and a divided one main memory.
 
-    more: what a wide pass reads, divided by what one of a single row does, because it reads more experts.
+    alone: the share of what a row reads that no other row of a wide pass reads, as its experts.
     """
     speeds = MemorySpeeds()
     for on_gpu in (18.0, 18 * layers / 65):
         one = on_gpu, 18 - on_gpu
-        wide = one[0] * more, one[1] * more
+        wide = one[0] * (1 + alone * (rows - 1)), one[1] * (1 + alone * (rows - 1))
         times = [
-            truth.gpu.pass_ms(gib[0], count) + truth.ram.pass_ms(gib[1], count)
+            truth.gpu.pass_ms(one[0], count, gib[0]) + truth.ram.pass_ms(one[1], count, gib[1])
             for gib, count in ((one, 1), (wide, rows))
         ]
         for _ in range(20):
             speeds = speeds.learn(one, wide, times[0], times[1], rows)
+    can_learn = (1 - alone) * (rows - 1) / rows > 0.21
     assert speeds.gpu.gib_ms == pytest.approx(truth.gpu.gib_ms, rel=1e-3)
-    assert speeds.gpu.row_share == pytest.approx(truth.gpu.row_share, abs=1e-3)
+    if can_learn:
+        assert speeds.gpu.row_share == pytest.approx(truth.gpu.row_share, abs=1e-3)
     if layers <= 0.9 * 65:
         assert speeds.ram.gib_ms == pytest.approx(truth.ram.gib_ms, rel=1e-2)
-        assert speeds.ram.row_share == pytest.approx(truth.ram.row_share, abs=1e-2)
+        if can_learn:
+            assert speeds.ram.row_share == pytest.approx(truth.ram.row_share, abs=1e-2)
+
+
+def test_rows_that_read_experts_of_their_own_share_no_cost() -> None:
+    speed = PassSpeed(gib_ms=10.0, row_share=0.25)
+    assert speed.pass_ms(2, 4) == pytest.approx(10 * 2 * (1 + 3 * 0.25))
+    assert speed.pass_ms(2, 4, 8) == pytest.approx(4 * speed.pass_ms(2, 1))
+    between = [speed.pass_ms(2, 4, wide) for wide in (2, 4, 6, 8)]
+    assert between == sorted(between)
 
 
 def test_experts_that_a_row_does_not_choose_are_not_read(small: ModelInfo) -> None:

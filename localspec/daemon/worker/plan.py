@@ -167,8 +167,10 @@ class LoadPlanner:
         read_gib: tuple[tuple[float, float], ...] = ()
         if counted or self._built == "cpu":  # Otherwise it is not known where the layers will be.
             placed = chosen.placed if counted else Placement(0, drafts=chosen.draft)
-            estimate, widths = RateEstimate(target, draft, self._speeds), range(_MAX_MEASURED_ROWS)
-            read_gib = tuple(estimate.read_gib(placed, before + 1) for before in widths)
+            # What is measured are passes over any tokens, which choose experts independently.
+            estimate = RateEstimate(target, draft, self._speeds, repeats=0.0)
+            widths = range(1, _MAX_MEASURED_ROWS + 1)
+            read_gib = tuple(estimate.read_gib(placed, rows) for rows in widths)
         return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen), read_gib)
 
     def _load(self, settings: EngineSettings) -> LoadOptions:

@@ -26,8 +26,14 @@ MAX_PLANNED_DEPTH = 8
 # Milliseconds for each layer of a pass, whatever its size, and of a round around its passes. Measured on an
 # H200, where a draft of 24 layers takes 1.0 ms a token for 0.3 GiB of weights.
 LAYER_MS, ROUND_MS = 0.04, 0.5
+# The share of the experts that a token of a text chooses which the token before it has chosen, too: 45 % of
+# Qwen3-30B-A3B's (github.com/kekzl/imp/pull/1359), where 80 % were chosen within the last eight tokens.
+# Drafts cannot be judged later if they are not loaded, so this is rather too much for some models.
+EXPERT_REPEATS = 0.45
 # A share of a memory's time that only one load has shown counts half, so that a disturbed one is corrected.
 _NEW_WEIGHT = 0.5
+# The share of what its rows use that a pass must read once for several of them to measure `row_share`.
+_MIN_SHARED = 0.2
 _MIN_DIVIDED = 0.1  # the share of the bytes in main memory from which a divided target measures it
 
 
@@ -35,24 +41,32 @@ _MIN_DIVIDED = 0.1  # the share of the bytes in main memory from which a divided
 class PassSpeed:
     """The speed of passes over weights in one memory.
 
-    gib_ms: milliseconds per GiB that a pass of one row reads. row_share: the cost of each further row, as a
-    share of that.
+    gib_ms: milliseconds per GiB that a pass of one row reads. row_share: the cost of each further row that
+    uses the same weights, as a share of that.
     """
 
     gib_ms: Annotated[float, Meta(gt=0, lt=1e6)]
     row_share: Annotated[float, Meta(ge=0, le=1)]
 
-    def pass_ms(self, gib: float, rows: int) -> float:
-        """Return the milliseconds of a pass of `rows` rows that reads `gib` GiB."""
-        return gib * self.gib_ms * (1 + (rows - 1) * self.row_share)
+    def pass_ms(self, gib: float, rows: int, wide_gib: float | None = None) -> float:
+        """Return the milliseconds of a pass of `rows` rows.
 
-    def learn(self, measured: PassSpeed) -> PassSpeed:
-        """Return the speed after a load has measured it once more."""
+        gib: GiB that one row reads. wide_gib: what all rows read together, if that is more. Where each row
+        reads experts of its own, none of them is read for several rows.
+        """
+        read = gib if wide_gib is None else wide_gib
+        return self.gib_ms * (read + (rows * gib - read) * self.row_share)
+
+    def measure(
+        self, gib: float, wide_gib: float, one_row_ms: float, wide_ms: float, rows: int
+    ) -> PassSpeed:
+        """Return the speed after a load has measured a pass of one row and one of `rows` rows once more."""
+        gib_ms, row_share = one_row_ms / gib, self.row_share
+        shared = rows * gib - wide_gib  # read once for several rows
+        if shared > _MIN_SHARED * rows * gib:
+            row_share = min(max((wide_ms / gib_ms - wide_gib) / shared, 0.0), 1.0)
         keep, new = 1 - _NEW_WEIGHT, _NEW_WEIGHT
-        return PassSpeed(
-            keep * self.gib_ms + new * measured.gib_ms,
-            keep * self.row_share + new * measured.row_share,
-        )
+        return PassSpeed(keep * self.gib_ms + new * gib_ms, keep * self.row_share + new * row_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +94,13 @@ class MemorySpeeds:
             return self
         (on_gpu, in_ram), (wide_on_gpu, wide_in_ram) = one_gib, wide_gib
         if in_ram <= 0:
-            measured = _measure((on_gpu, wide_on_gpu), one_row_ms, wide_ms, rows)
-            return replace(self, gpu=self.gpu.learn(measured))
+            gpu = self.gpu.measure(on_gpu, wide_on_gpu, one_row_ms, wide_ms, rows)
+            return replace(self, gpu=gpu)
         ram_ms = one_row_ms - self.gpu.pass_ms(on_gpu, 1)
-        ram_wide_ms = wide_ms - self.gpu.pass_ms(wide_on_gpu, rows)
+        ram_wide_ms = wide_ms - self.gpu.pass_ms(on_gpu, rows, wide_on_gpu)
         if ram_ms <= 0 or in_ram < _MIN_DIVIDED * sum(one_gib):
             return self
-        measured = _measure((in_ram, wide_in_ram), ram_ms, ram_wide_ms, rows)
-        return replace(self, ram=self.ram.learn(measured))
-
-
-def _measure(gib: tuple[float, float], one_row_ms: float, wide_ms: float, rows: int) -> PassSpeed:
-    """Return the speed by a pass of one row and one of `rows` rows, which read so many GiB."""
-    gib_ms = one_row_ms / gib[0]
-    row_share = max(wide_ms / (gib_ms * gib[1]) - 1, 0.0) / (rows - 1)
-    return PassSpeed(gib_ms, min(row_share, 1.0))
+        return replace(self, ram=self.ram.measure(in_ram, wide_in_ram, ram_ms, ram_wide_ms, rows))
 
 
 class Placement(NamedTuple):
@@ -176,13 +182,20 @@ class ModelBytes:
         return self.moe_layers[cpu_experts - 1] + 1 if cpu_experts else 0
 
     def read_gib(
-        self, on_gpu: float, cpu_experts: int = 0, rows: int = 1, attended: float = 0.0
+        self,
+        on_gpu: float,
+        cpu_experts: int = 0,
+        rows: int = 1,
+        attended: float = 0.0,
+        repeats: float = 0.0,
     ) -> tuple[float, float]:
         """Return the GiB that a pass reads on the GPU and in main memory.
 
-        on_gpu: the share of the layers there. attended: bytes of cache that it reads as well.
+        on_gpu: the share of the layers there. attended: bytes of cache that it reads as well. repeats: the
+        share of a row's experts that are those of the row before; any expert is equally likely otherwise.
         """
-        union, experts = 1 - (1 - self.used) ** rows, self.trunk.experts
+        experts, new = self.trunk.experts, self.used * (1 - repeats)
+        union = 1 - (1 - self.used) * (1 - new) ** (rows - 1)
         dense = self.trunk.dense + attended
         gpu = on_gpu * (dense + union * sum(experts[cpu_experts:])) + self.output * (on_gpu > 0)
         return gpu / GIB, (self.output + dense + union * sum(experts) - gpu) / GIB
@@ -202,13 +215,14 @@ class RateEstimate:
     """A pair, and its tokens per second for any placement of its models.
 
     draft: a draft model or a sidecar. Without one the target's own MTP heads draft, if it has any. attended:
-    bytes of the target's cache that a pass reads.
+    bytes of the target's cache that a pass reads. repeats: as in `ModelBytes.read_gib`.
     """
 
     target: ModelInfo
     draft: ModelInfo | None
     speeds: MemorySpeeds
     attended: float = 0.0
+    repeats: float = EXPERT_REPEATS
 
     def tokens_per_second(self, placed: Placement) -> float:
         """Return the rate at the best depth, or that of plain decoding without drafts.
@@ -230,7 +244,8 @@ class RateEstimate:
     def read_gib(self, placed: Placement, rows: int = 1) -> tuple[float, float]:
         """Return the GiB that a pass of the target reads on the GPU and in main memory."""
         share = self.share_on_gpu(placed)
-        return self.weights.read_gib(share, placed.cpu_experts, rows, self.attended)
+        apart = placed.cpu_experts
+        return self.weights.read_gib(share, apart, rows, self.attended, self.repeats)
 
     def share_on_gpu(self, placed: Placement) -> float:
         """Return the share of the target's layers on the GPU."""
@@ -257,20 +272,21 @@ class RateEstimate:
         apart = placed.cpu_experts / max(len(self.weights.trunk.experts), 1)
         parts = 1 + self.share_on_gpu(placed) * min(apart, 1)
         layers_ms = self.target.layers * LAYER_MS * parts
-        return self._sum_ms(self.read_gib(placed, rows), rows) + layers_ms
+        return self._sum_ms(self.read_gib(placed), rows, self.read_gib(placed, rows)) + layers_ms
 
     def _step_ms(self, placed: Placement) -> float:
         draft, apart = self.draft_weights, placed.draft_cpu_experts
         if self.draft and draft:
             gib = draft.read_gib(float(placed.draft_layers != 0), apart)
-            return self._sum_ms(gib, 1) + self.draft.layers * LAYER_MS
+            return self._sum_ms(gib, 1, gib) + self.draft.layers * LAYER_MS
         count = max(self.target.layers - self.target.trunk_layers, 1)
         dense, experts = self.weights.heads
         # Of several heads, the first one drafts all tokens.
         head = LayerBytes(dense / count, tuple(size / count for size in experts))
         apart = max(placed.cpu_experts - len(self.weights.trunk.experts), 0)
         gib = replace(self.weights, trunk=head).read_gib(float(placed.layers != 0), apart)
-        return self._sum_ms(gib, 1) + LAYER_MS
+        return self._sum_ms(gib, 1, gib) + LAYER_MS
 
-    def _sum_ms(self, gib: tuple[float, float], rows: int) -> float:
-        return self.speeds.gpu.pass_ms(gib[0], rows) + self.speeds.ram.pass_ms(gib[1], rows)
+    def _sum_ms(self, gib: tuple[float, float], rows: int, wide: tuple[float, float]) -> float:
+        gpu_ms = self.speeds.gpu.pass_ms(gib[0], rows, wide[0])
+        return gpu_ms + self.speeds.ram.pass_ms(gib[1], rows, wide[1])
