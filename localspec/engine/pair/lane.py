@@ -333,8 +333,9 @@ def choose_interruptions(
 
     The latter is a number of seconds from the start of the pass: 0.0 for never, inf for always.
     The withdrawal of a request with more than half of the rows does, because the rest is soon done again. A
-    new request does unless somebody is `writing`: at any time if the pass is long, but not again just after
-    such an interruption; otherwise only as the pass begins, so that requests sent together are read together.
+    new request does unless somebody is `writing`: at any time if the pass is long or reads ahead, but not
+    again just after such an interruption; otherwise only as the pass begins, so that requests sent together
+    are read together.
     """
     own_slot = sequences[0].slot
     if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own_slot):
@@ -345,6 +346,6 @@ def choose_interruptions(
     reads_in_short_passes = any(sequence.reads_in_short_passes for sequence in sequences)
     if not makes_room or writing or lane.exact or reads_in_short_passes:
         return withdrawals, 0.0
-    if lane.is_long:
+    if lane.is_long or all(sequence.request.priority == "ahead" for sequence in sequences):
         return withdrawals, math.inf
     return withdrawals, lane.start_s if all(sequence.may_restart for sequence in sequences) else 0.0
