@@ -25,7 +25,7 @@ SYNONYMS = _by_word(
         "pull": "download install get fetch",
         "show": "info inspect describe details view",
         "add": "create register",
-        "rm": "delete remove uninstall del",
+        "rm": "delete remove del",
         "gc": "prune cleanup",
         "verify": "fsck",
         "ask": "prompt query",
@@ -81,6 +81,7 @@ HINTED_WORDS = _by_word(
 # that is no option. {0} is the word, and {1} the one that follows it.
 HABITS: dict[tuple[str, str], str] = {
     ("stop", "*"): "To unload one pair: localspec unload {0}",
+    ("uninstall", "*"): "To remove a pair: localspec rm {0}",
     ("unload", "--all"): "To unload all pairs: localspec unload",
     ("chat", "*"): "To chat with a pair: localspec chat -m {0}",
     ("logs", "stream"): "To follow the log: localspec logs -f",

@@ -43,6 +43,7 @@ CORE_COMMANDS = {
         "load": ("load:load_command", "Load a pair before it is asked something."),
         "unload": ("load:unload_command", "Unload the pair and free its memory."),
         "logs": ("logs:command", "Show the daemon's log."),
+        "uninstall": ("uninstall:command", "Undo what localspec installed; show what it stored."),
         EXTRAS: ("", ""),
     },
     "Data": {

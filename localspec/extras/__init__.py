@@ -54,6 +54,10 @@ COMMANDS = {
 # A path is matched in this order, and by the core's routes last.
 WITH_ROUTES = ("anthropic", "responses", "embeddings", "ollama", "upstream")
 
+# Extras whose `commands` have a function `remove_installed`: it removes what the extra wrote outside of our
+# folders. The service is first, since systemd would start a daemon again.
+WITH_INSTALLATION = ("service", "editors")
+
 _FOLDER = __file__.rpartition("/")[0]
 
 

@@ -17,7 +17,10 @@ from tests.support.terminal import terminal
 # Each command that deletes, by its other names too, and what it asks at a terminal.
 DELETIONS = {
     "rm mine": "",
-    "uninstall mine": "",
+    "uninstall": "",
+    "uninstall --models": "Delete all models permanently?",
+    "uninstall --history": "Delete all history permanently?",
+    "uninstall --history --models": "Delete all models and history permanently?",
     "gc": "Delete all files",
     "gc --json": "Delete all files",
     "prune": "Delete all files",

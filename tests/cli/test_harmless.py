@@ -233,6 +233,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "status": ["", "-v", "--json"],
     "use": ["", "❮\x1b❯"],
     "restart": [],  # It is like stop.
+    "uninstall": [],  # It is like stop, and would uninstall what is on the machine of the tests.
     "stop": [],  # It waits for a lock at the end and prints only its own texts.
     "doctor": ["", "--json"],
     "rpc-worker": ["--ssh ❮\x1b❯", "--listen-insecure ❮\x1b❯"],

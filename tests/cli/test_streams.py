@@ -50,6 +50,7 @@ WORDS = {
     "service uninstall": ["--help"],
     "start": ["--help"],  # A daemon with the limits of this test would serve other tests.
     "stop": ["--help"],
+    "uninstall": ["--help"],
     "rpc-worker": ["--help"],  # It would run until it is ended.
 }
 MORE = [

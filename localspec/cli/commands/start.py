@@ -57,7 +57,7 @@ def start_command(reset: bool, listen: str | None, listen_anywhere: bool, as_jso
 )
 def restart_command() -> int:
     flags = _listen_flags()
-    _stop_daemon()
+    stop_daemon()
     client = Client()
     if flags:
         autostart.start(client.socket_path, flags)
@@ -84,11 +84,12 @@ def _listen_flags() -> list[str]:
     epilog="Example: localspec stop",
 )
 def stop_command() -> int:
-    _stop_daemon()
+    stop_daemon()
     return 0
 
 
-def _stop_daemon() -> None:
+def stop_daemon() -> None:
+    """Stop the daemon, also one that does not respond, and print what happened."""
     client = Client(autostart=False)
     try:
         with autostart.until_gone():

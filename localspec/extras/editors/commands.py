@@ -145,7 +145,8 @@ def editor_command() -> None:
     pass
 
 
-_editor = click.argument("editor", type=click.Choice((*plugin.EDITORS, "emacs")))
+_EDITORS = (*plugin.EDITORS, "emacs")
+_editor = click.argument("editor", type=click.Choice(_EDITORS))
 
 
 @editor_command.command(
@@ -182,12 +183,17 @@ def _settings_module(editor: str) -> ModuleType:
 @yes_option
 def uninstall(editor: str, yes: bool) -> int:
     require_consent(yes=yes)
-    path = _settings_module(editor).uninstall(editor)
-    if path is None:
+    if not remove_installed(editor):
         render.line("It is not installed.")
-    else:
-        render.line(f"Removed from: {path}" if path.exists() else f"Removed: {path}")
     return 0
+
+
+def remove_installed(*editors: str) -> bool:
+    """Remove what was installed for these editors, or for all, and return whether there was anything."""
+    paths = [_settings_module(editor).uninstall(editor) for editor in editors or _EDITORS]
+    for path in filter(None, paths):
+        render.line(f"Removed from: {path}" if path.exists() else f"Removed: {path}")
+    return any(paths)
 
 
 @editor_command.command(

@@ -89,9 +89,8 @@ def _codex(endpoint: Endpoint) -> tuple[dict[str, str], list[str]]:
         "check_for_update_on_startup": False,
         **({"model_context_window": endpoint.context} if endpoint.context else {}),
     }
-    return {}, [
-        word for key, value in values.items() for word in ("-c", f"{key}={literals.toml(value)}")
-    ]
+    settings = [f"{key}={literals.toml(value)}" for key, value in values.items()]
+    return {}, [word for setting in settings for word in ("-c", setting)]
 
 
 def _opencode(endpoint: Endpoint) -> tuple[dict[str, str], list[str]]:

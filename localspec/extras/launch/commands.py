@@ -29,8 +29,7 @@ def _run(name: str | None, words: tuple[str, ...], only_print: bool, **values: A
     missing = {key: f"npm install -g {agent.package}" for key, agent in AGENTS.items()}
     if name is None:
         programs = [shutil.which(key) or f"not installed: {missing[key]}" for key in AGENTS]
-        titles = [agent.title for agent in AGENTS.values()]
-        render.table([("name", "agent", "program"), *zip(AGENTS, titles, programs, strict=True)])
+        render.table([("name", "program"), *zip(AGENTS, programs, strict=True)])
         return 0
     agent, program = AGENTS[name], shutil.which(name)
     if not program and not only_print:

@@ -58,9 +58,14 @@ def install(only_print: bool) -> int:
 @yes_option
 def uninstall(yes: bool) -> int:
     require_consent(yes=yes)
+    remove_installed()
+    return 0
+
+
+def remove_installed() -> None:
+    """Remove the service, if there is one."""
     removed = _manager().uninstall()
     render.line("The service has been removed." if removed else "No service is installed.")
-    return 0
 
 
 @service_command.command(
