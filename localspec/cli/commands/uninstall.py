@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from localspec import extras
@@ -23,17 +25,7 @@ from localspec.paths import default_paths, remove_tree
 @yes_option
 def command(models: bool, history: bool, yes: bool) -> int:
     paths, code = default_paths(), 0
-    stored = {
-        "models": [paths.store, paths.tuned],
-        "history": [
-            *paths.data.glob("conversations.sqlite*"),
-            paths.typed_lines,
-            paths.model_states,
-        ],
-        "settings": [paths.config],
-        "logs and figures": [paths.state],
-        "built": sorted({*paths.cache.glob("*")} - {paths.model_states}),
-    }
+    conversations = [*paths.data.glob("conversations.sqlite*")]
     named = ["models"] * models + ["history"] * history
     question = f"Delete all {' and '.join(named)} permanently?" if named else ""
     require_consent(yes=yes, question=question)
@@ -45,14 +37,16 @@ def command(models: bool, history: bool, yes: bool) -> int:
             render.error(error.message)
             code = error.exit_code
     stop_daemon()
-    for path in [path for name in named for path in stored[name]] + [paths.tuned] * history:
+    history_files = [*conversations, paths.typed_lines, paths.model_states, paths.tuned]
+    for path in [paths.store, paths.tuned] * models + history_files * history:
         remove_tree(path)
+    kept = {"models": [paths.store, paths.tuned], "history": conversations, "cache": [paths.cache]}
+    kept |= {"settings": [paths.config], "logs and figures": [paths.state]}
     rows = [("kept", "size", "where")]
-    for name, places in stored.items():
+    for name, places in kept.items():
         files = [file for place in places for file in (place, *place.rglob("*")) if file.is_file()]
         if files:
             size = format_size(sum(file.lstat().st_size for file in files))
-            folder = next(place for place in places if place.exists())
-            rows.append((name, size, str(folder)))
+            rows.append((name, size, str(next(filter(Path.exists, places)))))
     render.table(rows)
     return code
