@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,13 +14,17 @@ import pytest
 
 from localspec.engine.pair.profile import MAX_QUIET_NOISE, PassTimes, measure_passes
 from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.hindsight import COMPARED_TOKENS, MAX_PASSES, MAX_WAITING
-from localspec.protocol.frames import Shutdown, SpeculationSettings
+from localspec.protocol.frames import PairFiles, Shutdown, SpeculationSettings
+from tests.engine.drafters.test_layers import contextual_files
 from tests.engine.test_warm_start import expected_rate
 from tests.engine.test_worker import Child
-from tests.support.pairs import cycle_pair, expected
+from tests.support.heads import contextual_heads
+from tests.support.pairs import contextual_pair, cycle_pair, expected
 from tests.support.patience import PATIENCE
+from tests.support.recurrent import lfm2_pair
 from tests.support.running import PLAIN, Running, drafting, running
 
 AUTO = SpeculationSettings()
@@ -171,6 +177,39 @@ def test_a_new_request_ends_the_measurement_which_is_made_another_time(
         again = engine.ask(answer.all_tokens, 12, speculative=drafting(4))
         assert again.started is not None
         assert again.started.cached_tokens == len(answer.all_tokens) - 1
+
+
+PAIRS: dict[str, Callable[[Path], PairFiles]] = {
+    "draft": contextual_pair,
+    "hybrid": lfm2_pair,
+    "hybrid with heads": lambda folder: contextual_heads(folder, "qwen35"),
+    "sidecar in the target's cache": lambda folder: contextual_heads(folder, "gemma4"),
+    "sidecar that reads layers": lambda folder: contextual_files(folder / "pair", "eagle3"),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_cached_texts_are_as_good_after_a_measurement(
+    tmp_path: Path, pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Padding depends on what was measured, and rounding on the width.
+    monkeypatch.setattr(CostTable, "choose_width", lambda _table, rows, _used: rows)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, 90) for _ in range(30)] for _ in range(2)]
+
+    def write(engine: Running, measures: bool) -> list[list[int]]:
+        engine.forget()
+        texts = [engine.ask(prompt, 10).all_tokens for prompt in prompts]
+        if measures:
+            engine.pair.learned.noise = 2.0  # whatever is measured is better
+            engine.pair.measure_again(None, time.perf_counter)
+            assert engine.pair.learned.noise <= 1
+        answers = [engine.ask(text, 10, speculative=drafting(3, "auto")) for text in texts]
+        assert all(answer.started and answer.started.cached_tokens == 39 for answer in answers)
+        return [answer.all_tokens for answer in answers]
+
+    with running(PAIRS[pair](tmp_path), n_ctx=1024, parallel=3) as engine:
+        assert write(engine, measures=True) == write(engine, measures=False)
 
 
 IDLE_WORKER = """
