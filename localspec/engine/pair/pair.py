@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -170,10 +171,11 @@ class LoadedPair:
         if drafter is not None and steps is not None and not drafter.context.borrows:
             drafter.context.stop = stop
             try:
-                deadline = time.monotonic() + 0.3 * measuring.BUDGET_S
-                draft = measuring.measure_passes(
-                    drafter.run_width, steps.as_dict(), deadline, clock
-                )
+                deadline, model = time.monotonic() + 0.3 * measuring.BUDGET_S, drafter.context.model
+                # Passes of several sequences have more rows than llama.cpp takes of one for a selector.
+                limit = model.block_size if model.n_selected else math.inf
+                widths = [width for width in steps.as_dict() if width <= limit]
+                draft = measuring.measure_passes(drafter.run_width, widths, deadline, clock)
             finally:
                 drafter.context.stop = None
         noise = max(target.noise, draft.noise if draft else 0.0)

@@ -6,6 +6,7 @@ They leave the text as it is, draft from the text alone, and are refused where t
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,24 @@ def test_a_selector_with_nan_scores_is_not_used(
     answer = engine.ask([5], 30, sampling, drafting(3, "dflash"))
     assert answer.done.speculation.reason == "NaN or infinite values from the block draft"
     assert len(answer.tokens) == 30
+
+
+def test_passes_of_a_selector_are_measured_again(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of one sequence that is wider than a block ends the process; one of several is not."""
+    engine = load(write_pair(tmp_path, "dflash2"))
+    drafter, table = engine.pair.drafter, engine.pair.learned.costs.draft
+    assert drafter is not None
+    assert table is not None
+    widest = drafter.context.model.block_size
+    for width in range(2, 3 * widest):
+        table.observe(width, 1.0)
+    measured = list[int]()
+    monkeypatch.setattr(drafter, "run_width", measured.append)
+    engine.pair.measure_again(None, time.perf_counter)
+    assert {1, widest} <= set(measured)
+    assert max(measured) == widest
 
 
 @pytest.mark.parametrize("depth", [2, 5])
