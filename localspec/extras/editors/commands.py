@@ -17,22 +17,13 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.app import Group, flag, number_option, require_consent, yes_option
-from localspec.cli.options import AskOptions
+from localspec.cli.commands.ask import click_option
+from localspec.cli.options import AskOptions, select_options
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
 from localspec.extras.editors import emacs, plugin, servers, settings
 from localspec.paths import default_paths
-
-# The option of commands that work with any pair.
-pair_option = click.option(
-    "-m",
-    "--model",
-    metavar="PAIR",
-    shell_complete=suggest.pairs,
-    help="Use this pair instead of the configured one.",
-)
-
 
 _POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
 _FENCE = "```"
@@ -40,20 +31,13 @@ _DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
 
 
 @click.command(
+    params=[*map(click_option, select_options("model", "query"))],
     help="Complete code at a position in a file, as an editor does. Lines and columns count "
     "from 1; without a column, the end of the line is used.",
     epilog="Examples:\n\n\b\n  localspec complete src/cache.py:42\n"
     "  localspec complete src/cache.py:42:17 -m coder-7b -n 128",
 )
 @click.argument("place", metavar="FILE:LINE[:COL]", shell_complete=suggest.files)
-@pair_option
-@click.option(
-    "-q",
-    "--query",
-    multiple=True,
-    metavar="TEXT",
-    help="Use the pair whose name contains TEXT; repeatable.",
-)
 @number_option(
     "-n",
     "--tokens",
@@ -211,11 +195,11 @@ def config(name: str) -> int:
 
 
 @click.command(
+    params=[*map(click_option, select_options("model"))],
     help="Run a language server on standard input and output, for an editor to start: completion as you type "
     "(textDocument/inlineCompletion, or plain completion), and the code actions explain and edit.",
     epilog="Examples:\n\n\b\n  localspec editor config helix\n  localspec lsp -m coder-7b",
 )
-@pair_option
 def lsp_command(model: str | None) -> int:
     servers.require_server("lsp")
     from localspec.extras.editors import lsp
@@ -225,11 +209,11 @@ def lsp_command(model: str | None) -> int:
 
 
 @click.command(
+    params=[*map(click_option, select_options("model"))],
     help="Run an agent of the Agent Client Protocol on standard input and output, for an editor to start. It "
     "is a chat: it runs nothing and changes no file.",
     epilog="Examples:\n\n\b\n  localspec editor config jetbrains\n  localspec acp -m coder-7b",
 )
-@pair_option
 def acp_command(model: str | None) -> int:
     servers.require_server("acp")
     from localspec.extras.editors import acp
