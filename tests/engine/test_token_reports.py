@@ -85,7 +85,7 @@ def report_answer(
     reader = AnswerReader() if thinks else None
     tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), reader=reader)
     slot = SimpleNamespace(
-        tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0, known=0, loss=None
+        tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0, reused_ahead=0, known=0, loss=None
     )
     verifier = SimpleNamespace(rows=[], reject=False)
     given_vocab, given_slot, given_verifier = cast(Any, (Vocab(pieces), slot, verifier))

@@ -74,18 +74,31 @@ def model(path: bytes, *_: Any) -> str:
 
 
 serving: list[bool] = []
+learning: list[bool] = []
 
 
 def decode(_: Any, batch: Any) -> str:
-    """Return which pass this is: one that measures, one of a prompt, or one that generates."""
+    """Return which pass this is: one that measures, of idle time, of a prompt, or one that generates."""
     if not serving:
         return "load-measure"
+    if learning:
+        return "idle"
     if batch.n_tokens > 40:
         return "read-prompt"
     time.sleep(0.01)  # otherwise the text would be complete before the fault comes
     return "write"
 
 
+def use_idle_time(*arguments: Any) -> None:
+    learning.append(True)
+    try:
+        original_idle_time(*arguments)
+    finally:
+        learning.clear()
+
+
+original_idle_time = Engine.use_idle_time
+Engine.use_idle_time = use_idle_time  # type: ignore[assignment, method-assign]
 fault_before(llama, "initialise", "start")
 fault_before(llama_cpp, "llama_model_load_from_file", model)
 fault_before(llama_cpp, "llama_init_from_model", "load-context")

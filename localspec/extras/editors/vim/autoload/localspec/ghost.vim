@@ -280,8 +280,14 @@ function! localspec#ghost#rest() abort
 endfunction
 
 function! s:warm() abort
-  if !s:typing || !empty(s:request) || !empty(s:warming) || &buftype !=# '' || !get(g:, 'localspec_enabled', 1)
-        \ || !localspec#context#take()
+  if !s:typing || &buftype !=# '' || !get(g:, 'localspec_enabled', 1)
+    return
+  endif
+  if !empty(s:request) || !empty(s:warming)
+    call localspec#ghost#rest()
+    return
+  endif
+  if !localspec#context#take()
     return
   endif
   let fields = extend(localspec#context#fields(line('.'), getline('.'), col('.') - 1), {'n_predict': 0, 'stream': v:true, 'response_fields': ['']})
