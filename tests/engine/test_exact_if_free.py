@@ -77,7 +77,7 @@ def test_nobody_waits_for_an_exact_answer(free: Running) -> None:
 def test_the_cost_of_a_token_is_learned_from_answers_alone(free: Running) -> None:
     shared = free.pair.shared
     shared.token_ms = None
-    assert not is_exact(free.ask(PROMPT, 8, speculative=AUTO))
+    assert not is_exact(free.ask(PROMPT, 8))
     known = shared.token_ms
     assert known is not None
     assert known > 0

@@ -83,7 +83,7 @@ class Desk:
         self.server.requests.clear()
         self.suggestion = " a + b"
         self.opened += 1
-        self.editor.type(f"\x1b\x1b:%bwipeout! | let g:opened = {self.opened}\r")
+        self.editor.type(f"\x1b\x1b:noautocmd %bwipeout! | let g:opened = {self.opened}\r")
         # Keys typed earlier may still go to this file. An editor that notices a change of the file asks a
         # question and takes the next keys as the answer.
         self.editor.until("get(g:, 'opened')", self.opened)
@@ -554,6 +554,7 @@ def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
     other_file.write_text(CODE * 3)
     editor.type("Ax\x1b")
     wait_for(lambda: desk.server.requests, "a request")
+    editor.until("mode()", "n")  # Escape and what follows at once may be read as one key.
     editor.type(f":edit {other_file}\r")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] == 0, "reading ahead")
     (_, body) = desk.server.requests[-1]
