@@ -534,7 +534,10 @@ class Scheduler:
             chunks = sequence.n_prompt // EXACT_CHUNK_TOKENS * EXACT_CHUNK_TOKENS
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
         if sequence.request.priority == "ahead":
-            sequence.slot.ahead = range(sequence.tally.cached, sequence.slot.n_past)
+            begin = (
+                sequence.tally.cached - sequence.tally.ahead
+            )  # the part before an interruption counts
+            sequence.slot.ahead = range(begin, sequence.slot.n_past)
         elif (conversation := sequence.slot.conversation) is not None:
             # What was cached is known already, but for what tells a repeated question from others.
             start = max(sequence.tally.cached - MAX_MATCH_TOKENS, 0)
