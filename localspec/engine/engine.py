@@ -220,7 +220,7 @@ class Engine:
             DecodeFatal: As of `step`.
         """
         if self._ahead is not None and self._ahead.is_due:
-            tokenized = self._ahead.begin(self.pair.shared.slots.count_free_cells)
+            tokenized = self._ahead.begin(self.pair.shared.slots.count_free_cells())
             if tokenized is not None:
                 self._scheduler.submit(tokenized)
             return

@@ -40,11 +40,9 @@ class NextTurn:
 
     @property
     def is_ready(self) -> bool:
-        return self.tokenized is not None and not self.slot.busy and self.is_current
-
-    @property
-    def is_current(self) -> bool:
-        return self.slot.tokens is self.text
+        """Whether it can be read now, because its slot is idle and nothing else has come."""
+        is_current = self.slot.tokens is self.text
+        return self.tokenized is not None and not self.slot.busy and is_current
 
 
 class ReadAhead:
@@ -72,18 +70,17 @@ class ReadAhead:
     def is_due(self) -> bool:
         return any(turn.is_ready for turn in self._turns.values())
 
-    def begin(self, n_free_cells: Callable[[], int]) -> TokenizedRequest | None:
-        """Return the next request to run; None if none is worth it."""
+    def begin(self, n_free_cells: int) -> TokenizedRequest | None:
+        """Return the next request to run; None if none is worth it, or fits into the free cells."""
         turn = next(turn for turn in self._turns.values() if turn.is_ready)
         del self._turns[turn.slot.id]
-        assert turn.tokenized is not None
-        n_unread = len(turn.tokenized.tokens) - common_prefix(
-            turn.slot.cached, turn.tokenized.tokens
-        )
-        if not MIN_TOKENS <= n_unread <= n_free_cells():
+        tokenized = turn.tokenized
+        assert tokenized is not None
+        n_unread = len(tokenized.tokens) - common_prefix(turn.slot.cached, tokenized.tokens)
+        if not MIN_TOKENS <= n_unread <= n_free_cells:
             return None
         self.running = turn
-        return turn.tokenized
+        return tokenized
 
     def put_back(self, turn: NextTurn) -> None:
         """Go on later with a turn that was interrupted."""

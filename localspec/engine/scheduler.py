@@ -269,7 +269,7 @@ class Scheduler:
         )
         n_left = min(sequence.remaining, expect_answer_tokens(sequence.request))
         prompt_s = lane.reading.expected.range_seconds(slot.n_past, len(slot.tokens))
-        if sequence.request.priority == "ahead":  # for the next answer, while nobody waits
+        if sequence.reads_ahead:  # for the answer after it
             n_left, prompt_s = MAX_EXPECTED_TOKENS, math.inf
         drafting, n_free = sequence.drafting, lane.max_rows
         for drafter in drafting.drafters:
@@ -364,8 +364,7 @@ class Scheduler:
 
     def _prefill_pace(self, lane: Lane, first: Sequence) -> PrefillPace:
         """Return how long a pass may be that reads the prompt of `first`, and perhaps others."""
-        is_ahead = first.request.priority == "ahead"
-        waits = self.is_decoding or first.reads_in_short_passes or is_ahead
+        waits = self.is_decoding or first.reads_in_short_passes or first.reads_ahead
         can_be_long = self._n_running == 1 or lane.can_interrupt
         return PrefillPace.ALONE if can_be_long and not waits else PrefillPace.BESIDE
 
@@ -533,10 +532,9 @@ class Scheduler:
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = sequence.n_prompt // EXACT_CHUNK_TOKENS * EXACT_CHUNK_TOKENS
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
-        if sequence.request.priority == "ahead":
-            begin = (
-                sequence.tally.cached - sequence.tally.ahead
-            )  # the part before an interruption counts
+        if sequence.reads_ahead:
+            # What was read before an interruption counts, too.
+            begin = sequence.tally.cached - sequence.tally.ahead
             sequence.slot.ahead = range(begin, sequence.slot.n_past)
         elif (conversation := sequence.slot.conversation) is not None:
             # What was cached is known already, but for what tells a repeated question from others.

@@ -258,6 +258,11 @@ class Sequence:
         return len(self.tokens) - self.slot.n_past > 1
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether it reads a next turn, for which nobody waits."""
+        return self.request.priority == "ahead"
+
+    @property
     def has_more_prompt(self) -> bool:
         """Whether the prompt goes on behind what is read in this round."""
         return self.prefilling and len(self.step.read) < len(self.slot.unread)
@@ -317,8 +322,6 @@ class Sequence:
                 break
         self.tally.produced += count
         self.tally.produced_last = count
-        if self.request.read_ahead:
-            self.pieces += pieces
         return count, self._delta(merge_pieces(pieces))
 
     def _end_loop(self) -> bool:
@@ -379,6 +382,8 @@ class Sequence:
         An evaluation that scores its prompt expects an entry for each token, also for one that ends the
         answer.
         """
+        if self.request.read_ahead:
+            self.pieces += pieces
         wants_all = self.finish_reason == "length" or self.request.prompt_logprobs is not None
         logprobs = self._report.take(final=final, everything=is_whole and wants_all)
         is_held = self._stream.may_hide and not final
@@ -402,8 +407,6 @@ class Sequence:
         self._report.show(chunk.chars)
         if self._stream.stopped is not None and self.finish_reason == "length":
             self.finish("stop")
-        if self.request.read_ahead:
-            self.pieces += chunk.pieces
         is_whole = self._stream.stopped is None and not self._cut
         return self._delta(chunk.pieces, final=True, is_whole=is_whole)
 

@@ -188,10 +188,13 @@ class Conversation:
                 request["localspec"] = {"private": True}
         # The daemon already has the system message if it saved the same one.
         knows_system = is_saved and (not question or self.options.system == self._saved_system)
-        if self.options.system and not knows_system:
-            messages.insert(0, {"role": "system", "content": ask.clean(self.options.system)})
-        request["messages"] = messages
+        request["messages"] = messages if knows_system else [*self._system_messages(), *messages]
         return request
+
+    def _system_messages(self) -> list[dict[str, Any]]:
+        """Return the system message as a request has it, or nothing if there is none."""
+        system = self.options.system
+        return [{"role": "system", "content": ask.clean(system)}] if system else []
 
     def _refresh(self, printed: str = "", *, continued: bool = False) -> str:
         """Read the daemon's copy, and return the part of the last answer that comes after `printed`.
@@ -272,8 +275,8 @@ class Conversation:
         if not self.questions:
             raise NotFound("There is no conversation to summarise.")
         system, request = self.options.system, ask.sampling_request(self.options)
-        before = [{"role": "system", "content": ask.clean(system)}] if system else []
-        request["messages"] = [*before, *self.messages, {"role": "user", "content": _SUMMARISE}]
+        question = {"role": "user", "content": _SUMMARISE}
+        request["messages"] = [*self._system_messages(), *self.messages, question]
         request["localspec"] = {"private": True}
         printer = _RecordingPrinter(render.printer(plain=self.options.plain), lambda _: "")
         self.last, hides = {}, self.options.hide_reasoning

@@ -346,6 +346,6 @@ def choose_interruptions(
     reads_in_short_passes = any(sequence.reads_in_short_passes for sequence in sequences)
     if not makes_room or writing or lane.exact or reads_in_short_passes:
         return withdrawals, 0.0
-    if lane.is_long or all(sequence.request.priority == "ahead" for sequence in sequences):
+    if lane.is_long or all(sequence.reads_ahead for sequence in sequences):
         return withdrawals, math.inf
     return withdrawals, lane.start_s if all(sequence.may_restart for sequence in sequences) else 0.0

@@ -30,7 +30,7 @@ _CLAUDE_LOGINS = (
 
 
 class Endpoint(NamedTuple):
-    """What an agent is told about the daemon and the pair."""
+    """The daemon and the pair, as an agent is told of them."""
 
     url: str  # without a path
     token: str

@@ -104,7 +104,7 @@ class MemorySpeeds:
 
 
 class Placement(NamedTuple):
-    """Where the weights of a pair lie; what is not on the GPU lies in main memory.
+    """A division of a pair's weights: what is not on the GPU lies in main memory.
 
     layers: of the target on the GPU, its last ones, of which the output counts as one; −1: all. cpu_experts:
     expert tensors of these layers in main memory, in the order of `order_experts`. draft_layers,

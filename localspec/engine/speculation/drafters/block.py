@@ -166,9 +166,8 @@ class BlockDraft(DraftModel):
             slot.set_draft_length(begin)
         self._read(slot, begin, end, begin, slot.draft_id)
         slot.set_draft_length(max(end, begin))
-        if (
-            n_read := end - begin
-        ) > MAX_DEPTH + 1:  # `round_ms` has the reading of what was accepted
+        n_read = end - begin
+        if n_read > MAX_DEPTH + 1:  # `round_ms` has the reading of what was accepted
             self.expected_ms += n_read * self.token_prefill_ms
 
     def _read(self, slot: Slot, start: int, end: int, position: int, sequence: int) -> None:
