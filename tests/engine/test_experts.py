@@ -181,6 +181,12 @@ def test_only_the_target_reads_in_wide_passes(tmp_path: Path, endpoint: str) -> 
     assert answer.tokens == truth.tokens
 
 
+def write_shaped(folder: Path, monkeypatch: pytest.MonkeyPatch, shape: architectures.Shape) -> Path:
+    """Write a mixture of this shape in place of the usual one."""
+    monkeypatch.setattr(architectures, "shape", lambda _: shape)
+    return architectures.write("qwen3moe", folder, experts=True)
+
+
 def limit_memory(pid: int, more: int) -> None:
     """Let a process have only so many bytes more than now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
@@ -196,8 +202,7 @@ def test_a_load_without_memory_moves_experts_first(
 ) -> None:
     """The device holds the dense weights and a part of the experts, which are 54 MiB."""
     shape = architectures.Shape(embd=256, heads=2, ff=1536, layers=6)
-    monkeypatch.setattr(architectures, "shape", lambda _: shape)
-    path = architectures.write("qwen3moe", tmp_path, experts=True)
+    path = write_shaped(tmp_path, monkeypatch, shape)
     with rpc_worker() as (endpoint, worker):
         wait_for(lambda: not rpc.find_problem(endpoint), "a worker that answers")
         limit_memory(worker.pid, 40 * MIB)
@@ -259,8 +264,7 @@ def test_two_devices_share_what_is_left_of_the_experts(
     tmp_path: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = architectures.Shape(embd=128, heads=2, ff=192, layers=16)
-    monkeypatch.setattr(architectures, "shape", lambda _: shape)
-    path = architectures.write("qwen3moe", tmp_path, experts=True)
+    path = write_shaped(tmp_path, monkeypatch, shape)
     with ExitStack() as opened:
         endpoints = [opened.enter_context(rpc_worker())[0] for _ in range(2)]
         reached, problems = rpc.connect(endpoints)
