@@ -51,269 +51,180 @@ FENCED_CALL = (
 )
 ATEM = '<atem:invoke name="led">\n<atem:parameter name="note">on</atem:parameter>\n</atem:invoke>'
 
-# By what a model does: its format, the end of its prompt, its answer, and what that means.
-DEVIATIONS: dict[str, tuple[CallFormat, str, str, Read]] = {
-    # ---- messages of gpt-oss and Muse Glimmer
-    "several analysis messages": (
-        HARMONY,
-        START,
-        f"{THOUGHTS}a{END}{START}{THOUGHTS}b{END}{START}{FINAL}c",
-        ("c", "ab", []),
-    ),
-    "a preamble before the call": (
-        HARMONY,
-        START,
-        f"<|channel|>commentary{MESSAGE}So.{END}{START}{TO_LED}{NOTE}",
-        ("So.", "", ON),
-    ),
-    "thoughts behind a call": (
-        HARMONY,
-        START,
-        f"{TO_LED}{NOTE}{END}{START}{THOUGHTS}hm{END}{START}{FINAL}c",
-        ("c", "hm", ON),
-    ),
-    "thoughts behind the answer": (
-        HARMONY,
-        START,
-        f"{FINAL}c{END}{START}{THOUGHTS}hm{END}",
-        ("c", "hm", []),
-    ),
-    "a call in the analysis channel": (
-        HARMONY,
-        START,
-        f"<|channel|>analysis to=functions.led{MESSAGE}{NOTE}",
-        ("", "", ON),
-    ),
-    "the recipient before the channel": (
-        HARMONY,
-        START,
-        f" to=functions.led<|channel|>commentary json{MESSAGE}{NOTE}",
-        ("", "", ON),
-    ),
-    "an abandoned head": (
-        HARMONY,
-        START,
-        f"<|channel|>analysis<|channel|>final{MESSAGE}c",
-        ("c", "", []),
-    ),
-    "an abandoned head of a call": (
-        HARMONY,
-        START,
-        f"<|channel|>commentary to=functions.led{FINAL}No",
-        ("No", "", []),
-    ),
-    "a head abandoned at its end": (
-        HARMONY,
-        START,
-        f"<|channel|>analysis{END}{START}{FINAL}c",
-        ("c", "", []),
-    ),
-    "a stray head within thoughts": (HARMONY, START, f"{THOUGHTS}hm{FINAL}c", ("c", "hm", [])),
-    "a stray head without a message": (
-        HARMONY,
-        START,
-        f"{FINAL}c<|channel|>analysis",
-        ("c", "", []),
-    ),
-    "a stray message marker": (
-        HARMONY,
-        START,
-        f"{THOUGHTS}{MESSAGE}hm{END}{FINAL}c",
-        ("c", "hm", []),
-    ),
-    "an apology to a function": (HARMONY, START, f"{TO_LED}Sorry, no.", ("Sorry, no.", "", [])),
-    "an empty message to a function": (HARMONY, START, f"{TO_LED}{END}", ("", "", [("led", "{}")])),
-    "text behind the JSON of a message": (
-        HARMONY,
-        START,
-        f"{TO_LED}{NOTE} ok{END}{START}{FINAL}c",
-        ("c", "", ON),
-    ),
-    "a quote behind the JSON of a message": (
-        HARMONY,
-        START,
-        f'{TO_LED}{NOTE} 5" wide{END}{START}{FINAL}c',
-        ("c", "", ON),
-    ),
-    "an apology with a quote to a function": (
-        HARMONY,
-        START,
-        f'{TO_LED}No 5" one.{END}{START}{FINAL}c',
-        ('No 5" one.c', "", []),
-    ),
-    "a marker in the JSON of a message": (
-        HARMONY,
-        START,
-        f"{TO_LED}{NOTE.replace('on', END)}{END}{START}{FINAL}c",
-        ("c", "", [("led", NOTE.replace("on", END))]),
-    ),
-    "JSON in a string of a message": (
-        HARMONY,
-        START,
-        f"{TO_LED}{json.dumps(NOTE)}{END}{START}{FINAL}c",
-        ("c", "", ON),
-    ),
-    "no message at all": (HARMONY, START, "plain <b>", ("plain <b>", "", [])),
-    "thoughts behind a call of Muse": (
-        MUSE,
-        START,
-        f" to=led{MESSAGE}<atem:function_calls>\n{ATEM}\n</atem:function_calls><|eom|>{START}"
-        f" to=self{MESSAGE}hm<|eom|>{START} to=user{MESSAGE}c",
-        ("c", "hm", ON),
-    ),
-    # ---- a call without its opening marker
-    "tags alone": (TAGS, "", TAGGED, ("", "", ON)),
-    "tags behind text": (TAGS, "", f"So.\n{TAGGED}\n</tool_call>", ("So.", "", ON)),
-    "tags of a Hermes model": (HERMES, "", f"So.\n\n{TAGGED}\n\n", ("So.", "", ON)),
-    "JSON with the closing marker only": (HERMES, "", f"{JSON_CALL}\n</tool_call>", ("", "", ON)),
-    "a call without its section": (KIMI_K2, "", f"{KIMI_CALL}<|tool_call_end|>", ("", "", ON)),
-    "a fenced call without its section": (
-        DEEPSEEK_R1,
-        "",
-        f"So.{FENCED_CALL}",
-        ("So.", "", ON),
-    ),
-    "calls without the end of the first": (
-        KIMI_K2,
-        "",
-        f"<|tool_calls_section_begin|>{KIMI_CALL}{KIMI_CALL}<|tool_call_end|><|tool_calls_section_end|>",
-        ("", "", ON * 2),
-    ),
-    "an invoke without its block": (MUSE, "", f"a\n{ATEM}", ("a", "", ON)),
-    "tags of an unknown tool": (TAGS, "", OTHER, (OTHER, "", [])),
-    "tags in a sentence": (TAGS, "", f"Write {TAGGED}.", (f"Write {TAGGED}.", "", [])),
-    "a tag that is only named": (
-        TAGS,
-        "",
-        "<function=led> is it.",
-        ("<function=led> is it.", "", []),
-    ),
-    "a tag that is cut off": (TAGS, "", "<function=led>\n", ("<function=led>\n", "", [])),
-    # ---- a call inside thoughts that are not closed
-    "JSON in thoughts": (
-        HERMES,
-        "<think>\n",
-        f"hm\n<tool_call>\n{JSON_CALL}\n</tool_call>",
-        ("", "hm", ON),
-    ),
-    "tags in thoughts": (
-        TAGS,
-        "<think>\n",
-        f"hm\n<tool_call>\n{TAGGED}\n</tool_call>",
-        ("", "hm", ON),
-    ),
-    "tags alone in thoughts": (TAGS, "", f"<think>\nhm\n{TAGGED}\n", ("", "hm", ON)),
-    "a section in thoughts": (
-        KIMI_K2,
-        "<think>",
-        f"hm<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|>",
-        ("", "hm", ON),
-    ),
-    "a call without its section in thoughts": (
-        KIMI_K2,
-        "<think>",
-        f"hm{KIMI_CALL}<|tool_call_end|>",
-        ("", "hm", ON),
-    ),
-    "an array in thoughts": (MISTRAL, "", f"[THINK]hm[TOOL_CALLS][{JSON_CALL}]", ("", "hm", ON)),
-    "thoughts closed behind a call": (
-        HERMES,
-        "<think>\n",
-        f"hm\n<tool_call>\n{JSON_CALL}\n</tool_call>\n</think>\n\nc",
-        ("c", "hm", ON),
-    ),
-    "a marker that thoughts name": (
-        HERMES,
-        "<think>",
-        "I need <tool_call> here</think>c",
-        ("c", "I need <tool_call> here", []),
-    ),
-    "an unknown tool in thoughts": (
-        HERMES,
-        "<think>",
-        '<tool_call>{"name": "x", "a": 1}</tool_call></think>c',
-        ("c", '<tool_call>{"name": "x", "a": 1}</tool_call>', []),
-    ),
-    # ---- arguments
-    "another order of arguments": (
-        TAGS,
-        "",
-        f"<tool_call>\n<function=led>\n{LEVEL}{PARAMETER}</function>\n</tool_call>",
-        ("", "", [("led", '{"level": 3, "note": "on"}')]),
-    ),
-    "an argument twice": (
-        TAGS,
-        "",
-        f"<tool_call>\n<function=led>\n{PARAMETER}{PARAMETER.replace('on', 'off')}</function>\n</tool_call>",
-        ("", "", ON),
-    ),
-    "an argument twice in Python": (
-        LFM2,
-        "",
-        f"{PYTHON}[led(note='on', note='off')]",
-        ("", "", ON),
-    ),
-    "text behind a call that ends like a marker": (
-        HERMES,
-        "",
-        f"<tool_call>{JSON_CALL}</tool_call>1 <",
-        ("1 <", "", ON),
-    ),
-    "a marker behind a call that is cut off": (
-        HERMES,
-        "",
-        f"<tool_call>{JSON_CALL}</tool_call>\n<tool_",
-        ("", "", ON),
-    ),
-    # ---- other places of markers and blanks
-    "a closing marker without thoughts": (HERMES, "", "</think>\n\nc", ("c", "", [])),
-    "a closing marker behind thoughts": (
-        HERMES,
-        "<think>",
-        "hm</think>\n</think>c",
-        ("c", "hm", []),
-    ),
-    "a marker in the text": (HERMES, "", "a <think>b</think>", ("a <think>b</think>", "", [])),
-    "thoughts of Gemma behind text": (
-        GEMMA,
-        "",
-        "c<|channel>thought\nhm<channel|>d<|channel>thought\n<channel|>",
-        ("cd", "hm", []),
-    ),
-    "a stray closing marker of Gemma": (GEMMA, "", "c<channel|>", ("c", "", [])),
-    "a marker of thoughts in a call of Gemma": (
-        GEMMA,
-        "",
-        '<|tool_call>call:led{note:<|"|><channel|><|"|>}<tool_call|>',
-        ("", "", [("led", '{"note": "<channel|>"}')]),
-    ),
-    "a response that ends thoughts": (
-        KIMI_K3,
-        "<|open|>think<|sep|>",
-        "hm<|open|>response<|sep|>c<|close|>response<|sep|>",
-        ("c", "hm", []),
-    ),
-    "two blocks of thoughts": (HERMES, "", "<think>a</think>\n<think>b</think>c", ("c", "ab", [])),
-    "no last closer": (TAGS, "", f"<tool_call>\n{TAGGED}\nDone.", ("Done.", "", ON)),
-    "no closer of a section": (
-        KIMI_K2,
-        "",
-        f"<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|> Done.",
-        ("Done.", "", ON),
-    ),
-    "no line ends": (TAGS, "", f"<tool_call>{TAGGED}</tool_call>".replace("\n", ""), ("", "", ON)),
-    "more line ends": (
-        TAGS,
-        "",
-        f"<tool_call>{TAGGED}</tool_call>".replace("><", ">\n\n<"),
-        ("", "", ON),
-    ),
-    "blanks around JSON": (
-        HERMES,
-        "",
-        f"<tool_call>  {JSON_CALL}\n\n</tool_call>\n\n",
-        ("", "", ON),
-    ),
+# By the format and the end of the prompt: what a model does, its answer, and what that means.
+DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
+    (HARMONY, START): {
+        "several analysis messages": (
+            f"{THOUGHTS}a{END}{START}{THOUGHTS}b{END}{START}{FINAL}c",
+            ("c", "ab", []),
+        ),
+        "a preamble before the call": (
+            f"<|channel|>commentary{MESSAGE}So.{END}{START}{TO_LED}{NOTE}",
+            ("So.", "", ON),
+        ),
+        "thoughts behind a call": (
+            f"{TO_LED}{NOTE}{END}{START}{THOUGHTS}hm{END}{START}{FINAL}c",
+            ("c", "hm", ON),
+        ),
+        "thoughts behind the answer": (f"{FINAL}c{END}{START}{THOUGHTS}hm{END}", ("c", "hm", [])),
+        "a call in the analysis channel": (
+            f"<|channel|>analysis to=functions.led{MESSAGE}{NOTE}",
+            ("", "", ON),
+        ),
+        "the recipient before the channel": (
+            f" to=functions.led<|channel|>commentary json{MESSAGE}{NOTE}",
+            ("", "", ON),
+        ),
+        "an abandoned head": (f"<|channel|>analysis<|channel|>final{MESSAGE}c", ("c", "", [])),
+        "an abandoned head of a call": (
+            f"<|channel|>commentary to=functions.led{FINAL}No",
+            ("No", "", []),
+        ),
+        "a head abandoned at its end": (f"<|channel|>analysis{END}{START}{FINAL}c", ("c", "", [])),
+        "a stray head within thoughts": (f"{THOUGHTS}hm{FINAL}c", ("c", "hm", [])),
+        "a stray head without a message": (f"{FINAL}c<|channel|>analysis", ("c", "", [])),
+        "a stray message marker": (f"{THOUGHTS}{MESSAGE}hm{END}{FINAL}c", ("c", "hm", [])),
+        "an apology to a function": (f"{TO_LED}Sorry, no.", ("Sorry, no.", "", [])),
+        "an empty message to a function": (f"{TO_LED}{END}", ("", "", [("led", "{}")])),
+        "text behind the JSON of a message": (
+            f"{TO_LED}{NOTE} ok{END}{START}{FINAL}c",
+            ("c", "", ON),
+        ),
+        "a quote behind the JSON of a message": (
+            f'{TO_LED}{NOTE} 5" wide{END}{START}{FINAL}c',
+            ("c", "", ON),
+        ),
+        "an apology with a quote to a function": (
+            f'{TO_LED}No 5" one.{END}{START}{FINAL}c',
+            ('No 5" one.c', "", []),
+        ),
+        "a marker in the JSON of a message": (
+            f"{TO_LED}{NOTE.replace('on', END)}{END}{START}{FINAL}c",
+            ("c", "", [("led", NOTE.replace("on", END))]),
+        ),
+        "JSON in a string of a message": (
+            f"{TO_LED}{json.dumps(NOTE)}{END}{START}{FINAL}c",
+            ("c", "", ON),
+        ),
+        "no message at all": ("plain <b>", ("plain <b>", "", [])),
+    },
+    (MUSE, START): {
+        "thoughts behind a call of Muse": (
+            f" to=led{MESSAGE}<atem:function_calls>\n{ATEM}\n</atem:function_calls><|eom|>{START}"
+            f" to=self{MESSAGE}hm<|eom|>{START} to=user{MESSAGE}c",
+            ("c", "hm", ON),
+        ),
+    },
+    (TAGS, ""): {
+        "tags alone": (TAGGED, ("", "", ON)),
+        "tags behind text": (f"So.\n{TAGGED}\n</tool_call>", ("So.", "", ON)),
+        "tags of an unknown tool": (OTHER, (OTHER, "", [])),
+        "tags in a sentence": (f"Write {TAGGED}.", (f"Write {TAGGED}.", "", [])),
+        "a tag that is only named": ("<function=led> is it.", ("<function=led> is it.", "", [])),
+        "a tag that is cut off": ("<function=led>\n", ("<function=led>\n", "", [])),
+        "tags alone in thoughts": (f"<think>\nhm\n{TAGGED}\n", ("", "hm", ON)),
+        "another order of arguments": (
+            f"<tool_call>\n<function=led>\n{LEVEL}{PARAMETER}</function>\n</tool_call>",
+            ("", "", [("led", '{"level": 3, "note": "on"}')]),
+        ),
+        "an argument twice": (
+            f"<tool_call>\n<function=led>\n{PARAMETER}{PARAMETER.replace('on', 'off')}</function>\n</tool_call>",
+            ("", "", ON),
+        ),
+        "no last closer": (f"<tool_call>\n{TAGGED}\nDone.", ("Done.", "", ON)),
+        "no line ends": (f"<tool_call>{TAGGED}</tool_call>".replace("\n", ""), ("", "", ON)),
+        "more line ends": (
+            f"<tool_call>{TAGGED}</tool_call>".replace("><", ">\n\n<"),
+            ("", "", ON),
+        ),
+    },
+    (HERMES, ""): {
+        "tags of a Hermes model": (f"So.\n\n{TAGGED}\n\n", ("So.", "", ON)),
+        "JSON with the closing marker only": (f"{JSON_CALL}\n</tool_call>", ("", "", ON)),
+        "text behind a call that ends like a marker": (
+            f"<tool_call>{JSON_CALL}</tool_call>1 <",
+            ("1 <", "", ON),
+        ),
+        "a marker behind a call that is cut off": (
+            f"<tool_call>{JSON_CALL}</tool_call>\n<tool_",
+            ("", "", ON),
+        ),
+        "a closing marker without thoughts": ("</think>\n\nc", ("c", "", [])),
+        "a marker in the text": ("a <think>b</think>", ("a <think>b</think>", "", [])),
+        "two blocks of thoughts": ("<think>a</think>\n<think>b</think>c", ("c", "ab", [])),
+        "blanks around JSON": (f"<tool_call>  {JSON_CALL}\n\n</tool_call>\n\n", ("", "", ON)),
+    },
+    (KIMI_K2, ""): {
+        "a call without its section": (f"{KIMI_CALL}<|tool_call_end|>", ("", "", ON)),
+        "calls without the end of the first": (
+            f"<|tool_calls_section_begin|>{KIMI_CALL}{KIMI_CALL}<|tool_call_end|><|tool_calls_section_end|>",
+            ("", "", ON * 2),
+        ),
+        "no closer of a section": (
+            f"<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|> Done.",
+            ("Done.", "", ON),
+        ),
+    },
+    (DEEPSEEK_R1, ""): {
+        "a fenced call without its section": (f"So.{FENCED_CALL}", ("So.", "", ON)),
+    },
+    (MUSE, ""): {
+        "an invoke without its block": (f"a\n{ATEM}", ("a", "", ON)),
+    },
+    (HERMES, "<think>\n"): {
+        "JSON in thoughts": (f"hm\n<tool_call>\n{JSON_CALL}\n</tool_call>", ("", "hm", ON)),
+        "thoughts closed behind a call": (
+            f"hm\n<tool_call>\n{JSON_CALL}\n</tool_call>\n</think>\n\nc",
+            ("c", "hm", ON),
+        ),
+    },
+    (TAGS, "<think>\n"): {
+        "tags in thoughts": (f"hm\n<tool_call>\n{TAGGED}\n</tool_call>", ("", "hm", ON)),
+    },
+    (KIMI_K2, "<think>"): {
+        "a section in thoughts": (
+            f"hm<|tool_calls_section_begin|>{KIMI_CALL}<|tool_call_end|>",
+            ("", "hm", ON),
+        ),
+        "a call without its section in thoughts": (
+            f"hm{KIMI_CALL}<|tool_call_end|>",
+            ("", "hm", ON),
+        ),
+    },
+    (MISTRAL, ""): {
+        "an array in thoughts": (f"[THINK]hm[TOOL_CALLS][{JSON_CALL}]", ("", "hm", ON)),
+    },
+    (HERMES, "<think>"): {
+        "a marker that thoughts name": (
+            "I need <tool_call> here</think>c",
+            ("c", "I need <tool_call> here", []),
+        ),
+        "an unknown tool in thoughts": (
+            '<tool_call>{"name": "x", "a": 1}</tool_call></think>c',
+            ("c", '<tool_call>{"name": "x", "a": 1}</tool_call>', []),
+        ),
+        "a closing marker behind thoughts": ("hm</think>\n</think>c", ("c", "hm", [])),
+    },
+    (LFM2, ""): {
+        "an argument twice in Python": (f"{PYTHON}[led(note='on', note='off')]", ("", "", ON)),
+    },
+    (GEMMA, ""): {
+        "thoughts of Gemma behind text": (
+            "c<|channel>thought\nhm<channel|>d<|channel>thought\n<channel|>",
+            ("cd", "hm", []),
+        ),
+        "a stray closing marker of Gemma": ("c<channel|>", ("c", "", [])),
+        "a marker of thoughts in a call of Gemma": (
+            '<|tool_call>call:led{note:<|"|><channel|><|"|>}<tool_call|>',
+            ("", "", [("led", '{"note": "<channel|>"}')]),
+        ),
+    },
+    (KIMI_K3, "<|open|>think<|sep|>"): {
+        "a response that ends thoughts": (
+            "hm<|open|>response<|sep|>c<|close|>response<|sep|>",
+            ("c", "hm", []),
+        ),
+    },
 }
 
 
@@ -339,9 +250,17 @@ def cuts(text: str) -> Iterator[list[str]]:
         yield [text[:at], text[at:]]
 
 
-@pytest.mark.parametrize("name", DEVIATIONS)
-def test_deviations_mean_what_the_model_meant(name: str) -> None:
-    form, tail, answer, expected = DEVIATIONS[name]
+@pytest.mark.parametrize(
+    ("form", "tail", "answer", "expected"),
+    [
+        pytest.param(form, tail, *case, id=name)
+        for (form, tail), cases in DEVIATIONS.items()
+        for name, case in cases.items()
+    ],
+)
+def test_deviations_mean_what_the_model_meant(
+    form: CallFormat, tail: str, answer: str, expected: Read
+) -> None:
     for parts in cuts(answer):
         own = REASONING_MARKERS[2:3] if form is GEMMA else ()
         reader = AnswerReader(form, TOOLS, tail=tail, plain_calls=tuple(TOOLS), thoughts=own)
