@@ -257,7 +257,6 @@ def explain_wrong_trunk(layers: int, target_layers: int) -> str:
     return f"these MTP heads are for a model of {layers} layers, and the target has {target_layers}"
 
 
-# ------------------------------------------------------------------------ quantization
 # The names of quantizations, as localspec shows them.
 
 

@@ -79,7 +79,6 @@ def learn_dialect(template: str | None, render: Render, bos: str = "", eos: str 
     return Dialect(_learn_calls(template, prober), thoughts, is_unknown, forms)
 
 
-# ------------------------------------------------------------------------ messages
 # The forms in which the template reads messages.
 
 
@@ -134,7 +133,6 @@ def _call_chat(content: str | None, argument: str, *, parts: bool, **fields: Any
     return [*map(with_parts, chat)] if parts else chat
 
 
-# ------------------------------------------------------------------------ thoughts
 # The markers that a model puts around its thoughts, if it uses none of the known ones.
 #
 # What the template writes after the prompt, in a conversation whose answer has thoughts, is what the
@@ -249,7 +247,6 @@ def pieces(markers: ThoughtMarkers) -> list[str]:
     return [*markers, *(part for marker in markers for part in _THOUGHT_MARKER.findall(marker))]
 
 
-# ------------------------------------------------------------------------ calls
 # The notation of calls. A discovered notation is used only if its reader reads the same calls again.
 
 

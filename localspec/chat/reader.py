@@ -179,8 +179,6 @@ class AnswerReader:
             self._skips_blanks = True
             self._state = "text" if following.region == "thoughts" else "first"
 
-    # ------------------------------------------------------------------------ messages to functions
-
     def _read_message(self, name: str, text: str) -> None:
         """Read more of a message to a function. It is a call if it has JSON, and otherwise text."""
         if self._state == "first":
@@ -203,8 +201,6 @@ class AnswerReader:
         elif self._state == "first":
             self._accept([new_call(name), *([] if is_cut else [Arguments("{}")])])
         self._reader, self._text = None, ""
-
-    # ------------------------------------------------------------------------ text
 
     def _read_text(self, *, final: bool) -> None:
         can_continue = True
@@ -329,8 +325,6 @@ class AnswerReader:
             self._begin_call(fence[0], JsonBlock(self._plain_calls, fenced=True))
         return True
 
-    # ------------------------------------------------------------------------ calls
-
     def _begin_call(self, opening: str, reader: CallReader) -> None:
         self._opening, self._opening_at = opening, self._text_at
         self._cut(len(opening))
@@ -401,8 +395,6 @@ class AnswerReader:
             piece.index = self.calls - 1
             if self._parallel or self.calls == 1:
                 self._pieces.append(piece)
-
-    # ------------------------------------------------------------------------ pieces
 
     def _cut(self, count: int) -> str:
         """Take `count` characters from the text."""

@@ -33,7 +33,6 @@ from localspec.protocol.requests import (
     ToolChoice,
 )
 
-# ------------------------------------------------------------------------ constraint
 # Read the one constraint of an answer, under whichever of its many names a request gives it.
 
 
@@ -137,7 +136,6 @@ def _schema_constraint(
     return frames.Constraint("json_schema", source, param=param, strict=strict)
 
 
-# ------------------------------------------------------------------------ functions
 # Translate OpenAI's older form of tools: `functions`, `function_call` and the role "function".
 #
 # They become tools before anything else reads the request, and the answer's call is translated back.
@@ -208,7 +206,6 @@ def _call_id(number: int) -> str:
     return f"call{number:05d}"
 
 
-# ------------------------------------------------------------------------ custom tools
 # A custom tool has no schema: its input is a text. It becomes a function with one parameter.
 
 CUSTOM_INPUT = "input"  # the one parameter
@@ -301,9 +298,6 @@ def _convert_custom_choice(request: ChatRequest, choice: ToolChoice) -> None:
         for entry in choice.allowed_tools.tools:
             if entry.get("type") == "custom":
                 entry["function"] = entry.get("custom")
-
-
-# ------------------------------------------------------------------------ tools
 
 
 def control_tokens(form: CallFormat) -> list[str]:
@@ -443,8 +437,6 @@ def _allow_only(
     request.tool_choice = mode
     return mode
 
-
-# ---------------------------------------------------------------- templates that know no tools
 
 _INSTRUCTION = """You may call these functions:
 {tools}

@@ -138,9 +138,6 @@ def _with_text(message: dict[str, Any], *texts: str) -> dict[str, Any]:
     return {**message, "content": "\n".join(text for text in texts if text)}
 
 
-# ------------------------------------------------------------------------ calls
-
-
 def _reword_calls(messages: Messages, form: CallFormat) -> Iterator[Messages]:
     """Yield `messages`, then wordings of their calls that other templates need, and at last as text."""
     yield messages
@@ -248,9 +245,6 @@ def _as_text(messages: Messages) -> Messages:
     return rewritten
 
 
-# ------------------------------------------------------------------------ calls as text
-
-
 def append_calls(text: str | None, calls: Iterable[dict[str, Any]]) -> str:
     """Return an answer's text, followed by each of its calls."""
     return "\n".join([*([text] if text else []), *map(_format_call, calls)])
@@ -267,7 +261,6 @@ def _format_call(call: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
 
 
-# ------------------------------------------------------------------------ forms
 # The same messages in the forms that a template reads.
 
 
@@ -306,9 +299,6 @@ def with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 def _json(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-# ------------------------------------------------------------------------ the skeleton
 
 
 def _mark(index: int, part: str = "text") -> str:

@@ -79,8 +79,6 @@ class Engine:
         self.interruption = Interruption()  # called by other threads
         self.rounds = 0
 
-    # ------------------------------------------------------------------------ requests in
-
     def submit(self, tokenized: TokenizedRequest) -> None:
         """Queue a request, or fail it at once if it can never run."""
         if self._ahead is not None and tokenized.request.priority == "ahead":
@@ -205,8 +203,6 @@ class Engine:
         lane.observe_scores(rows, lane.spent_s + self._clock() - start)
         return scores
 
-    # ------------------------------------------------------------------------ idle time
-
     @property
     def has_idle_work(self) -> bool:
         """Whether there is something to read or to learn while nobody waits."""
@@ -240,8 +236,6 @@ class Engine:
             raise
         except Exception as error:  # a bug of ours, too: answers do not depend on it
             traceback.print_exception(error)
-
-    # ------------------------------------------------------------------------ one step
 
     def step(self) -> None:
         """Run one round of every lane that has work.
@@ -412,8 +406,6 @@ class Engine:
                 )
         return survivors
 
-    # ------------------------------------------------------------------------ the end of a round
-
     def _read_meters(self, lane: Lane) -> Meters:
         passes = lane.busy_s, lane.expected_ms
         return Meters(self._clock(), self.pair.spent_s(), *passes, self.pair.drafting_ms())
@@ -472,7 +464,6 @@ class Engine:
             self._hindsight.note(drafting.drafters, sequence.tokens, sequence.generated, n_drafted)
 
 
-# ------------------------------------------------------------------------ endings
 # How requests end: with an answer, or with an error that is theirs alone.
 
 

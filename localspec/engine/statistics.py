@@ -135,7 +135,6 @@ class RequestStatistics:
         )
 
 
-# ------------------------------------------------------------------------ plain decoding
 # What the same tokens would have cost without drafts, in the same moments.
 
 

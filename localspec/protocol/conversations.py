@@ -97,7 +97,6 @@ class Forgotten(Struct):
     id: str | None = None
 
 
-# ------------------------------------------------------------------------ statistics
 # Statistics of saved answers as they are sent over HTTP: /localspec/statistics. Times in seconds.
 
 

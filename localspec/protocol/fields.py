@@ -316,9 +316,6 @@ def _is_among(value: object, choices: tuple[object, ...]) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------- finding undeclared fields
-
-
 class Described(NamedTuple):
     """What an object that is decoded as `dict[str, Any]` may have; it is metadata of that type.
 

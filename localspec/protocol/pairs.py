@@ -19,9 +19,6 @@ Source = Annotated[str, Meta(min_length=1, max_length=1024)]
 _Roles = Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
 FileName = Annotated[str, Meta(min_length=1, max_length=4096)]
 
-# ---------------------------------------------------------------------------- requests
-
-
 EnvironmentValue = Annotated[str, Meta(max_length=1 << 16)]  # lists of hosts can be long
 
 
@@ -124,9 +121,6 @@ class AddUpstreamRequest(Request):
 
 class CollectRequest(Request):
     dry_run: OrDefault[bool] = False
-
-
-# ---------------------------------------------------------------------------- answers
 
 
 # What drafts for a target: a model of its own; MTP heads in the target's file or in a separate one; another
@@ -423,7 +417,6 @@ class Verifying(Struct):
     news: str = ""
 
 
-# ------------------------------------------------------------------------ disk
 # Models on this disk as they are sent over HTTP: /localspec/disk, /drafts. Sizes in bytes.
 
 

@@ -16,7 +16,6 @@ from localspec.protocol.fields import Described
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.settings import DrafterKind, DraftTokens, LoopGuardScope, VerificationRule
 
-# ------------------------------------------------------------------------ sampling
 # The sampling parameters, each declared once: its type, its limits and its other names.
 #
 # Requests and frames inherit the fields of `SamplingParameters`, and everything else that names a parameter
@@ -108,7 +107,6 @@ def sampling_parameters() -> tuple[Parameter, ...]:
     return tuple(result)
 
 
-# ------------------------------------------------------------------------ aliases
 # Fields of other servers' requests that are served here under names of ours.
 #
 # Clients of vLLM and SGLang send them (outlines, instructor, their own SDKs). A request may use only
@@ -160,9 +158,6 @@ class AliasFields(SamplingParameters):
     ) = None
 
 
-# ------------------------------------------------------------------------ requests
-
-
 MAX_CHOICES = 4
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -172,9 +167,6 @@ MAX_INPUTS = 2048  # texts of one request for embeddings; OpenAI's limit
 PING_INTERVAL_S = 30  # seconds
 # The length is limited because every token of an answer is compared with the beginnings of all stop strings.
 Stop = Annotated[str, Meta(max_length=1024)]
-
-
-# ---------------------------------------------------------------------------- OpenAI's, and ours
 
 
 class StreamOptions(Request):
@@ -703,9 +695,6 @@ class TemplateRequest(Request):
         _settle_thinking(self)
 
 
-# ---------------------------------------------------------------------------- embeddings
-
-
 class EmbeddingRequest(Request):
     """OpenAI's request for embeddings, and llama-server's /embedding.
 
@@ -758,8 +747,6 @@ class RerankRequest(Request):
     return_text: OrDefault[bool] = False
     truncate: OrDefault[bool] = False
 
-
-# ---------------------------------------------------------------------------- llama-server's
 
 _SLOT = Annotated[int, Meta(ge=-1, le=INT32)]
 _MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]

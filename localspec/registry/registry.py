@@ -215,8 +215,6 @@ class Registry:
         self._catalogue: Catalogue | None = None  # read when it is first needed
         self._notices: dict[str, str] = {}  # by pair, until an answer has mentioned them
 
-    # ------------------------------------------------------------------ parts
-
     @property
     def catalogue(self) -> Catalogue:
         with self._lock:
@@ -260,8 +258,6 @@ class Registry:
         """The names of the pairs that other servers answer for."""
         return [*self.catalogue.upstreams] if self.has_presets else []
 
-    # ------------------------------------------------------------------ without loading anything
-
     @property
     def problem(self) -> str:
         """An error in the catalogue, as far as it was read. Never blocks."""
@@ -281,8 +277,6 @@ class Registry:
         """Read models.toml again, if it has been read at all."""
         if self._catalogue:
             self._catalogue = reload_catalogue(self.paths.user_catalogue, self._catalogue)
-
-    # ------------------------------------------------------------------ names
 
     def resolve(self, name: str, cancelled: threading.Event | None = None) -> PairFiles:
         """Return the files of the pair `name`.
@@ -485,8 +479,6 @@ class Registry:
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all{mistake}",
             param="model",
         )
-
-    # ------------------------------------------------------------------ changes
 
     def readable_record(self, name: str) -> Record | None:
         """Return the record of a pair, or None if it is damaged: a pull repairs it."""

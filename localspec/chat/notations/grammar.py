@@ -158,8 +158,6 @@ class CallGrammar:
     def _write_grammar(self, start: str) -> str:
         return "\n".join([f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())])
 
-    # ------------------------------------------------------------------------ after the marker
-
     def write_calls(self) -> str:
         format = self._format
         close = self._spelled(format.close) if format.close else ""

@@ -152,9 +152,6 @@ def bounds(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 
-# ------------------------------------------------------------------------ text
-
-
 def text_terminal(schema: Schema, never: Sequence[str]) -> str:
     """Return the terminal of a string that fits the schema and contains none of the markers `never`.
 
@@ -208,9 +205,6 @@ def _pattern(pattern: str) -> str:
         raise Unwritable
     prefix = "" if pattern.startswith("^") else "(?s:.)*"
     return f"{prefix}({inner}){'' if closed else '(?s:.)*'}"
-
-
-# ------------------------------------------------------------------------ schemas
 
 
 def require_known_keywords(schema: Schema, known: frozenset[str]) -> None:
@@ -285,8 +279,6 @@ class Values:
     def _kinds(self, schema: Schema) -> set[str]:
         return schema_types(schema, self._root)
 
-
-# ------------------------------------------------------------------------ one pair of tags per parameter
 
 # A string must not match these where other types are possible, because a parser reads them as such.
 _SCALARS_AS_TEXT = {
@@ -440,8 +432,6 @@ class TagValues(TextValues):
         head = self._spelled(f"{opening}{key}{separator}")
         return f"{head} {self._write_value(schema)} {self._write_end()}"
 
-
-# ------------------------------------------------------------------------ elements
 
 _MAX_ELEMENT_DEPTH = 20  # of elements in elements, which a schema may nest without end
 

@@ -329,9 +329,6 @@ def format_logprob(token: frames.TokenLogprob, kind: type[Scored]) -> Scored:
     return kind(decode_piece(token.piece), token.logprob, list(token.piece), top)
 
 
-# ------------------------------------------------------------------------ running the answer
-
-
 async def respond(
     request: Request,
     preparation: Coroutine[Any, Any, AnswerRun],

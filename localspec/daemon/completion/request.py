@@ -40,8 +40,6 @@ from localspec.protocol.requests import (
     TemplateRequest,
 )
 
-# ------------------------------------------------------------------------ messages
-
 # Figures for a bill and a checksum of the request, which are of no use to a model.
 _BILLING_HEADER = re.compile(r"\s*x-[a-z0-9-]*billing-header:[^\n]*(?:\n|\Z)", re.IGNORECASE)
 # A line that contains the current date or time and nothing else.
@@ -117,8 +115,6 @@ def _budget(request: ChatRequest | TemplateRequest) -> int | None:
         return request.reasoning_budget_tokens
     return _EFFORT_TOKENS.get(request.reasoning_effort or "")
 
-
-# ------------------------------------------------------------------------ requests
 
 _SEED_COUNT = (1 << 32) - 1  # llama.cpp's highest seed of 32 bits means "draw a random seed"
 PREFIX_SEPARATOR = "\n\n"  # between the parts of a message that is continued, as in llama-server

@@ -36,8 +36,6 @@ async def openapi(_request: Request) -> Response:
     return Response(text, media_type="application/yaml")
 
 
-# ------------------------------------------------------------------------ metrics
-
 Sample = tuple[str, str, str, float]  # kind, name, description, value
 
 
@@ -230,9 +228,6 @@ def _by_position(counts: Counter[int]) -> dict[str, int]:
 def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
-
-
-# ------------------------------------------------------------------------ control
 
 
 async def status(request: Request) -> Response:

@@ -201,8 +201,6 @@ async def slot_action(request: Request) -> Response:
     )
 
 
-# ------------------------------------------------------------------------ pulls
-
 # Fast hashing changes the state hundreds of times a second, more often than anybody can read.
 _STATE_INTERVAL_S = 0.1
 _CANCEL_TIMEOUT_S = 5.0  # how long the answer to a cancellation waits for the end of the pull
@@ -287,9 +285,6 @@ async def _pull(request: Request) -> Pull:
         return registry.pulls.find(name)
 
     return await asyncio.to_thread(find)
-
-
-# ------------------------------------------------------------------------ pairs
 
 
 async def list_pairs(request: Request) -> Response:

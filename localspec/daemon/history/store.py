@@ -178,8 +178,6 @@ class ConversationStore:
                     self._safely(ConversationStore._clean)
             self._connection.close()
 
-    # ------------------------------------------------------------------ reading
-
     def list_entries(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
         """Return the newest `limit` conversations, or those that contain `search` with its first match.
 
@@ -254,8 +252,6 @@ class ConversationStore:
     def statistics(self, days: int, pair: str) -> Statistics:
         """Return sums over the answers of the last `days`, of `pair` alone unless that is empty."""
         return statistics.statistics(self._db if self._file.exists() else None, days, pair)
-
-    # ------------------------------------------------------------------ writing
 
     def add_figures(self, answer: StoredMessage) -> None:
         """Store the figures of an answer that belongs to no conversation."""
@@ -520,8 +516,6 @@ class ConversationStore:
             self._clean_later()
         else:
             self._clean()
-
-    # ------------------------------------------------------------------ the file
 
     @property
     def _db(self) -> sqlite3.Connection:

@@ -147,8 +147,6 @@ class ClientConnection(H11Protocol):
             if timer:
                 timer.cancel()
 
-    # ------------------------------------------------------------------ slow writers
-
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
@@ -191,8 +189,6 @@ class ClientConnection(H11Protocol):
         else:
             self.transport.close()
 
-    # ------------------------------------------------------------------ half-closed connections
-
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's method returns None
         """Return whether to keep the connection: a client that only closed its sending side still reads."""
         if not self._awaits_response() or self._is_gone():
@@ -232,8 +228,6 @@ class ClientConnection(H11Protocol):
         poller.register(descriptor, 0)  # errors and hang-ups are always reported
         return bool(poller.poll(0))
 
-    # ------------------------------------------------------------------ slow readers
-
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._drop_stalled_client)
@@ -246,8 +240,6 @@ class ClientConnection(H11Protocol):
     def _drop_stalled_client(self) -> None:
         log.info("a client read nothing for %g s and was dropped", STALL_TIMEOUT_S)
         self.transport.abort()
-
-    # ------------------------------------------------------------------ refusals
 
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid HTTP with an error in the same shape as all others."""

@@ -127,8 +127,6 @@ class LoadedPair:
         self._next: frames.PairFiles | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------------ state
-
     @property
     def worker(self) -> Worker | None:
         """The worker, also while it loads."""
@@ -214,8 +212,6 @@ class LoadedPair:
             return Progress("loading", self.name)
         serves = self.engine.pair == pair and self._next in (None, pair)
         return Progress("reading" if serves else "waiting", self.name)
-
-    # ------------------------------------------------------------------ load
 
     async def ready(self, pair: frames.PairFiles) -> LoadedEngine:
         """Load `pair`, files of this name, if necessary. Requests during a load wait for that load.
@@ -359,8 +355,6 @@ class LoadedPair:
             self.unload_soon()
             self.loading = None
 
-    # ------------------------------------------------------------------ unload
-
     async def unload(self) -> None:
         """End the worker, and wait until all its memory is free.
 
@@ -421,8 +415,6 @@ class LoadedPair:
             self.loading.task.cancel()
         await self.unload()
 
-    # ------------------------------------------------------------------ idle
-
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep the pair from being unloaded as idle during the block."""
@@ -451,8 +443,6 @@ class LoadedPair:
         if not self.busy:
             log.info("idle for %g s: %s is unloaded", seconds, self.name)
             self.unload_soon()
-
-    # ------------------------------------------------------------------ events of the worker
 
     def on_decoded(self, worker: Worker) -> None:
         """Remember safe mode if the first decode succeeded with it."""

@@ -175,8 +175,6 @@ class Worker:
         """Return the requests that are in this stage."""
         return [running for running in self._running.values() if running.stage == stage]
 
-    # ------------------------------------------------------------------ orders
-
     async def load(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> frames.Loaded:
         """Load a pair. Raises LoadFailed, or the outcome that `fail` was called with."""
         self._load_result = asyncio.get_running_loop().create_future()
@@ -244,8 +242,6 @@ class Worker:
         finally:
             del self._orders[order.id]
 
-    # ------------------------------------------------------------------ end
-
     def fail(self, outcome: Exception | Callable[[RunningRequest], Exception]) -> None:
         """End the load and every request with an outcome, which may differ between requests."""
         if isinstance(outcome, Exception):
@@ -279,8 +275,6 @@ class Worker:
         """Kill the process group of the worker (`start_new_session`), which includes its helpers."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-
-    # ------------------------------------------------------------------ life
 
     async def _live(self, watchdog: float) -> None:
         """Follow the worker from its first frame to its exit code."""
@@ -328,8 +322,6 @@ class Worker:
             self._stderr_tail += data
             del self._stderr_tail[:-_STDERR_TAIL_BYTES]
             log.debug("engine: %s", data.decode("utf-8", "replace").rstrip())
-
-    # ------------------------------------------------------------------ frames
 
     def _send(self, frame: frames.Frame) -> None:
         """Queue a frame. For a worker that is gone it is dropped, and the owner learns of the end."""

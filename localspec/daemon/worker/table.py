@@ -98,8 +98,6 @@ class PairTable:
         self._over_budget = False  # the budget was lowered, and busy pairs must still leave
         self._draining = False
 
-    # ------------------------------------------------------------------ requests
-
     async def generate(
         self,
         pair: PairFiles,
@@ -254,8 +252,6 @@ class PairTable:
         if self._upstreams:
             self._upstreams.forget(name)
 
-    # ------------------------------------------------------------------ the pairs
-
     def get(self, name: str) -> LoadedPair:
         """Return the pair of that name, loaded or not."""
         if name not in self._pairs:
@@ -348,8 +344,6 @@ class PairTable:
             self._enforce_budget()
         self._change.set()
         self._change = asyncio.Event()
-
-    # ------------------------------------------------------------------ memory
 
     @contextlib.asynccontextmanager
     async def make_room(
@@ -503,8 +497,6 @@ class PairTable:
                     assert plan is not None
                     given_back = min(engine.given_up_bytes, unplanned // 2)
                     await pair.limit_cache(plan.prefixes + given_back)
-
-    # ------------------------------------------------------------------ all pairs
 
     def configure(self, config: Config) -> None:
         """Use another configuration: at once where possible, else from the next request, which reloads."""

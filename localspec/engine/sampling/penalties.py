@@ -148,8 +148,6 @@ class Penalties:
         if self._settings.dry_multiplier > 0.0:
             self._penalise_sequences(row)
 
-    # ------------------------------------------------------------------------ the text
-
     def _begin(self, text: Sequence[int], n_vocab: int) -> None:
         """Read a whole text."""
         self._text, self._n_read, self._drafts = text, len(text), []
@@ -211,8 +209,6 @@ class Penalties:
     def _window_start(self, last_n: int) -> int:
         return max(self._n - last_n, 0) if last_n >= 0 else 0
 
-    # ------------------------------------------------------------------------ repeats
-
     def _penalise_repeats(self, row: Logits) -> None:
         """Apply repeat, frequency and presence penalties over the last `repeat_last_n` tokens."""
         settings = self._settings
@@ -231,8 +227,6 @@ class Penalties:
         values -= times * settings.frequency_penalty + settings.presence_penalty
         possible = values > -np.inf
         row[ids[possible]] = np.clip(values[possible], -_MAX_FLOAT32, _MAX_FLOAT32)
-
-    # ------------------------------------------------------------------------ sequences
 
     def _extend_matches(self, token: int) -> None:
         """Extend the repeated sequences by a token that is about to be appended."""

@@ -133,8 +133,6 @@ class Controller:
         spent_ms = (self._clock() - start) * 1e3 / n_sequences
         self._search_ms += (1 - _SEARCH_TIME_DECAY) * (spent_ms - self._search_ms)
 
-    # ------------------------------------------------------------------------ which kind
-
     def _choose_drafter(
         self, step: SequenceStep, passes: PassCosts, rows: int, skips_costly: bool
     ) -> bool:
@@ -175,8 +173,6 @@ class Controller:
         step.drafter, step.candidate = best
         step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)
         return True
-
-    # ------------------------------------------------------------------------ how deep
 
     def _decide_depths(
         self, steps: list[SequenceStep], passes: PassCosts, other_rows: int, n_others: int
@@ -269,8 +265,6 @@ class Controller:
             return likely
         return 0
 
-    # ------------------------------------------------------------------------ the drafts
-
     def _propose_drafts(self, steps: list[SequenceStep], passes: PassCosts, rate: float) -> None:
         """Draft the tokens that are not known yet, for all sequences of one kind of drafts together."""
         unknown = [step for step in steps if step.drafter is not None and not step.drafts.tokens]
@@ -317,8 +311,6 @@ class Controller:
 
         return more
 
-    # ------------------------------------------------------------------------ what they cost
-
     def _set_plain_ms(self, steps: list[SequenceStep], passes: PassCosts, n_decoding: int) -> None:
         """Set each step's share of a plain round of the sequences that decode."""
         pass_ms = float(passes.ms(n_decoding)[n_decoding])
@@ -343,8 +335,6 @@ class Controller:
         for step, count in zip(steps, counts, strict=True):
             if step.candidate and _is_charged(step) and (count or step.drafted):
                 step.cost_ms = row_ms * count + _drafting_ms(step, steps)
-
-    # ------------------------------------------------------------------------ after the pass
 
     def observe(self, step: SequenceStep, kept_tokens: list[int]) -> None:
         """Let each drafter learn from the tokens that were kept of a verified step."""

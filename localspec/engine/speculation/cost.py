@@ -342,7 +342,6 @@ def parse_cost_table(stored: Any) -> dict[int, float] | None:
     return table if is_valid else None
 
 
-# ------------------------------------------------------------------------ attention
 # What a pass costs for the text before it, in addition to the cost of its width.
 #
 # Attention reads every token before. At the end of a long text that is most of a pass, and there each row

@@ -100,9 +100,6 @@ def residual(
     return Distribution(target.ids, excess / total) if total > 0.0 else target, total
 
 
-# ------------------------------------------------------------------------------- of one sequence
-
-
 class DoubtfulToken(Exception):
     """A token sampled on the device may come from NaN or infinite logits."""
 
@@ -212,9 +209,6 @@ def _sampled(context: Context, row: int) -> int:
     if token == 0:
         raise DoubtfulToken
     return token
-
-
-# ------------------------------------------------------------------------------- which rule
 
 
 def uses_rejection(

@@ -132,8 +132,6 @@ class MessagesShape(Shape):
         self._open: type[Block] | None = None  # the block that is being written
         self._index = -1  # its index, or the index of the block before
 
-    # ------------------------------------------------------------------------ streamed
-
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
             case frames.Started():
@@ -193,8 +191,6 @@ class MessagesShape(Shape):
 
     def _delta(self, delta: Delta) -> BlockDelta:
         return BlockDelta(self._index, delta)
-
-    # ------------------------------------------------------------------------ whole
 
     def complete(self) -> MessagesAnswer:
         choice, message, stop = self._choice, self._message(), self._stop_delta()

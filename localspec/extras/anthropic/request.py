@@ -92,9 +92,6 @@ def chat_request(
     return chat, new_messages
 
 
-# ------------------------------------------------------------------------ messages
-
-
 @dataclass
 class _MessageContent:
     texts: list[ContentPart] = field(default_factory=list)  # and pictures and files
@@ -260,9 +257,6 @@ def _result_content(
     if isinstance(content, list):
         return [ContentPart("text", "Error:"), *content]
     return content if content.lower().startswith("error") else f"Error: {content}"
-
-
-# ------------------------------------------------------------------------ tools, thinking, format
 
 
 def _tools(offered: Tools, ignored: IgnoredFields) -> list[Tool]:

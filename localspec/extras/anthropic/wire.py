@@ -17,8 +17,6 @@ from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import INT32, Count, SamplingParameters, SpeculativeOptions, Stop
 from localspec.protocol.settings import LoopGuardScope
 
-# ---------------------------------------------------------------------------- requests
-
 Blocks = list[Annotated[dict[str, Any], Described(lambda: _BLOCKS)]]
 Tools = list[dict[str, Any]]
 
@@ -194,9 +192,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     speculative: SpeculativeOptions | None = None
 
 
-# ---------------------------------------------------------------------------- responses
-
-
 class TextBlock(Struct, tag="text"):
     text: str
 
@@ -284,9 +279,6 @@ class MessagesError(Struct):
     error: MessagesErrorDetail
     request_id: str
     type: Literal["error"] = "error"
-
-
-# ---------------------------------------------------------------------------- streams
 
 
 class TextBlockDelta(Struct, tag="text_delta"):

@@ -72,8 +72,6 @@ _ALTERNATIVES = {
     "blobs": _ADD_HINT,
 }
 
-# ---------------------------------------------------------------------------- answers
-
 
 async def chat(request: Request) -> Response:
     """Handle POST /api/chat."""
@@ -134,9 +132,6 @@ async def _load_or_unload(request: Request, body: OllamaRequest, *, chat: bool) 
     return json_response(line(body.model, chat=chat, done=True, done_reason=reason))
 
 
-# ---------------------------------------------------------------------------- embeddings
-
-
 async def embed(request: Request) -> Response:
     """Handle POST /api/embed."""
     body, started_ns = await read_body(request, OllamaEmbedRequest), time.monotonic_ns()
@@ -194,9 +189,6 @@ async def _compute_embeddings(
         if frame.inputs:
             result = await _embedding_routes().compute(request, pair, frame)
     return shapes.tagged(pair.name), load_ns, result
-
-
-# ---------------------------------------------------------------------------- models
 
 
 async def tags(request: Request) -> Response:

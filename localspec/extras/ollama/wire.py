@@ -28,8 +28,6 @@ from localspec.protocol.requests import (
 Think = bool | Literal["low", "medium", "high", "max"]
 Name = Annotated[str, Meta(max_length=1024)]
 
-# ---------------------------------------------------------------------------- requests
-
 
 class Options(SamplingParameters, Request):
     """Ollama's options.
@@ -146,9 +144,6 @@ class OllamaModelRequest(Request):
     model: OrDefault[Name] = ""
     name: OrDefault[Name] = ""
     stream: OrDefault[bool] = True
-
-
-# ---------------------------------------------------------------------------- responses
 
 
 class OllamaEmbeddings(Struct):

@@ -64,8 +64,6 @@ _REFUSED = {
 
 Resolve = Callable[[str], ChatMessage]
 
-# ------------------------------------------------------------------------ tools
-
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
@@ -250,9 +248,6 @@ def _allow_only(result: ToolSet, choice: dict[str, Any]) -> None:
     if mode not in ("auto", "required"):
         raise InvalidRequest.at("tool_choice.mode", "must be 'auto' or 'required'.")
     result.choice = mode
-
-
-# ------------------------------------------------------------------------ items
 
 
 def encode_reasoning(thoughts: str) -> str:
@@ -444,9 +439,6 @@ def _part_text(part: Part, path: str) -> str:
             param=f"{path}.type",
         )
     return text
-
-
-# ------------------------------------------------------------------------ requests
 
 
 def refuse_unsupported(request: ResponsesRequest) -> None:

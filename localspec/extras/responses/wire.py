@@ -290,7 +290,6 @@ class InputTokens(Struct):
     localspec: Unheeded | UnsetType = UNSET
 
 
-# ------------------------------------------------------------------------ events
 # The events of a response's stream, in the published order.
 #
 # First come created and in_progress. For each item follow output_item.added, the events of its
@@ -419,7 +418,6 @@ EVENTS: tuple[Any, ...] = (
 )
 
 
-# ------------------------------------------------------------------------ requests
 # They are checked as leniently as OpenAI intends: fields and items of newer clients are no error, and
 # null is read as a missing field.
 

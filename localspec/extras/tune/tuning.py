@@ -233,7 +233,6 @@ def _complete(
     return texts, "Ask more, in new conversations, or name more files with --files"
 
 
-# ------------------------------------------------------------------------ resuming
 # A run that is killed leaves its folder, with the draft as it was last saved. The next run of the pair goes
 # on with it if it still learns from all answers of the history that the other had learned from. Which files
 # are learned from depends on how far the target came with completing them, so these may be others. Those that

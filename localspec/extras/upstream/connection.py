@@ -74,8 +74,6 @@ class UpstreamConnection:
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
 
-    # ------------------------------------------------------------------ requests
-
     async def get(self, path: str, seconds: float, body: dict[str, Any] | None = None) -> bytes:
         """Return the body of a response. Raises UpstreamError, InvalidRequest."""
         # Before the deadline is set, so that the import does not count as the server's time.
@@ -182,8 +180,6 @@ class UpstreamConnection:
                     raise self.invalid_response(f"it is longer than {max_bytes >> 10} KiB")
         return bytes(body)
 
-    # ------------------------------------------------------------------ errors
-
     def invalid_response(self, reason: str) -> UpstreamError:
         """Return the error that the server's response is invalid."""
         return UpstreamError(f"Invalid response from the {self._who}: {reason}.")
@@ -284,8 +280,6 @@ class UpstreamConnection:
                 key = self._key()
         text = text.replace(key, "…") if key else text
         return replace_control_characters(text[:_MAX_SHOWN_CHARACTERS], lines=False)
-
-    # ------------------------------------------------------------------ key and client
 
     def _key(self) -> str:
         """Return the server's key, or "" if none is configured. Raises UpstreamError if it cannot be read."""

@@ -18,9 +18,6 @@ from typing import Any
 from localspec import literals
 from localspec.errors import UsageError
 
-# ------------------------------------------------------------------------ pair
-
-
 USUAL_DEPTH = 3  # the default of llama-server and SGLang, in tokens
 _MAX_DEPTH = 10  # tokens
 _MIN_DRAFTED_TOKENS = 500  # below which the acceptance rate is not used
@@ -164,9 +161,6 @@ def read_pair(
         int(fit.get("gpu_layers") or -1),
         int(fit.get("cpu_moe_layers") or 0),
     )
-
-
-# ------------------------------------------------------------------------ engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,9 +464,6 @@ def _describe_weights(pair: ExportedPair) -> list[str]:
     if any(name.startswith(_GATED) for name in originals):
         notes.append("Their licence is accepted on the hub first; HF_TOKEN names the account.")
     return notes
-
-
-# ------------------------------------------------------------------------ what is written
 
 
 _HEREDOC_END = "END_OF_FILE"

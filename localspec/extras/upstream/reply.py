@@ -214,8 +214,6 @@ class UpstreamReply:
             return InvalidRequest(f"{server} refuses the request: {message}")
         return UpstreamError(f"{server} failed: {message}")
 
-    # ------------------------------------------------------------------ text, thoughts, calls
-
     def _parse_choice(self, chunk: Mapping[str, Any]) -> _Part | None:
         choices = chunk.get("choices") or []
         if not isinstance(choices, list):
@@ -307,8 +305,6 @@ class UpstreamReply:
             case finish:
                 self.finish = finish
 
-    # ------------------------------------------------------------------ log-probabilities
-
     def _parse_logprobs(self, logprobs: object) -> list[frames.TokenLogprob]:
         """Parse log-probabilities in either of OpenAI's two shapes."""
         if not isinstance(logprobs, dict):
@@ -324,8 +320,6 @@ class UpstreamReply:
         for token in tokens:
             del token.top[self._sent.tops :]
         return tokens
-
-    # ------------------------------------------------------------------ figures
 
     def _read_usage(self, chunk: Mapping[str, Any]) -> None:
         """Store the token counts, timings and draft counts of a chunk."""

@@ -125,9 +125,6 @@ def unsupported_field(field: str, dialect: ServerDialect, reason: str = "") -> I
     )
 
 
-# ------------------------------------------------------------------------ the prompt
-
-
 # The markers for infilling of model families, by the beginning of a model's name.
 _INFILL_MARKERS = (
     (("qwen2.5-coder", "qwen3-coder", "codegemma", "codeqwen"),
@@ -206,9 +203,6 @@ def _convert_message(message: frames.Message) -> Body:
         function = {**call["function"], "arguments": arguments}
         calls.append({"type": "function", **call, "function": function})
     return body | {"tool_calls": calls} if calls else body
-
-
-# ------------------------------------------------------------------------ the other fields
 
 
 def _add_limits_and_sampling(

@@ -95,8 +95,6 @@ class UpstreamServer:
             self._passes += speculation.rounds
             status.tokens_per_pass = self._measured / self._passes
 
-    # ------------------------------------------------------------------ discovery
-
     async def discover(self, *, weights: bool = False) -> ServerInfo:
         """Return what is known about the server. The first call finds it out; `weights` asks for these too.
 
@@ -160,8 +158,6 @@ class UpstreamServer:
         context = known.context if known else 0
         backend = known.dialect.name if known else "upstream"
         return frames.Loaded(self.name, target, None, context, 0, None, "", "", backend=backend)
-
-    # ------------------------------------------------------------------ requests
 
     async def events(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
         """Yield the events of one answer. Closing this generator closes the connection.
@@ -418,8 +414,6 @@ class Upstreams:
             retry_task.cancel()
         self._heard_at.pop(server.name, None)
 
-    # ------------------------------------------------------------------ requests
-
     @contextlib.asynccontextmanager
     async def running(
         self, pair: frames.PairFiles, request: frames.Generate, job: Job
@@ -497,8 +491,6 @@ class Upstreams:
         """Return the information of a loaded pair, without a request to the server."""
         return self.of(pair).info()
 
-    # ------------------------------------------------------------------ fallbacks
-
     async def fallback_pair(
         self,
         request: frames.Generate,
@@ -541,8 +533,6 @@ class Upstreams:
                     return
         finally:
             self._away.pop(server.name, None)
-
-    # ------------------------------------------------------------------ status and end
 
     def statuses(self) -> list[UpstreamStatus]:
         for server in self._servers.values():

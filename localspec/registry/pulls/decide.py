@@ -140,8 +140,6 @@ class _Decider:
         said = tuple(filter(None, (sentence, picture_sentence)))
         return Decision(pair, self._known, self._offers, said)
 
-    # ------------------------------------------------------------------ which file
-
     def _list_beside(self, pair: CataloguePair) -> tuple[ListedFile, ...]:
         """Return the files that lie beside a catalogue's target; () if its projector is known."""
         if pair.projector:
@@ -292,8 +290,6 @@ class _Decider:
         if weights not in self._known:
             self._known[weights] = self._puller.look(weights, as_draft=as_draft)
         return self._known[weights]
-
-    # ------------------------------------------------------------------ what drafts
 
     def _choose_draft(self, reference: Reference, pair: CataloguePair) -> HubFile:
         """Return the named draft; of several quantizations, the most common one with the most bits.

@@ -116,8 +116,6 @@ class Grammars:
         ]
         return PieceIndex(texts, self._special)
 
-    # ------------------------------------------------------------------------ of a request
-
     def job(
         self, request: Generate, tail: str, form: CallFormat | None = None
     ) -> tuple[GrammarJob | None, str]:
@@ -227,8 +225,6 @@ class Grammars:
                 )
             matcher.consume(token)
         return matcher
-
-    # ------------------------------------------------------------------------ compiling
 
     def _compile(self, job: GrammarJob, is_cancelled: IsCancelled) -> Compiled:
         """Return the compiled grammars of a job, from the cache if they are there."""

@@ -60,7 +60,6 @@ _RESTRICTING = frozenset(
 _MAX_SHOWN_KEYWORDS = 5
 _MAX_SHOWN_PATH_CHARS = 120
 
-# ------------------------------------------------------------------------ formats
 # llguidance's own expressions allow a fraction of a second, the numbers of a duration or an address to be of
 # any length, and small models never end them. Formats that are not listed here are not enforced: the standard
 # treats a format as an annotation.
@@ -304,8 +303,6 @@ class _Reducer:
             case _ if _restricts(keyword, value, node.schema):
                 self._drop(keyword, node)
 
-    # ------------------------------------------------------------------------ types and combinations
-
     def _type(self, value: Any, node: _Node) -> None:
         """Copy the types in lower case, because Gemini's schemas have them in capitals."""
         names = value if isinstance(value, list) else [value]
@@ -361,8 +358,6 @@ class _Reducer:
             branches = [self._schema(part, node.path, typed=True, part=True) for part in parts]
             node.reduced[CONDITIONAL] = {"allOf": branches}
             del self.dropped[count:]  # The conditional itself is reported instead.
-
-    # ------------------------------------------------------------------------ objects and arrays
 
     def _patterned_properties(self, value: Schema, node: _Node) -> None:
         keyword = "patternProperties"
@@ -424,8 +419,6 @@ class _Reducer:
             self._drop("minProperties", node)
         if reduced.pop("maxProperties", None) is not None:
             self._drop("maxProperties", node)
-
-    # ------------------------------------------------------------------------ texts and numbers
 
     def _pattern(self, value: str, node: _Node) -> None:
         pattern, reduced = translate_pattern(value), node.reduced
@@ -492,9 +485,6 @@ def _imply_type(node: _Node) -> None:
 def _excludes_objects(part: Any) -> bool:
     types = part.get("type", "object") if isinstance(part, dict) else "object"
     return "object" not in ([types] if isinstance(types, str) else types)
-
-
-# ---------------------------------------------------------------------------- what a keyword restricts
 
 
 def _is_of_type(keyword: str, value: Any) -> bool:

@@ -208,8 +208,6 @@ class GatedMatcher(Guide):
         inner = self._state.inner
         return [] if inner is None or inner.ended else inner.forced_tokens()
 
-    # ------------------------------------------------------------------------ allowed tokens
-
     def _allows(self, token: int) -> bool:
         inner = self._state.inner
         if inner is not None and not inner.ended:
@@ -242,8 +240,6 @@ class GatedMatcher(Guide):
         """Return the grammar of an answer that begins with a brace, if it can begin in `state`."""
         at_start = state.place is not None and state.place.region in ("start", "behind")
         return self._plan.bare if at_start and not state.held.strip() else None
-
-    # ------------------------------------------------------------------------ transitions
 
     def _start_grammar(self, grammar: LLMatcher) -> _Inner:
         """Return a matcher at the beginning of `grammar`."""

@@ -221,8 +221,6 @@ class _Parser:
             self._used_at[symbol] = position
         return self._names[name]
 
-    # -------------------------------------------------------------- rules
-
     def _define(self, symbol: int, alternatives: Alternatives) -> None:
         """Define a rule, replacing an earlier definition."""
         self._rules[symbol] = alternatives
@@ -289,8 +287,6 @@ class _Parser:
             return False
         return True
 
-    # -------------------------------------------------------------- characters
-
     def _read_literal(self) -> Iterator[Characters]:
         while not self._take('"'):
             char = self._read_char("'\"' at the end of the text")
@@ -327,8 +323,6 @@ class _Parser:
             raise self._error(f"{length} hexadecimal digits after '\\{kind}'")
         return int(digits, 16)
 
-    # -------------------------------------------------------------- tokens
-
     def _read_token(self) -> Element:
         negated = self._take("!")
         start = self._position
@@ -361,8 +355,6 @@ class _Parser:
         if len(digits.lstrip("0")) > 20 or int(digits) > _MAX_NUMBER:
             raise self._error("a number below 2^64", start)
         return int(digits)
-
-    # -------------------------------------------------------------- quantifiers
 
     def _read_quantifier(self, body: _Body, char: str) -> None:
         start = self._position
@@ -406,8 +398,6 @@ class _Parser:
         if high is not None and high < low:
             raise self._error("a second bound that is not below the first", start)
         return low, high
-
-    # -------------------------------------------------------------- checks of the whole grammar
 
     def _check_definitions(self) -> None:
         """Reject references to rules without a definition, as llama.cpp does."""

@@ -98,7 +98,6 @@ class Document:
         return anchored, identified
 
 
-# ------------------------------------------------------------------------ patterns
 # Schemas are written for the regular expressions of JavaScript or Python. llguidance reads Rust's, without
 # look-around. A leading look-ahead is equivalent to a second expression that must match as well. Any other
 # assertion can only be removed, which allows more texts and never fewer.
@@ -186,7 +185,6 @@ def _in_rust(token: str) -> str:
     return head + "".join("\\" + char if char in "[&~" else char for char in members) + "]"
 
 
-# ------------------------------------------------------------------------ unions
 # A `oneOf` means the same as an `anyOf` if its schemas exclude each other.
 
 _MAX_PAIRS = 2000  # Schemas are compared in pairs, which takes quadratic time.
@@ -294,7 +292,6 @@ def _type_of(value: Any) -> str:
     return "null" if value is None else _TYPE_NAMES.get(type(value), "object")
 
 
-# ------------------------------------------------------------------------ open objects
 # In JSON Schema, an object without `additionalProperties` is open, and a small model then invents keys until
 # it runs out of tokens. As in llama-server, an object that names properties may have only those.
 # `additionalProperties` (true or a schema), `unevaluatedProperties` and `patternProperties` allow more, and

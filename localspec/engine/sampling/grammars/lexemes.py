@@ -85,9 +85,6 @@ def _elements_of(grammar: Grammar, kind: type[_Kind]) -> Iterator[_Kind]:
     return (item for item in elements(sequences) if isinstance(item, kind))
 
 
-# ------------------------------------------------------------------ candidates for lexemes
-
-
 def _regular_sizes(rules: Mapping[int, Alternatives]) -> dict[int, int]:
     """Return the size of each rule that can be a lexeme, which has no recursion or token terminals.
 
@@ -282,9 +279,6 @@ class _Divider:
         return [Lexeme(run)] if isinstance(item, Characters) else [item]
 
 
-# ------------------------------------------------------------------ automata
-
-
 class _Alphabet:
     """A map from character sets to bit sets, with one bit for all characters that no set distinguishes."""
 
@@ -369,9 +363,6 @@ def _bits(number: int) -> Iterator[int]:
         low = number & -number
         yield low.bit_length() - 1
         number ^= low
-
-
-# ------------------------------------------------------------------ conflicts
 
 
 class _Conflicts:
@@ -491,9 +482,6 @@ def _add(table: dict[Any, Any], key: object, bits: int) -> bool:
     previous = table[key]
     table[key] |= bits
     return bool(table[key] != previous)
-
-
-# ------------------------------------------------------------------------ lark
 
 
 def gbnf_to_lark(source: str, tokens: TokenTable = NO_TOKENS) -> str:

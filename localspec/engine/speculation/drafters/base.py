@@ -170,7 +170,6 @@ class Drafter(ABC):
         """Release what it holds of the text, because it drafts no more for this sequence."""
 
 
-# ------------------------------------------------------------------------ grammar
 # Tokens that a grammar, or the end of the thoughts, forces: they come next whatever the model predicts.
 
 

@@ -607,7 +607,6 @@ def probability(logits: Logits, token: int) -> float:
     return 1.0 / (float(np.exp(heavy - best).sum()) + step * float(light.sum()))
 
 
-# ------------------------------------------------------------------------ shared
 # The tokens that target and draft model share, where their vocabularies differ.
 #
 # All code but the draft's own memory uses the target's ids. What the draft reads and what it proposes is

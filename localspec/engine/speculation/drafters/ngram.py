@@ -20,11 +20,9 @@ from localspec.engine.speculation.cost import MAX_ROUND_ROWS
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 
-# ------------------------------------------------------------------------ thresholds
-#
-# The effect of each is measured with `scripts/bench tasks replay`: 12 answers of Qwen2.5-Coder 0.5B and 48
-# commits and pages, each with nothing learned before. "-2.3 %" is the change of the geometric mean of the
-# speeds if the value is changed as stated, "worst" that of the answer that loses most.
+# The effect of each threshold is measured with `scripts/bench tasks replay`: 12 answers of Qwen2.5-Coder
+# 0.5B and 48 commits and pages, each with nothing learned before. "-2.3 %" is the change of the geometric
+# mean of the speeds if the value is changed as stated, "worst" that of the answer that loses most.
 #
 # | Threshold             | Value | Changed to | Mean   | Worst |
 # |-----------------------|------:|-----------:|-------:|------:|
@@ -58,7 +56,6 @@ _STRENGTH_EDGES = (2, 3, 4, 5, 9, 12, 16, 24, 48)
 _BUCKETS = [sum(strength >= edge for edge in _STRENGTH_EDGES) for strength in range(49)]
 
 
-# ------------------------------------------------------------------------ calibration
 # The calibration of n-gram drafts that fits any pair, as from `Calibration.as_dict`.
 #
 # Written by `scripts/bench tasks replay FOLDER --learn`, from answers of Qwen2.5-Coder 0.5B and from commits
@@ -97,7 +94,6 @@ NGRAM_CALIBRATION = {
 }
 
 
-# ------------------------------------------------------------------------ texts of earlier requests
 # The memory of earlier requests' tokens, to draft from.
 #
 # Its size is bounded, and a conversation's tokens are forgotten with the conversation.
@@ -234,7 +230,6 @@ class NgramMemory:
         return sum(span.end - span.start for span in self._spans)
 
 
-# ------------------------------------------------------------------------ where n-grams occurred
 # The index of n-grams: where the last tokens of a text occurred before, in microseconds.
 
 
@@ -298,7 +293,6 @@ def measure_match(
     return length
 
 
-# ------------------------------------------------------------------------ following a text through changes
 # Following an earlier text through the changes that an answer makes to it.
 #
 # A trail is a place in a text that the answer repeats. Where the answer departs from the text, the trail
@@ -520,9 +514,6 @@ class Trail:
         while length < limit and self.text[place - length] == written[-1 - length]:
             length += 1
         return length
-
-
-# ------------------------------------------------------------------------ the drafter
 
 
 class NgramDrafter(Drafter):
