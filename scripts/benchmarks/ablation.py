@@ -58,8 +58,6 @@ BUSY_FACTOR = (
     1.6  # how much dearer wide passes were where the machine was busy while they were measured
 )
 
-# ------------------------------------------------------------------------ cases
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -145,8 +143,6 @@ def make_trace(case: Case, seed: int, *, opposite: bool = False) -> Trace:
         rates = [0.95 - rate for rate in rates]
     return Trace.draw("", rates, buckets, {}, seed)
 
-
-# ------------------------------------------------------------------------ mechanisms
 
 Change = tuple[Any, str, Any]  # an object, the name of what it has, and what replaces that
 MODEL, LOOKUP = frozenset(("draft", "heads")), frozenset(("ngram",))
@@ -270,9 +266,6 @@ def switched(mechanism: Mechanism) -> ExitStack:
     return stack
 
 
-# ------------------------------------------------------------------------ replays
-
-
 def replay_drafts(case: Case, seed: int, mechanism: Mechanism) -> list[float]:
     """Return milliseconds per token of each state."""
     text, other = (make_trace(case, seed, opposite=opposite) for opposite in (False, True))
@@ -379,9 +372,6 @@ def list_jobs(cases: Iterable[Case], names: Iterable[str], draws: int) -> list[J
             if case.drafts in mechanism.drafts and case.sequences >= mechanism.sequences
         ]
     return jobs + [Job(case, FIXED, draws) for case in cases]
-
-
-# ------------------------------------------------------------------------ results
 
 
 @dataclass

@@ -55,9 +55,6 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-# ------------------------------------------------------------------------------------- options
-
-
 def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Return the parser of what to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
     parser = argparse.ArgumentParser(
@@ -161,9 +158,6 @@ def plan_of(options: argparse.Namespace) -> Plan:
         server_arguments=options.server_argument,
         rpc=tuple(options.rpc),
     )
-
-
-# ------------------------------------------------------------------------------------- parts
 
 
 def _measure(options: argparse.Namespace, plan: Plan) -> int:

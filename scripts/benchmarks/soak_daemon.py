@@ -102,9 +102,6 @@ def question(words: str, **fields: object) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": words}], **fields}
 
 
-# ---------------------------------------------------------------------------- who comes and goes
-
-
 def connections(subject: Subject, count: int, say: Say) -> Verdict:
     """Connect and go: one in three without a word, one in a request, one after its answer."""
     before = subject.files()
@@ -145,8 +142,6 @@ def leavers(subject: Subject, count: int, say: Say) -> Verdict:
     summary = f"places free in {statistics.median(waits):.3f} s (median), {max(waits):.3f} s (most)"
     return Verdict(f"{count} clients that leave", summary, max(waits) <= FREE_WITHIN)
 
-
-# ---------------------------------------------------------------------------- everything in turn
 
 TOPICS = ("os.walk", "json.dumps", "shutil.which", "itertools.chain", "zip", "re.sub", "sorted")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -275,9 +270,6 @@ def _growth(what: str, readings: Sequence[Reading], column: int, most: float) ->
 def resident_mb(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-# ---------------------------------------------------------------------------- the program
 
 
 @contextlib.contextmanager

@@ -64,8 +64,6 @@ class RandomUser:
         self.turns.append((question, answer))
         self.recorded_system = self.system
 
-    # ------------------------------------------------------------------ deeds
-
     def say(self) -> None:
         words = " ".join(self._word() for _ in range(self.random.choice([1, 2, 30])))
         output = self.type(f"say {words}").replace("\n", "")
@@ -218,8 +216,6 @@ class RandomUser:
 
     def _last_frame(self) -> str:
         return str(re.findall(r'\{"type":"Generate".*\}', self.session.text)[-1])
-
-    # ------------------------------------------------------------------ afterwards
 
     def check(self) -> None:
         """Check that the history contains exactly the turns that were shown."""

@@ -25,9 +25,6 @@ def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-# ------------------------------------------------------------------ shapes
-
-
 def test_a_chat_completion_has_openais_shape_and_our_statistics(api: Home) -> None:
     body = api.chat("say hello world").json
     assert body["object"] == "chat.completion"
@@ -86,9 +83,6 @@ def test_prediction_is_counted_only_when_it_was_sent(client: openai.OpenAI) -> N
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 2
 
 
-# ------------------------------------------------------------------ refusals
-
-
 def test_nan_is_refused_with_the_fields_name(api: Home) -> None:
     answer = api.request("POST", "/v1/chat/completions", b'{"temperature": NaN}')
     assert answer.status == 400
@@ -128,9 +122,6 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(api: Home) -> Non
     connection.close()
 
 
-# ------------------------------------------------------------------ cancellation
-
-
 def test_a_client_that_leaves_frees_its_place_and_stops_the_engine(home: Home) -> None:
     home.start(parallel=1)
     with home.streaming("forever") as response:
@@ -148,9 +139,6 @@ def test_a_client_that_leaves_before_the_first_word_is_noticed(home: Home) -> No
     connection.close()
     wait_for(lambda: home.status()["counts"]["cancelled"], "its cancellation")
     assert home.chat("running").text == "0"
-
-
-# ------------------------------------------------------------------ the other endpoints
 
 
 def test_tokenize_detokenize_and_templates_have_llama_servers_shapes(api: Home) -> None:

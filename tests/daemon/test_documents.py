@@ -76,9 +76,6 @@ def convert(data: bytes, *, with_pictures: bool = True, **limits: int) -> Conver
     return asyncio.run(Converter(**limits).convert(data, with_pictures=with_pictures))
 
 
-# ------------------------------------------------------------------------ what a file becomes
-
-
 @pytest.mark.parametrize("format", ["WEBP", "TIFF"])
 def test_a_picture_becomes_png(format: str) -> None:
     options = {"lossless": True} if format == "WEBP" else {}
@@ -399,9 +396,6 @@ def test_a_name_is_one_short_line() -> None:
     name = files.read_file(file, "p").name
     assert name.startswith("a bccc")
     assert len(name) == 200
-
-
-# ------------------------------------------------------------------------ chats
 
 
 @pytest.fixture(scope="module")

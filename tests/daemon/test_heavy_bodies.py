@@ -220,7 +220,6 @@ def test_the_number_of_tokens_in_an_answer_is_limited(warm: Home) -> None:
     assert (status_kib(pid, "VmHWM") - before) << 10 < MAX_GROWTH_BYTES
 
 
-# ------------------------------------------------------------------------ long texts
 # No text field of a request may keep the event loop from the other requests.
 
 

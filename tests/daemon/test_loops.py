@@ -65,9 +65,6 @@ def test_the_setting_is_the_default_of_requests(looping: Home) -> None:
     assert answer["localspec"]["limit"] == "loop"
 
 
-# ------------------------------------------------------------------------ answer now
-
-
 def control(home: Home, answer: str, action: str = "reasoning_end") -> Any:
     body = {"id": answer, "action": action}
     return home.request("POST", "/v1/chat/completions/control", body)

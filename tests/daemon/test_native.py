@@ -147,9 +147,6 @@ def test_a_bad_field_is_named(api: Home, fields: Any, param: str) -> None:
     assert answer.error["param"] == param
 
 
-# ------------------------------------------------------------------ taking over
-
-
 class Pending:
     """An /infill that runs until it is cancelled."""
 

@@ -71,9 +71,6 @@ def refusal(home: Home, url: str) -> Any:
     return answer.error
 
 
-# ------------------------------------------------------------------------ protocols
-
-
 def test_answers_depend_on_the_picture(seeing: Home) -> None:
     first, other = ask(seeing, png(1)), ask(seeing, png(2))
     assert first.status == other.status == 200
@@ -180,9 +177,6 @@ def test_what_reads_pictures_says_so(seeing: Home, files: Path) -> None:
     assert seeing.request("GET", "/props").json["modalities"]["vision"] is True
 
 
-# ------------------------------------------------------------------------ bad pictures
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -255,9 +249,6 @@ def test_the_death_of_the_pictures_process_fails_one_request_at_most(seeing: Hom
     assert ask(seeing, png(22)).status == 200
     assert ask(seeing, png(20)).text == expected
     assert seeing.status()["worker_pid"] == worker
-
-
-# ------------------------------------------------------------------------ history, and other pairs
 
 
 def test_the_history_keeps_a_placeholder(seeing: Home) -> None:

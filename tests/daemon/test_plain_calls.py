@@ -189,8 +189,6 @@ def test_tool_choice_decides_whether_a_marker_is_text(fields: dict[str, str]) ->
         assert content == ("" if held_back else "<tool_call>"[:end])
 
 
-# ------------------------------------------------------------------ calls that are cut off
-
 SEEN_JSON = CallFormat(
     "found",
     ("<|calls|>",),

@@ -90,9 +90,6 @@ def test_a_failed_load_is_an_error_in_the_stream(home: Home) -> None:
     assert b'"error"' in text
 
 
-# ------------------------------------------------------------------------ llama-server's progress
-
-
 def read_chunks(home: Home, target: str, body: dict[str, Any]) -> list[Any]:
     """Return the chunks of a stream with prompt progress."""
     answer = home.request("POST", target, {**body, "stream": True, "return_progress": True})

@@ -88,9 +88,6 @@ def test_a_long_stream_loses_whole_events_of_its_beginning(messages: list[list[b
         asyncio.run(run())
 
 
-# ------------------------------------------------------------------------ all of them
-
-
 def stream(work: Callable[[Emit], object]) -> EventStream:
     return EventStream(work, done=False)  # type: ignore[arg-type] # a coroutine function
 

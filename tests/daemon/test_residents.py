@@ -184,9 +184,6 @@ def test_killing_one_engine_at_random_does_not_affect_the_others(unloaded_home: 
         assert [follower.result() for follower in followers] == [[expected] * 3] * 2
 
 
-# ------------------------------------------------------------------------ eviction
-
-
 def test_the_least_recently_used_of_three_pairs_is_evicted(home: Home) -> None:
     home.start(memory=MEMORY_FOR_TWO_MIB)
     names = create_pairs(home, "one", "two", "three")
@@ -345,9 +342,6 @@ def test_freed_memory_goes_to_the_remaining_pairs(
     assert limits == [("two", config.prefix_memory << 20)]
 
 
-# ------------------------------------------------------------------------ queue limit
-
-
 @asynchronous
 async def test_the_queue_limit_counts_all_pairs(tmp_path: Path) -> None:
     table = PairTable(Config(parallel=1, queue=3), Paths(*[tmp_path] * 5))
@@ -379,9 +373,6 @@ def test_the_idle_time_is_counted_for_each_pair(home: Home) -> None:
         assert 0 < get_status(home, one)["unloads_in"] <= 4
         wait_for(lambda: list_loaded(home) == [two], "the first's idle time")
         assert get_status(home, two)["running"] == 1
-
-
-# ------------------------------------------------------------------------ roles and retention
 
 
 def test_infill_requests_go_to_the_pair_with_that_role(home: Home) -> None:

@@ -313,9 +313,6 @@ def test_httpx_over_tcp_reads_a_stream(api: TcpHome) -> None:
         assert [*stream.iter_lines()][-2:] == ["data: [DONE]", ""]
 
 
-# ---------------------------------------------------------------- what a person allows
-
-
 @pytest.fixture(scope="module")
 def allowing() -> Iterator[TcpHome]:
     with scripted_home(
@@ -430,9 +427,6 @@ def test_the_token_command_prints_the_token_and_its_file(api: TcpHome, home: Hom
     message = home.refused("token", code=2)
     assert "There is no token in" in message
     assert "localspec config set listen" in message
-
-
-# ---------------------------------------------------------------- clients that close their own side
 
 
 def exchange(api: TcpHome, data: str, *, unix: bool, leaves: bool = False) -> bytes:

@@ -94,9 +94,6 @@ def translate(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Gener
     return frame
 
 
-# ------------------------------------------------------------------ formats and templates
-
-
 def test_every_family_has_its_format() -> None:
     assert {file.stem for file in templates.FAMILIES.glob("*.jinja")} <= FORMATS.keys()
 
@@ -222,9 +219,6 @@ def test_contradictory_tool_fields_are_named(fields: Any, param: str) -> None:
     assert refused.value.param == param
 
 
-# ------------------------------------------------------------------ through a daemon
-
-
 @pytest.fixture(scope="module")
 def api() -> Iterator[Home]:
     with scripted_home("--template", KNOWS_TOOLS) as home:
@@ -302,8 +296,6 @@ def test_logprobs_come_with_the_text_and_without_it(client: openai.OpenAI) -> No
     ]
     assert "".join(entries) == "<think>a</think>bcd"
 
-
-# ------------------------------------------------------------------ through an engine
 
 BOOKING = {
     "type": "object",

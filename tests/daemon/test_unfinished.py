@@ -179,8 +179,6 @@ def test_private_questions_are_not_kept(started: tuple[Home, RunningDaemon]) -> 
     assert not [path for path in files if b"SECRETWORD" in path.read_bytes()]
 
 
-# ------------------------------------------------------------------------ any events
-
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(

@@ -172,8 +172,6 @@ def test_no_token_is_read_twice_where_cells_are_few(
     replay.check()
 
 
-# ------------------------------------------------------------------------------- generated sessions
-
 SESSIONS = int(os.environ.get("LOCALSPEC_TEST_SESSIONS", "2"))
 LEAST_TURN_WORDS = 120
 
@@ -242,9 +240,6 @@ def test_generated_agents_have_little_read_twice(
                 at, event, prompt = agents.next_prompt()
                 agents.answered(at, ask(engine, ledger, str(at), event, prompt))
     assert ratio(ledger.rows) <= MAX_RATIO, ledger.totals()
-
-
-# ------------------------------------------------------------------------------------------ figures
 
 
 def test_answer_says_that_a_text_had_to_make_room(

@@ -40,6 +40,7 @@ THOUGHTS, FINAL = f"<|channel|>analysis{MESSAGE}", f"<|channel|>final{MESSAGE}"
 TO_LED = f"<|channel|>commentary to=functions.led <|constrain|>json{MESSAGE}"
 NOTE = '{"note": "on"}'
 PARAMETER = "<parameter=note>\non\n</parameter>\n"
+TWICE = PARAMETER + PARAMETER.replace("on", "off")
 LEVEL = PARAMETER.replace("note", "level").replace("on", "3")
 TAGGED = f"<function=led>\n{PARAMETER}</function>"
 PYTHON = "<|tool_call_start|>"
@@ -128,7 +129,7 @@ DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
             ("", "", [("led", '{"level": 3, "note": "on"}')]),
         ),
         "an argument twice": (
-            f"<tool_call>\n<function=led>\n{PARAMETER}{PARAMETER.replace('on', 'off')}</function>\n</tool_call>",
+            f"<tool_call>\n<function=led>\n{TWICE}</function>\n</tool_call>",
             ("", "", ON),
         ),
         "no last closer": (f"<tool_call>\n{TAGGED}\nDone.", ("Done.", "", ON)),

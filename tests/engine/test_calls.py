@@ -150,9 +150,6 @@ def caller(caller_files: PairFiles) -> Iterator[Running]:
         yield engine
 
 
-# ------------------------------------------------------------------ random schemas
-
-
 def draw_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     text: list[dict[str, Any]] = [
         {"type": "string", "maxLength": rng.randint(0, 6)},
@@ -226,9 +223,6 @@ def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(schema.get("properties"), dict) and "type" in schema:
         closed.setdefault("additionalProperties", False)
     return closed
-
-
-# ------------------------------------------------------------------ a random model
 
 
 def make_matcher(
@@ -689,8 +683,6 @@ def test_unsupported_schema_is_reported_or_refused(caller: Running) -> None:
     with pytest.raises(GrammarRejected, match="tool 'odd'"):
         Grammars(caller.pair.vocab).answer(request, "", frozenset())
 
-
-# ------------------------------------------------------------------ through the engine
 
 SMALL = {
     "get": {

@@ -90,9 +90,6 @@ def make_belief(weights: list[float]) -> Belief:
     return belief
 
 
-# ---------------------------------------------------------------------------- arithmetic
-
-
 @pytest.mark.parametrize(("alpha", "depth"), list(product([0.2, 0.5, 0.8, 0.94], [0, 1, 3, 7])))
 def test_expected_tokens_are_the_geometric_sum(alpha: float, depth: int) -> None:
     expected = (1 - alpha ** (depth + 1)) / (1 - alpha)
@@ -241,9 +238,6 @@ def test_unread_draft_text_is_a_reason_not_to_draft() -> None:
     assert far.depths == [0]
 
 
-# ---------------------------------------------------------------------------- several sequences
-
-
 def test_each_sequence_drafts_less_as_more_share_the_pass() -> None:
     """Rows beyond the narrow widths are expensive, and several sequences reach them sooner."""
     costs = CostTable({1: 78.0, 2: 95, 4: 110, 8: 161, 16: 320, 32: 700, 64: 1500})
@@ -305,9 +299,6 @@ def test_sequences_that_share_steps_are_at_least_as_fast_as_at_any_equal_depth(
     assert decision.rate == pytest.approx(rate_of(decision.depths))
     best = max(rate_of([depth] * n) for depth in range(MAX_DEPTH + 1))
     assert decision.rate >= best / MARGIN - 1e-9
-
-
-# ---------------------------------------------------------------------------- beliefs
 
 
 @settings(max_examples=50)
@@ -427,17 +418,12 @@ def test_a_damaged_calibration_is_replaced_by_a_fresh_one(damage: object) -> Non
     assert calibration.as_dict() == Calibration(0.4).as_dict()
 
 
-# ---------------------------------------------------------------------------- fixed depths
-
-
 def test_fixed_depth_ignores_costs() -> None:
     dear = CostProfile(CostTable(TARGET_MS), CostTable({1: 1e6}), OVERHEAD_MS)
     replay = Replay(steady(0.0, 40), dear, Calibration(), depth=5)
     replay.run()
     assert set(replay.depths[:-6]) == {5}
 
-
-# ---------------------------------------------------------------------------- replay
 
 LENGTH = 2500
 TRACES = [
@@ -549,9 +535,6 @@ def test_replayed_costs_are_the_measured_ones() -> None:
     assert plain_ms(everything) == pytest.approx(400 * (TARGET_MS[1] + OVERHEAD_MS))
     always = replay_fixed_ms(everything.hits, 3, COSTS)
     assert always == pytest.approx(100 * (TARGET_MS[4] + 3 * STEP_MS + OVERHEAD_MS))
-
-
-# ---------------------------------------------------------------------------- several clients, replayed
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,6 @@ def make_constraint(schema: Any, *, strict: bool = False) -> Constraint:
     return Constraint("json_schema", json.dumps(schema), param="response_format", strict=strict)
 
 
-# ------------------------------------------------------------------ keywords without effect
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -73,8 +70,6 @@ def test_unknown_formats_are_ignored(name: str) -> None:
         assert note_of(make_constraint(schema)) == ""
         assert accepts(schema, "x" if schema["type"] == "string" else 3)
 
-
-# ------------------------------------------------------------------ unsupported keywords
 
 UNSUPPORTED: dict[str, Any] = {
     "uniqueItems": True,
@@ -140,8 +135,6 @@ def test_a_note_is_short_whatever_the_schema() -> None:
     properties = {f"k{i}" * 200: {"type": "array", "uniqueItems": True} for i in range(300)}
     assert len(note_of(make_constraint({"type": "object", "properties": properties}))) < 1200
 
-
-# ------------------------------------------------------------------ random schemas: the language only grows
 
 KEYS = ["a", "b"]
 scalars = st.sampled_from(["", "a", "ab", "abc", "b1", 0, 1, 2, 7, -3, 2.5, None, True])
@@ -246,9 +239,6 @@ def test_possible_values_are_valid_if_nothing_is_dropped(
         assert not is_possible(schema, value) or validator.is_valid(value), value
 
 
-# ------------------------------------------------------------------ unions, types, expressions
-
-
 def cat(**more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"kind": {"const": "cat"}, **more}}
 
@@ -345,9 +335,6 @@ def test_patterns_match_as_in_python(pattern: str, text: str) -> None:
     assert translate_pattern(pattern).exact == (pattern in PATTERNS)
     accepted = accepts(schema, text)
     assert accepted == matches if pattern in PATTERNS else accepted or not matches
-
-
-# ------------------------------------------------------------------ everything ends
 
 
 class Tokens:

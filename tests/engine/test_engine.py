@@ -53,9 +53,6 @@ def ask_fresh(engine: Running, prompt: list[int], *args: object, **more: object)
     return engine.ask(prompt, *args, **more)
 
 
-# ------------------------------------------------------------------ the same text, drafts or not
-
-
 @pytest.mark.parametrize("acceptance", [0.0, 0.4, 0.75, 1.0])
 def test_drafts_of_any_quality_and_depth_do_not_change_the_text(
     models: Path, load: Load, acceptance: float
@@ -140,9 +137,6 @@ def test_a_smaller_cache_answers_the_same_with_and_without_drafts(
     assert_alike(contextual_files.target, PROMPT, drafted.tokens, plain.tokens, near=near)
 
 
-# ---------------------------------------------------------------------------- exact mode
-
-
 def ask_exact(engine: Running, prompt: list[int], depth: int | None = 0, **more: object) -> str:
     speculative = SpeculationSettings(enabled=False) if depth == 0 else drafting(depth)
     answer = engine.ask(prompt, 40, speculative=speculative, exact=True, **more)
@@ -210,9 +204,6 @@ def test_exact_mode_has_its_chunks_where_other_passes_are_shorter(
 ) -> None:
     long = [(11 * at) % 500 for at in range(300)]
     assert ask_exact(load(contextual_files, n_batch=64), long) == ask_exact(contextual, long)
-
-
-# ---------------------------------------------------------------------------- where an answer ends
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4, 15])
@@ -315,9 +306,6 @@ def test_partial_stop_string_is_sent_at_the_end(cycle: Running) -> None:
     assert answer.done.stop_string is None
 
 
-# ---------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31 - 1, -(2**31)])
 def test_token_ids_outside_the_vocabulary_are_refused(cycle: Running, token: int) -> None:
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
@@ -341,9 +329,6 @@ def test_a_lone_surrogate_is_refused(cycle: Running) -> None:
 
 def test_a_prompt_of_control_tokens_and_nul_is_read(cycle: Running) -> None:
     assert len(cycle.ask("\0\0<|end|>", 4).tokens) == 4
-
-
-# ---------------------------------------------------------------------------- sampling
 
 
 SAMPLED = Sampling(temperature=0.8, top_k=40, seed=5)
@@ -481,9 +466,6 @@ def test_invalid_sampling_defaults_of_a_file_are_ignored(
     assert len(engine.ask(PROMPT, 12, Sampling(ignore_eos=True)).tokens) == 12
 
 
-# ---------------------------------------------------------------------------- logprobs
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, CLOSE])
 def test_logprobs_are_the_same_with_and_without_drafts(
     contextual: Running, sampling: Sampling
@@ -515,9 +497,6 @@ def test_each_shown_token_has_its_logprob_and_its_bytes(cycle: Running) -> None:
     assert [entry.id for entry in answer.logprobs] == answer.tokens
     raw = b"".join(entry.piece for entry in answer.logprobs)
     assert raw.decode("utf-8", "replace") == answer.text
-
-
-# ---------------------------------------------------------------------------- reports
 
 
 def test_an_answer_says_what_speculation_did(cycle: Running) -> None:
@@ -566,9 +545,6 @@ def test_predicted_text_is_drafted_and_counted(cycle: Running) -> None:
     assert speculation.predicted_rejected > 0
     assert speculation.predicted_accepted + speculation.predicted_rejected == speculation.drafted
     assert answer.tokens == expected(300, 40)
-
-
-# ---------------------------------------------------------------------------- memory
 
 
 def read_rss() -> int:

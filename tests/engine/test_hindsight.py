@@ -126,9 +126,6 @@ def test_completions_in_editors_teach_nothing_about_answers(
     assert calibration_of(again, "editor").count.sum() == counts["editor"]
 
 
-# ------------------------------------------------------------------------ passes measured again
-
-
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the milliseconds and the noise that each measurement of real passes shall have."""

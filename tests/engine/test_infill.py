@@ -94,9 +94,6 @@ def test_a_small_context_has_room_for_the_end_of_the_repository() -> None:
     assert text.count("c") > 150
 
 
-# ------------------------------------------------------------------------ typing
-
-
 @pytest.fixture(scope="module")
 def vocab() -> Iterator[Vocab]:
     with Model(str(Path(localspec.__file__).parent / "builtin" / "target.gguf")) as model:

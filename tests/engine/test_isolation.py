@@ -268,9 +268,6 @@ def ask_across_rounds(guide: DeferredGuide, ask: Callable[[], Any]) -> Any:
     raise AssertionError("never answered")
 
 
-# ------------------------------------------------------------------------ compiling
-
-
 @pytest.fixture
 def grammars(contextual: Running) -> Iterator[Grammars]:
     """Build grammars that may compile for 50 ms of processor time."""
@@ -412,9 +409,6 @@ def test_no_process_is_left_when_the_worker_is_gone(grammars: Grammars) -> None:
     assert process is not None
     child.connection.close()
     assert process.wait(PATIENCE) == 0
-
-
-# ------------------------------------------------------------------------ preparing
 
 
 class FakePreparer:

@@ -147,9 +147,6 @@ def test_a_context_that_cannot_be_made_is_an_error_with_its_reason(model: Model)
         Context(model, make_settings(n_seq=1_000_000))
 
 
-# ---------------------------------------------------------------------------- vocabulary
-
-
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Vocab]:
     path = Path(localspec.__file__).parent / "builtin" / "target.gguf"

@@ -28,8 +28,6 @@ from localspec.protocol.settings import LoopGuardScope
 from tests.support.pairs import BOS, looping_pair
 from tests.support.running import GREEDY, PLAIN, Running, drafting, running
 
-# ------------------------------------------------------------------------ the detector
-
 
 def find_loop(
     tokens: list[int],
@@ -101,9 +99,6 @@ def test_a_text_may_repeat_what_the_prompt_repeats() -> None:
     assert find_loop(line * 600, TEXT, allowed=allowed) is not None
 
 
-# ------------------------------------------------------------------------ texts that are no loops
-
-
 @pytest.fixture(scope="module")
 def vocab() -> Iterator[Vocab]:
     initialise()
@@ -144,9 +139,6 @@ def test_code_tables_and_lists_are_no_loops(vocab: Vocab) -> None:
         tokens = vocab.tokenize(text, add_special=False, parse_special=False)
         for limits in (THOUGHTS, TEXT):
             assert find_loop(tokens, limits, is_word) is None, text[:200]
-
-
-# ------------------------------------------------------------------------ in the engine
 
 
 @pytest.fixture(scope="module")

@@ -173,9 +173,6 @@ def test_an_editors_request_is_served_before_those_that_wait(cycle: Running) -> 
     assert all(cycle.answers[request].done for request in [*running, waiting, editor])
 
 
-# ---------------------------------------------------------------------------- cancelling
-
-
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_cancelled_answer_ends_at_once_and_frees_its_slot(cycle: Running, steps: int) -> None:
     request = cycle.start([BOS, 7], 100, speculative=drafting(3))
@@ -218,9 +215,6 @@ def test_cancelled_answer_leaves_its_own_text_in_the_cache(contextual: Running) 
     follow_up = [*contextual.answers[request].all_tokens, 3, 4]
     tokens = contextual.ask(follow_up, 20).tokens
     assert_own_text(contextual, follow_up, tokens, answer_alone(contextual, follow_up, 20))
-
-
-# ---------------------------------------------------------------------------- a full context
 
 
 @settings(max_examples=12)
@@ -637,9 +631,6 @@ def test_warm_editor_gets_its_first_token_within_two_passes(
     contextual.finish()
 
 
-# ---------------------------------------------------------------------------- progress
-
-
 @pytest.mark.parametrize("progress", [False, True])
 def test_each_prompt_pass_reports_its_progress(
     contextual_files: PairFiles, load: Load, progress: bool
@@ -688,9 +679,6 @@ def test_started_frame_reports_the_measured_cost_of_prompts(
     assert started.reading.range_seconds(300, 400) == pytest.approx(
         truth.range_seconds(300, 400), rel=0.2
     )
-
-
-# ---------------------------------------------------------------------------- slow machines
 
 
 def test_plain_ms_is_the_last_entry_of_pass_ms(contextual_files: PairFiles, load: Load) -> None:

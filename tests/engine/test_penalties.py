@@ -154,8 +154,6 @@ def test_looking_back_further_than_any_text_costs_nothing(vocab: Vocab) -> None:
     assert rows[0] == rows[1]
 
 
-# ------------------------------------------------------------------------ the same as over the whole text
-
 small = st.integers(0, 3)
 # Texts with long repeats, and with none.
 texts = st.lists(small, max_size=30) | st.builds(

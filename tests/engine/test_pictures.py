@@ -141,9 +141,6 @@ def loaded(files: PairFiles, projector: Path) -> Iterator[Seeing]:
         yield pair
 
 
-# ------------------------------------------------------------------------ beside llama.cpp's library
-
-
 def read_with_library(
     model: Model, context: Context, projector: Path, text: str, pictures: Sequence[bytes]
 ) -> int:
@@ -289,9 +286,6 @@ def test_rows_that_attend_to_each_other_must_fit_into_a_pass(
         pytest.raises(InvalidRequest, match="has 100 rows, and a pass holds"),
     ):
         pair.ask(f"{MARK}?", png(1))
-
-
-# ------------------------------------------------------------------------ reuse and drafts
 
 
 def count_cached(answer: Answer) -> int:
@@ -485,9 +479,6 @@ def test_earlier_texts_are_remembered_without_their_pictures(loaded: Seeing) -> 
     assert all(token >= 0 for _, text in texts for token in text)
 
 
-# ------------------------------------------------------------------------ refusals
-
-
 def encode_all(preparer: Preparer, request: Generate, pictures: RequestPictures) -> None:
     while pictures.missing:
         preparer.encode_next(request, pictures, never)
@@ -551,9 +542,6 @@ def test_a_target_that_reads_no_pictures_is_refused(folder: Path) -> None:
     pictures = Pictures(OpenProjector(str(file), files.target, 1, False))
     assert "no pictures with a target of this kind (glm4moe)" in pictures.why_unusable()
     pictures.close()
-
-
-# ------------------------------------------------------------------------ places
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=5), st.binary())

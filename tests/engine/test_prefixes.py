@@ -212,9 +212,6 @@ def test_editor_text_is_evicted_before_chats_and_evicts_none() -> None:
     assert store.has_room(LIMIT, editors=False)
 
 
-# ------------------------------------------------------------------------------- real models
-
-
 def make_conversation(first: int, length: int) -> list[int]:
     return [1 + (first * 131 + at * at * 7 + at) % 400 for at in range(length)]
 
@@ -398,9 +395,6 @@ def test_uncuttable_state_is_restored_whole_or_not_at_all(
         assert (answer.done.timings.cache_n > 90) == is_restored
         anew = engine.ask(prompt, 12, cache_prompt=False).tokens
         assert_alike(engine.pair.files.target, prompt, answer.tokens, anew)
-
-
-# ------------------------------------------------------------------------------- editors
 
 
 FIM = FimTokens(prefix=500, suffix=501, middle=502, repo=-1, separator=-1)

@@ -179,9 +179,6 @@ def test_costs_stay_positive_whatever_is_observed(
     assert np.all(costs > 0)
 
 
-# ---------------------------------------------------------------------------- measuring
-
-
 @pytest.mark.parametrize(
     ("limit_s", "pass_s", "repeats"), [(-1, 0, 1), (30, 0, MAX_REPEATS), (30, 0.03, MIN_REPEATS)]
 )
@@ -381,9 +378,6 @@ def test_observed_passes_correct_a_disturbed_profile(seed: int) -> None:
     assert shape == pytest.approx([1.0] * len(shape), rel=0.12)
 
 
-# ---------------------------------------------------------------------------- storing
-
-
 def test_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     profile = CostProfile(CostTable(TARGET_MS), CostTable(DRAFT_MS), 0.7)
     ProfileStore(tmp_path / "new", "key").write(profile.as_dict())
@@ -433,9 +427,6 @@ def test_a_profile_belongs_to_files_settings_and_build(tmp_path: Path) -> None:
     file.write_bytes(b"other")
     keys.append(hash_identity([str(file)], *versions[0]))
     assert len(set(keys)) == 4
-
-
-# ---------------------------------------------------------------------------- changes of width
 
 
 @given(tables, st.integers(1, 64), st.integers(0, 200), st.floats(0, 50))

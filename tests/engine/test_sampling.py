@@ -216,8 +216,6 @@ def test_impossible_tokens_are_never_drawn(values: list[float]) -> None:
             assert row[sampler.sample(row, place)] > -np.inf
 
 
-# ---------------------------------------------------------------------------- bias, penalties, masks
-
 histories = st.lists(st.integers(0, 7), max_size=20)
 
 
@@ -276,8 +274,6 @@ def test_where_nothing_applies_the_row_is_not_copied() -> None:
     row = make_row([1.0, 2.0])
     assert Sampler(OFF).adjusted(row, [1]) is row
 
-
-# ---------------------------------------------------------------------------- drawing with a seed
 
 LARGE = 2**63 - 1
 
@@ -342,9 +338,6 @@ def test_candidates_that_rounding_swaps_change_no_draw(chosen: dict[str, Any]) -
     draws = [(sampler.sample(row, at), sampler.sample(swapped, at)) for at in range(1000)]
     assert len({first for first, _ in draws}) > 10
     assert all(first == second for first, second in draws)
-
-
-# ---------------------------------------------------------------------------- extreme settings
 
 
 def sample_limits(limit: Any) -> st.SearchStrategy[Any]:
@@ -420,9 +413,6 @@ def test_any_legal_settings_leave_a_distribution(
         assert float(rest.probs.sum()) == pytest.approx(1.0)
 
 
-# ---------------------------------------------------------------------------- picking and residual
-
-
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.floats(0, 1))
 def test_pick_is_the_place_in_the_cumulative_probabilities(
     weights: list[int], uniform: float
@@ -470,9 +460,6 @@ def test_equal_distributions_leave_nothing_and_other_tokens_have_no_probability(
     assert same.probability_of(3) == 0.0
 
 
-# ---------------------------------------------------------------------------- log-probabilities
-
-
 @given(logits, st.integers(0, 5))
 def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) -> None:
     top = min(top, len(values))
@@ -488,9 +475,6 @@ def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) 
     for candidate, candidate_piece, p in entry.top:
         assert candidate_piece == piece(candidate)
         assert p == pytest.approx(values[candidate] - total, abs=1e-5)
-
-
-# ---------------------------------------------------------------------------- resolving settings
 
 
 def test_request_overrides_file_and_file_overrides_defaults() -> None:

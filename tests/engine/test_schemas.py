@@ -176,8 +176,6 @@ def test_schema_with_too_many_parts_is_refused() -> None:
         constraint_source(Constraint("json_schema", json.dumps(schema)))
 
 
-# ------------------------------------------------------------------ random schemas
-
 KEYS = ["a", "b", "c", "d"]
 LEAVES: list[Any] = [TEXT, {"type": "null"}, {"enum": [0, 1]}]
 leaves = st.sampled_from(LEAVES)

@@ -292,9 +292,6 @@ def test_forgotten_state_is_deleted_even_while_it_is_written(disk: Disk) -> None
     assert not disk.names()
 
 
-# ------------------------------------------------------------------------------- real models
-
-
 on_the_same_machines = skip_on(
     "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
 )

@@ -61,9 +61,6 @@ def test_all_unchanged_text_around_an_edit_is_found(text: list[int], data: st.Da
     assert sum(chunk.length for chunk in chunks) == len(text) - at - n_deleted
 
 
-# ------------------------------------------------------------------------ one editor
-
-
 def make_editor_prompts(seed: int, keys: int) -> list[list[int]]:
     """Return the prompts of a user who types far above the end of a file."""
     above, below = draw_tokens(seed, 120), draw_tokens(seed + 1, 400)
@@ -159,9 +156,6 @@ def test_model_without_plain_cache_rereads(architecture: str, load: Load, models
         assert answer.done.timings.cache_shift_n == 0
 
 
-# ------------------------------------------------------------------------ editors beside chats
-
-
 class Editors(ConcurrentTexts):
     """Half of the requests may move chunks; the others are compared with a fresh context."""
 
@@ -242,9 +236,6 @@ def test_reuse_of_moved_chunks_by_chats_is_detected(
         while texts.answers < 100:
             texts.step()
     assert texts.worst > 1
-
-
-# ------------------------------------------------------------------------ accuracy
 
 
 def test_suggestions_mostly_match_those_of_a_fresh_context(load: Load) -> None:

@@ -187,9 +187,6 @@ def test_the_plain_rate_is_one_of_the_same_moment() -> None:
     assert busy.plain_tokens_per_second == pytest.approx(quiet.plain_tokens_per_second / 3, rel=0.1)
 
 
-# ---------------------------------------------------------------------------- one answer
-
-
 def compare(*rounds: tuple[int, RoundTimes], plain: PlainRound) -> Comparison:
     comparison = Comparison()
     for tokens, spent in rounds:

@@ -99,8 +99,6 @@ def test_a_call_ends_thoughts_and_their_limit(
     assert (answer.tokens == expected(FIRST_TOKEN, 60)) == (tool == "w59")
 
 
-# ------------------------------------------------------------------ with any text
-
 PIECES = ["a", "b ", "\n", "<", "</", "think", ">", "é"[:1], "<think>", "</think>", "\u20ac"]
 BYTES = [*(piece.encode() for piece in PIECES), b"\xe2", b"\x82", b"\xac"]
 CLOSING = [BYTES.index(piece) for piece in (b"</", b"think", b">")]

@@ -190,9 +190,6 @@ def test_tokens_of_a_stop_string_and_the_end_are_reported_by_id_only(passes: lis
     assert ([entry.id for entry in ended.logprobs], ended.ids) == ([1], [1, 12, EOG])
 
 
-# ---------------------------------------------------------------------------- with an engine
-
-
 @pytest.mark.parametrize("exact", [False, True])
 def test_drafts_do_not_change_the_reported_tokens(contextual: Running, exact: bool) -> None:
     prompt = [1, 7, 9, 4]

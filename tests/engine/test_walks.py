@@ -82,9 +82,6 @@ def read(tools: ToolSet, text: str, pieces: list[str]) -> list[Any]:
     return [json.loads(call) for call in calls]
 
 
-# ------------------------------------------------------------------ what was walked
-
-
 def walked(tools: ToolSet, text: str) -> list[Any]:
     """Return the arguments in a walk, found in its notation without the reader of that."""
     form = tools.format

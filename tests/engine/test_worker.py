@@ -473,9 +473,6 @@ def test_a_bad_request_fails_alone(loaded: Child, wish: dict[str, object], code:
     assert loaded.text(good.id) == expected_text(7, 20)
 
 
-# ---------------------------------------------------------------------------- loading
-
-
 def test_a_load_that_fails_leaves_the_worker_ready_for_the_next(
     child: Child, cycle_files: PairFiles, tmp_path: Path
 ) -> None:
@@ -542,9 +539,6 @@ def test_measured_profile_is_stored_for_the_next_load(
         assert {str(width): ms for width, ms in costs.target_ms.items()} == profile["target_ms"]
     finally:
         restarted.close()
-
-
-# ---------------------------------------------------------------------------- exit
 
 
 def test_it_ends_when_the_daemon_hangs_up_even_while_writing(

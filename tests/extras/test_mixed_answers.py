@@ -44,9 +44,6 @@ def events_of(home: Home, path: str, body: JSON) -> list[JSON]:
     return [json.loads(text) for text in data]
 
 
-# ------------------------------------------------------------------ protocols
-
-
 def chat(home: Home, prompt: str, *, streamed: bool) -> Shown:
     messages = [{"role": "user", "content": prompt}]
     body = {
@@ -172,8 +169,6 @@ def ollama(home: Home, prompt: str, *, streamed: bool) -> Shown:
         parts[-1]["done_reason"],
     )
 
-
-# ------------------------------------------------------------------ the test
 
 PROTOCOLS: dict[str, Callable[..., Shown]] = {
     "chat": chat,

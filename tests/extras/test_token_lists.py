@@ -130,8 +130,6 @@ def test_ollama_reports_the_same_tokens_with_and_without_streaming(real: Home) -
         assert "".join(e["token"] for e in streamed).startswith(cut)
 
 
-# ------------------------------------------------------------------------ stop strings
-
 ROOM = {"type": "object", "properties": {"room": {"enum": ["kitchen"]}}, "required": ["room"]}
 LED = {"name": "led_on", "description": "Switch the LED on.", "parameters": ROOM}
 
@@ -216,8 +214,6 @@ def test_a_stop_string_inside_thoughts_is_ignored(thinking: Home) -> None:
     text = thinking.request("POST", path, body).json["choices"][0]["message"]["content"]
     assert thoughts[3:6] not in text
 
-
-# ------------------------------------------------------------------------ prompts that are scored
 
 CONTEXT = "Question: What does shutil.copytree do?\nAnswer:"
 CHOICES = [" It copies a folder.", " banana", " äöü ☃", " It"]

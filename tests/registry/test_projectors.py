@@ -77,9 +77,6 @@ def pull(puller: Puller, target: PullTarget) -> tuple[Record, tuple[str, ...]]:
     return puller.pull(target.name, decision.pair, known=decision.known), decision.said
 
 
-# ------------------------------------------------------------------------ headers
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -152,9 +149,6 @@ def test_a_plan_has_room_for_a_projector(tmp_path: Path) -> None:
     assert needed > 1 << 30
     plain, seeing = LoadOptions(context=512), LoadOptions(context=512, projector=needed)
     assert fit.total_need(target, None, seeing) == fit.total_need(target, None, plain) + needed
-
-
-# ------------------------------------------------------------------------ pulls
 
 
 def test_a_pull_takes_the_projector_that_fits(
@@ -251,9 +245,6 @@ def test_a_hub_that_cannot_be_reached_is_tried_once_for_a_pair_of_the_catalogue(
     monkeypatch.setattr(Hub, "list_files", fail)
     with pytest.raises(Unreachable):
         decide(puller, request, {"w": entry})
-
-
-# ------------------------------------------------------------------------ own files
 
 
 def test_a_projector_beside_a_target_is_found(tmp_path: Path) -> None:

@@ -118,9 +118,6 @@ class Mixture:
         return Mixture(self.form, self.thoughts, self.tail, kept)
 
 
-# ------------------------------------------------------------------ calls, as each family writes them
-
-
 def json_of(rng: Random, value: Any) -> str:
     """Return a value as JSON in one of its spellings."""
     separators = rng.choice([(", ", ": "), (",", ":"), (" , ", " : ")])
@@ -296,9 +293,6 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# ------------------------------------------------------------------ answers
-
-
 @dataclass(frozen=True)
 class Style:
     """How a family writes answers.
@@ -371,9 +365,6 @@ def draw_call(rng: Random) -> tuple[str, Arguments]:
 
 def llama(rng: Random, calls: Calls) -> str:
     return f"{rng.choice(['', '<|python_tag|>'])}{json_call(rng, *calls[0], key='parameters')}"
-
-
-# ------------------------------------------------------------------ messages
 
 
 class Messages(Style):

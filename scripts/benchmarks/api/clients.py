@@ -190,9 +190,6 @@ def _write(
     )
 
 
-# ------------------------------------------------------------------------------------- report
-
-
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Of every goal the worst cell; and whether many clients get more than one."""
     result = []

@@ -231,9 +231,6 @@ class Replay:
         return Replayed(self._keys[False], self._refused, self._warm[False])
 
 
-# ------------------------------------------------------------------------------------- report
-
-
 def verdicts(ours: Replayed, theirs: Replayed | None, same: Same) -> list[Verdict]:
     """Beside llama-server's, over all keys; and whether a cache that is exact shows in no answer."""
     result = []

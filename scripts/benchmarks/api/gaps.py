@@ -153,9 +153,6 @@ def gaps(stamps: Stamps, sent: float, done: float) -> tuple[float, float]:
     return statistics.median(before), max(after)
 
 
-# ------------------------------------------------------------------------------------- report
-
-
 def verdicts(measured: Sequence[Gap]) -> list[Verdict]:
     """Ours, the worst length."""
     lengths = dict.fromkeys(gap.length for gap in measured)

@@ -163,9 +163,6 @@ def _report(program: str, ours: Sequence[Key], theirs: Sequence[Key]) -> str:
     return f"From a key to the suggestion on the screen, in {program}:\n\n{table(header, rows)}"
 
 
-# ------------------------------------------------------------------------------------- the editor
-
-
 class Editor:
     """An editor with the plug-in on a terminal of its own, in Insert mode in the middle of a text."""
 

@@ -43,9 +43,6 @@ def request(rng: random.Random) -> Hostile:
     return Hostile("/v1/chat/completions", body, conversation)
 
 
-# ------------------------------------------------------------------------ values
-
-
 def _name(rng: random.Random) -> str:
     return "".join(rng.choices(_LETTERS, k=6))
 

@@ -156,9 +156,6 @@ def embedding_length(target: Path) -> int:
     return next(int(field.contents()) for field in fields if field is not None)
 
 
-# ------------------------------------------------------------------------ clients
-
-
 def _stream(daemon: Daemon, body: hostile.Body, waits: Waits, over: threading.Event) -> None:
     """Stream one answer after another."""
     content = json.dumps({**body, "stream": True}).encode()
@@ -229,9 +226,6 @@ def _send(
             return str(response.status)
     except (LocalspecError, OSError):
         return "left"
-
-
-# ------------------------------------------------------------------------ report
 
 
 def _section(

@@ -100,9 +100,6 @@ def _speeds(readings: Sequence[Read], length: int) -> Speeds:
     )
 
 
-# ------------------------------------------------------------------------------------- report
-
-
 def verdicts(rows: Sequence[Speeds]) -> list[Verdict]:
     """Return the worst length, by the client's clock and by the servers' own."""
     client = {f"{row.length} tokens": row.ratio for row in rows}

@@ -256,9 +256,6 @@ class Chat:
         return statistics.median(gaps) if gaps else None
 
 
-# ------------------------------------------------------------------------------------- report
-
-
 def _describe_cell(cell: Cell) -> str:
     who = "ours" if cell.ours else "llama-server"
     prefix = f"repetition {cell.repetition}, {who}:"

@@ -133,9 +133,6 @@ class Section:
     facts: object
 
 
-# ------------------------------------------------------------------------------------- arithmetic
-
-
 def in_turns(
     kinds: Sequence[Kind], repetitions: int, rng: random.Random
 ) -> Iterator[tuple[int, Kind]]:

@@ -187,9 +187,6 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-# ------------------------------------------------------------------------------------- writing
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table, the first column left, the others right."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]

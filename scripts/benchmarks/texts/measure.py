@@ -138,9 +138,6 @@ def _servers(plan: Plan) -> dict[str, Server]:
     }
 
 
-# ------------------------------------------------------------------------------------- what came out
-
-
 def markdown(runs: Sequence[Timed]) -> str:
     """Medians over the repetitions, by task and by kind of task."""
     ways = [*OURS, *(f"llama-server {kind}" for kind in KINDS)]

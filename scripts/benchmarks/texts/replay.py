@@ -171,9 +171,6 @@ class Replay(Driven):
         )
 
 
-# ------------------------------------------------------------------------------------- what came out
-
-
 def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
     """By answer and by kind of task: tokens per pass, and how much faster than without drafts."""
     rows, gains = list[list[str]](), dict[str, list[float]]()

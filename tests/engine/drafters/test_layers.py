@@ -382,8 +382,6 @@ def test_only_the_end_of_a_long_prompt_leaves_the_context(
         assert len(proposals[0].drafts) == 3
 
 
-# ------------------------------------------------------------------------------- long prompts
-
 # Of the cycle: what is read again in an answer, and what stands between.
 ORDER = follow(target_cycle(N_VOCAB), 0, 480)
 RECALLED, FILLER = ORDER[:100], ORDER[150:450]
@@ -639,9 +637,6 @@ def test_wrong_residual_changes_the_distribution(
 ) -> None:
     draw_rejected_from_draft(monkeypatch)
     assert measure_z(contextual) > 4.5
-
-
-# ------------------------------------------------------------------------------- what does not fit
 
 
 def test_a_sidecar_of_another_target_is_refused(tmp_path: Path, load: Load) -> None:

@@ -169,9 +169,6 @@ def test_failing_heads_are_named_in_the_reason(
     assert "the MTP heads" in str(answer.done.speculation.reason)
 
 
-# ------------------------------------------------------------------------------- drafts of a text
-
-
 @pytest.mark.parametrize(
     "drafting_engine",
     ["glm4moe", "gemma4", "qwen35", "glm4moe apart", "qwen35 apart"],
@@ -315,9 +312,6 @@ def test_windows_are_compared_by_what_the_heads_predict(models: Path, load: Load
     assert table.as_list()[1] == [COMPARED_TOKENS] * 3
 
 
-# ------------------------------------------------------------------------------- a sidecar
-
-
 def test_a_sidecar_drafts_where_the_targets_cache_is_full(models: Path, load: Load) -> None:
     """Idle texts give up their cells, and drafts do not change when other texts leave."""
     files = contextual_heads(models / "heads", "gemma4")
@@ -458,9 +452,6 @@ def test_heads_apart_from_another_trunk_are_refused(
         load(PairFiles("alone", str(files.draft), None))
 
 
-# ------------------------------------------------------------------------------- sampling
-
-
 def measure_z(engine: Running, rule: str) -> float:
     """Return how many standard deviations sampled drafts are from the target's distribution."""
     prompt = PROMPTS[0]
@@ -482,9 +473,6 @@ def test_wrong_residual_changes_the_distribution(
 ) -> None:
     draw_rejected_from_draft(monkeypatch)
     assert measure_z(drafting_engine, "rejection") > 4.5
-
-
-# ------------------------------------------------------------------------------- save and restore
 
 
 @skip_on(
@@ -511,9 +499,6 @@ def test_a_saved_text_drafts_on_after_a_restart(
     plain = restarted.ask([*text, 4, 5], 30).tokens
     assert_alike(restarted.pair.files.target, [*text, 4, 5], answer.tokens, plain)
     assert answer.done.speculation.accepted > 0
-
-
-# ------------------------------------------------------------------------------- unusable heads
 
 
 @pytest.mark.parametrize("why", ["names", "context", "architecture", "not in it"])
@@ -554,9 +539,6 @@ def test_unusable_heads_give_plain_text_and_a_reason(
     reason = {"names": "llama_set_embeddings_nextn", "architecture": "glm4moe"}.get(why, why)
     assert reason in str(answer.done.speculation.reason)
     assert reason in str(engine.pair.info().speculation)
-
-
-# ------------------------------------------------------------------------------- stored hidden states
 
 
 def test_hidden_states_match_the_text_after_random_edits() -> None:

@@ -100,9 +100,6 @@ def test_limit_zero_gives_no_proposal() -> None:
     assert NgramIndex([1, 2, 3]).propose([1, 2, 3, 1, 2, 3], 0, 0) == NO_TOKENS
 
 
-# ---------------------------------------------------------------------------- predictions
-
-
 def test_a_predicted_answer_is_proposed_from_its_first_token() -> None:
     prediction = [50, 51, 52, 53, 54]
     proposal = NgramIndex(prediction).propose([1, 2], 3, 0)
@@ -127,9 +124,6 @@ def test_answer_with_another_beginning_joins_the_prediction() -> None:
 
 def test_a_prediction_of_one_token_is_over_after_it() -> None:
     assert NgramIndex([50]).propose([1, 50], 9, 1) == NO_TOKENS
-
-
-# ---------------------------------------------------------------------------- through changes
 
 
 def check_proposals(prompt: list[int], answer: list[int]) -> list[bool]:
@@ -179,9 +173,6 @@ def test_change_that_is_not_repeated_is_not_proposed_again() -> None:
     assert hits.count(False) == 3 + 2 + 1
 
 
-# ---------------------------------------------------------------------------- confidence
-
-
 def test_confidence_rises_along_a_proposal() -> None:
     buckets = choose_buckets(ExpectedTokens(list(range(60)), 3, (5,)))
     assert buckets.pop(5) == 0  # an expected change
@@ -203,9 +194,6 @@ def test_built_in_calibration_is_sound() -> None:
     assert calibration.as_dict() == learned
     rates = calibration.rates[:, 6]  # for an average text
     assert rates[-1] > 0.95 > 0.75 > rates[2] > rates[0]
-
-
-# ---------------------------------------------------------------------------- prompts
 
 
 @given(texts, texts, st.integers(0, 40))

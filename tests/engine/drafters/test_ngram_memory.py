@@ -132,8 +132,6 @@ def test_the_oldest_is_overwritten() -> None:
     assert [is_found(at) for at in (9_000, 500_000, 1_048_000)] == [False, False, True]
 
 
-# ---------------------------------------------------------------------------- with a loaded pair
-
 PROMPT = [7, 8, 9]
 
 

@@ -43,9 +43,6 @@ def build_body(text: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "", "max_tokens": 2000, "messages": messages, **fields}
 
 
-# ------------------------------------------------------------------ translation of requests
-
-
 def translate(text: Any = "", **fields: Any) -> tuple[Any, list[str]]:
     body = decode(json.dumps({**build_body(text), **fields}).encode(), MessagesRequest)
     ignored = IgnoredFields()
@@ -207,9 +204,6 @@ def test_invalid_blocks_are_refused_by_path(fields: Any, param: str) -> None:
         translate("hi", **fields)
     assert getattr(caught.value, "param", None) == param
     assert str(caught.value).startswith(f"'{param}'")
-
-
-# ------------------------------------------------------------------ answers
 
 
 def first_block(answer: Any) -> Any:
@@ -376,9 +370,6 @@ def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, home: Ho
         assert home.status()["running"] == 1
     wait_for(lambda: home.status()["running"] == 0, "the request's end")
     assert home.chat("running").text == "0"
-
-
-# ------------------------------------------------------------------ errors
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,6 @@ def list_conversations(home: Home) -> list[Any]:
     return listed
 
 
-# ------------------------------------------------------------------------ the official client
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_thread_remembers_earlier_messages(wire: Wire, streamed: bool) -> None:
     thread = wire.client.beta.messages.thread(model="", max_tokens=2000, system="Be brief.")
@@ -252,9 +249,6 @@ def test_the_tool_runner_works_without_stored_threads(home: Home, wire: Wire) ->
     assert (refused.status, code_of(refused)) == (400, "thread_unsupported_request")
     assert refused.error["details"]["unsupported"] == ["thread"]
     assert "keep_responses" in refused.error["message"]
-
-
-# ------------------------------------------------------------------------ same prompts as without threads
 
 
 class Node:
@@ -467,9 +461,6 @@ def test_a_call_that_was_cut_off_has_no_input(home: Home) -> None:
     )
 
 
-# ------------------------------------------------------------------------ what can be continued
-
-
 @pytest.mark.parametrize("name", [UNKNOWN_ID, "", "msg_x", "msg_", "resp_" + "0" * 24, "x" * 9999])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unknown_message_is_not_found(home: Home, name: str, stream: bool) -> None:
@@ -619,9 +610,6 @@ def test_another_pair_can_continue_a_thread() -> None:
         unknown = post(home, "say x", continue_from(first), model="no-such-pair")
         assert (unknown.status, unknown.error["type"]) == (404, "not_found_error")
         assert "details" not in unknown.error
-
-
-# ------------------------------------------------------------------------ restarts and deletion
 
 
 def test_a_thread_survives_a_restart_and_a_crash() -> None:

@@ -45,8 +45,6 @@ from localspec.machine.host import EnergyMeter
 from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
 from tests.support.patience import PATIENCE
 
-# ------------------------------------------------------------------ speed-ups and their intervals
-
 PAIR = st.builds(PairedAnswers, *[st.floats(0.01, 1000) for _ in range(4)])
 
 
@@ -119,8 +117,6 @@ def test_short_answers_are_asked_more_often() -> None:
     assert counts.pop("short answers") == 18
     assert set(counts.values()) == {4}
 
-
-# ------------------------------------------------------------------ theory
 
 COSTS = st.builds(
     Costs,
@@ -283,9 +279,6 @@ def test_different_answers_have_a_low_p_value() -> None:
     assert distribution.p_value(mixed, mixed[3:] + mixed[:3]) > 0.5
 
 
-# ------------------------------------------------------------------ what is said
-
-
 def make_workload(
     name: str,
     about: Any,
@@ -387,9 +380,6 @@ def test_too_few_answers_for_an_interval_say_nothing_of_the_speed(
     )
 
 
-# ------------------------------------------------------------------ prompts
-
-
 def test_shipped_prompts_differ_and_fit_a_small_context() -> None:
     works = workloads.shipped_works()
     assert len(works) == 10
@@ -475,9 +465,6 @@ def test_well_known_prompts_come_from_installed_packages(
         installed.installed_works(name)
 
 
-# ------------------------------------------------------------------ the machine
-
-
 def test_joules_are_added_up_when_the_counter_wraps(tmp_path: Path) -> None:
     def count(microjoules: int) -> None:
         (tmp_path / "intel-rapl:0" / "energy_uj").write_text(f"{microjoules}\n")
@@ -495,9 +482,6 @@ def test_joules_are_added_up_when_the_counter_wraps(tmp_path: Path) -> None:
         assert [first, second] == pytest.approx([0.5, 2.0])
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert meter.joules() is None
-
-
-# ------------------------------------------------------------------ real runs
 
 
 @pytest.fixture(scope="module")

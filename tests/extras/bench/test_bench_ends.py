@@ -238,9 +238,6 @@ def test_plain_and_speculative_runs_alternate_in_going_first(
         assert abs(modes.count("plain") - modes.count("speculative")) <= 1
 
 
-# ------------------------------------------------------------------ real processes
-
-
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts"

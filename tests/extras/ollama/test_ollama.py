@@ -52,9 +52,6 @@ def read_lines(served: Home, path: str, body: dict[str, Any]) -> list[Any]:
     return [json.loads(line) for line in answer.body.splitlines()]
 
 
-# ------------------------------------------------------------------ answers
-
-
 def test_a_chat_is_answered_with_and_without_streaming(client: ollama.Client) -> None:
     complete = client.chat("default", user_message("say one two"))
     assert (complete.message.role, complete.message.content) == ("assistant", "one two")
@@ -228,9 +225,6 @@ def test_a_model_is_loaded_and_unloaded_without_a_question(client: ollama.Client
     assert client.ps().models == []
 
 
-# ------------------------------------------------------------------ models
-
-
 def test_models_are_listed_and_shown_under_names_with_a_tag(client: ollama.Client) -> None:
     [name] = [model.model for model in client.list().models if "builtin" in (model.model or "")]
     assert name == "builtin:latest"
@@ -254,8 +248,6 @@ def test_the_root_and_the_version_are_answered(served: Home) -> None:
     assert served.request("HEAD", "/").status == 200
     assert served.request("GET", "/api/version").json["version"] > "0.1"
 
-
-# ------------------------------------------------------------------ refusals
 
 PICTURE = {"role": "user", "images": [b"x"]}
 

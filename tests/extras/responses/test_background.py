@@ -100,9 +100,6 @@ def is_idle(home: Home) -> bool:
     return (status["running"], status["waiting"]) == (0, 0)
 
 
-# ------------------------------------------------------------------------ shapes
-
-
 def test_a_response_is_queued_and_completed(home: Home, client: openai.OpenAI) -> None:
     response = create(client, "say hello there")
     assert response.status in ("queued", "in_progress")
@@ -170,9 +167,6 @@ def test_it_has_to_be_stored_against_the_configuration() -> None:
             create(client, "say no")
         response = create(client, "say yes", store=True)
         assert await_end(client, response.id).output_text == "yes"
-
-
-# ------------------------------------------------------------------------ resuming
 
 
 def test_a_stream_is_resumed_by_the_client(client: openai.OpenAI) -> None:
@@ -286,9 +280,6 @@ def test_a_response_in_the_foreground_has_no_events(home: Home, client: openai.O
     name = client.responses.create(model="", input="say yes").id
     answer = home.request("GET", f"/v1/responses/{name}?stream=true")
     assert (answer.status, answer.error["param"]) == (400, "stream")
-
-
-# ------------------------------------------------------------------------ cancelling
 
 
 @pytest.mark.parametrize("text", ["late 60", "read 600", "forever", "think"])
@@ -414,9 +405,6 @@ def test_a_deletion_cancels(home: Home, client: openai.OpenAI) -> None:
         client.responses.cancel(name)
 
 
-# ------------------------------------------------------------------------ limits
-
-
 def test_many_responses_that_nobody_reads(home: Home, client: openai.OpenAI) -> None:
     """More responses than events are kept of: all are answered, and the events of the newest are kept."""
     names = []
@@ -500,9 +488,6 @@ def test_too_many_at_once_are_refused() -> None:
         assert await_end(client, create(client, "say yes").id).output_text == "yes"
 
 
-# ------------------------------------------------------------------------ another server
-
-
 def test_a_pair_of_another_server() -> None:
     """Its answer goes on when the client leaves, and cancelling it closes its connection."""
     more = threading.Event()
@@ -538,9 +523,6 @@ def test_a_pair_of_another_server() -> None:
             )
             assert client.responses.cancel(waiting.id).status == "cancelled"
         wait_for(lambda: received[0].closed_at, "the end of its connection")
-
-
-# ------------------------------------------------------------------------ ends of daemons
 
 
 def test_a_daemon_that_stops_fails_what_is_unfinished() -> None:

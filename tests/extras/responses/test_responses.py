@@ -66,9 +66,6 @@ def read_prompt(response: Any) -> Any:
     return json.loads(response.output_text)["prompt"]
 
 
-# ------------------------------------------------------------------------ shapes
-
-
 def test_a_response_matches_the_published_schema(home: Home) -> None:
     body = {"input": "say hello there", "metadata": {"a": "b"}, "max_output_tokens": 40}
     answer = home.request("POST", "/v1/responses", body)
@@ -206,9 +203,6 @@ def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
     ) as stream:
         deltas = [event for event in stream if event.type == "response.output_text.delta"]
     assert [delta.logprobs[0].token for delta in deltas] == ["a", " b"]
-
-
-# ------------------------------------------------------------------------ tools
 
 
 def test_five_turns_with_tools_without_stored_responses(client: openai.OpenAI) -> None:
@@ -382,9 +376,6 @@ def test_a_tool_in_a_namespace_is_called_by_its_name(client: openai.OpenAI) -> N
     assert names == [("weather", "a"), ("weather", "b")]
 
 
-# ------------------------------------------------------------------------ schemas and effort
-
-
 class Place(pydantic.BaseModel):
     city: str
 
@@ -443,9 +434,6 @@ def test_the_asynchronous_client(home: Home) -> None:
     text, final_text, types = asyncio.run(use())
     assert text == final_text == "so"
     assert types[-1] == "response.completed"
-
-
-# ------------------------------------------------------------------------ storage
 
 
 def test_a_response_is_stored_retrieved_listed_and_deleted(
@@ -606,9 +594,6 @@ def test_input_tokens(client: openai.OpenAI) -> None:
     short = count(input="say x", model="").input_tokens
     long = count(input="say x y", instructions="Be brief.", model="").input_tokens
     assert 0 < short < long
-
-
-# ------------------------------------------------------------------------ disconnects and refusals
 
 
 def test_a_disconnect_ends_only_that_request(home: Home, client: openai.OpenAI) -> None:

@@ -92,9 +92,6 @@ def cycle_lessons(count: int) -> list[Lesson]:
     return [lesson_of([first, *follow(cycle, first, 40)]) for first in range(0, 8 * count, 8)]
 
 
-# ------------------------------------------------------------------------ the fit
-
-
 def random_positions(
     generator: np.random.Generator, rows: np.ndarray, n: int
 ) -> correction.Positions:
@@ -209,9 +206,6 @@ def test_tokens_per_pass_are_those_of_a_replay(answers: list[list[bool]], depth:
     passes = sum(replay(answer, depth) for answer in answers)
     expected = sum(map(len, answers)) / passes if passes else 0.0
     assert mean_tokens_per_pass([np.array(a, bool) for a in answers], depth) == expected
-
-
-# ------------------------------------------------------------------------ files
 
 
 def test_a_copy_differs_in_nothing_but_what_was_changed(tmp_path: Path) -> None:
@@ -674,9 +668,6 @@ def test_a_draft_that_turns_a_part_of_each_head_is_of_another_kind(tmp_path: Pat
     field.parts[field.data[0]][0] //= 2
     with pytest.raises(network.UnknownDecoder):
         network.Decoder(ModelFile(path))
-
-
-# ------------------------------------------------------------------------ the process
 
 
 def run_process(job: bytes) -> tuple[int, list[dict[str, Any]]]:

@@ -94,9 +94,6 @@ def loaded_draft(home: Home) -> str:
     return next(path for path in paths if "draft" in path)
 
 
-# ------------------------------------------------------------------------ use and removal
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(home: Home) -> None:
     name, answer = ask(home)
@@ -385,9 +382,6 @@ def test_forgetting_says_so_if_the_drafts_are_still_there(home: Home, tmp_path: 
     assert "deleted" not in run.stdout
     assert "symbolic link" in run.stderr
     assert folder.exists()
-
-
-# ------------------------------------------------------------------------ a run
 
 
 @pytest.mark.slow
@@ -965,9 +959,6 @@ def test_a_draft_is_not_kept_if_nobody_can_tell_whether_all_is_still_there(
     with pytest.raises(type(error)):
         adopt(tmp_path / "tuned", Failing(str(home.socket)), learned)
     assert not (tmp_path / "tuned").exists()
-
-
-# ------------------------------------------------------------------------ what is compared
 
 
 ratios = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.8, 0.92, 0.99, 1.05, 1.3]))

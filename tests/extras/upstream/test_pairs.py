@@ -171,9 +171,6 @@ def test_servers_are_not_added_over_tcp(hosts: Hosts) -> None:
     connection.close()
 
 
-# ------------------------------------------------------------------------ a scripted server
-
-
 @pytest.fixture
 def local() -> Iterator[Home]:
     with scripted_home() as home:
@@ -342,9 +339,6 @@ def test_a_disconnect_closes_the_connection_to_the_server(local: Home) -> None:
                 pass
         wait_for(lambda: remote.requests[-1].closed_at, "the connection's end")
         wait_for(lambda: not local.status()["running"], "the request's end")
-
-
-# ------------------------------------------------------------------------ fallbacks
 
 
 def follow_fallbacks(

@@ -75,9 +75,6 @@ def get_done(events: list[Event]) -> frames.Done:
     return events[-1]
 
 
-# ------------------------------------------------------------------------ recognition
-
-
 @pytest.mark.parametrize(
     ("owner", "kind"),
     [
@@ -110,9 +107,6 @@ def test_a_stated_model_is_not_looked_up_and_one_of_several_is_required() -> Non
         assert [request.path for request in remote.requests] == ["/v1/chat/completions"]
         with pytest.raises(InvalidRequest, match=r"several models: one, two.*--upstream-model"):
             run_request(Upstream(upstream=remote.url))
-
-
-# ------------------------------------------------------------------------ requests
 
 
 def test_token_requests_name_the_model() -> None:
@@ -196,9 +190,6 @@ def test_tools_schemas_and_infill_follow_each_servers_dialect() -> None:
         "<|fim_prefix|>beforeline<|fim_suffix|>after<|fim_middle|>"
     )
     assert upstream_request.left_out == ["input_extra"]
-
-
-# ------------------------------------------------------------------------ answers
 
 
 def test_thoughts_and_calls_are_separate_fields() -> None:
@@ -304,9 +295,6 @@ def test_server_counters_are_used_only_for_an_undisturbed_answer(others: int) ->
             16,
             3.0,
         )
-
-
-# ------------------------------------------------------------------------ faults
 
 
 def test_an_answer_cut_anywhere_is_one_error_after_its_text() -> None:
@@ -552,9 +540,6 @@ def test_unreachable_servers_and_refusals_have_plain_messages() -> None:
             run_request(Upstream(upstream=remote.url))
 
 
-# ------------------------------------------------------------------------ keys
-
-
 def test_a_refused_key_and_a_missing_key_have_different_messages(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1")
@@ -626,9 +611,6 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
             with pytest.raises(UpstreamError, match=words):
                 run_request(state(remote, "auto", "", **key_source))
         assert not remote.requests
-
-
-# ------------------------------------------------------------------------ TLS
 
 
 def test_a_certificate_is_verified_and_another_authority_can_be_named(tmp_path: Path) -> None:

@@ -98,9 +98,6 @@ def encode_calls(*lists: list[Part], finish: str = "tool_calls") -> bytes:
     return encode_choices(*({"tool_calls": parts} for parts in lists), finish=finish)
 
 
-# ------------------------------------------------------------------------ random dialects
-
-
 STRINGS = st.text('ab{}[]"\\: ,\n«é', max_size=8)
 ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}), st.dictionaries(STRINGS, st.one_of(STRINGS, st.integers(), st.none()), min_size=1)
@@ -250,9 +247,6 @@ def test_mixed_parts_without_a_mark_are_refused(
     stream = encode_calls(*([part | index] for part in [*begun, *data.draw(st.permutations(rest))]))
     with pytest.raises(UpstreamError, match="does not say which call it belongs to"):
         read(stream)
-
-
-# ------------------------------------------------------------------------ tables
 
 
 def part(index: int | None = 0, call_id: str = "", name: str = "", arguments: Any = None) -> Part:
