@@ -85,6 +85,9 @@ class Engine:
             self._ahead.accept(tokenized)
             return
         self._stop_reading_ahead()
+        if self._ahead is not None:
+            cost = self.pair.shared.reading.expected
+            tokenized.sent_back = self._ahead.observe(tokenized, cost)
         try:
             self._scheduler.submit(tokenized)
         except Exception as error:  # a bug of ours, too, ends only this request
@@ -179,6 +182,8 @@ class Engine:
         bias = dict(tokenized.sampler.settings.logit_bias) if has_bias else {}
         read = sequence.n_prompt_tokens, cached, source
         cost = self.pair.shared.reading.expected
+        if (sent := sequence.sent_back) is not None and (ahead := sequence.tally.ahead):
+            sent.saved_ms = 1e3 * cost.range_seconds(cached - ahead, cached)
         exact = sequence.tally.exact
         self._emit(Started(sequence.id, *read, bias, cost, tokenized.note, exact_tokens=exact))
 

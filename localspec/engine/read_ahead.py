@@ -1,27 +1,39 @@
 """Read the next turn of a chat while nobody waits, as far as it is certain.
 
-A chat template leaves out the thoughts of earlier turns, so the answer stands behind other tokens in the next
-turn than in the cache, and would be read again after the next question has come. What comes before that
-question is known as soon as the answer is. It is read only if it is the same whether the client sends the
-thoughts back or not, and only in the answer's own slot, so that no other text has to make room.
+A chat template leaves out the thoughts of earlier turns and writes calls in its own way, so the answer stands
+behind other tokens in the next turn than in the cache, and would be read again after the next question has
+come. What comes before that question, or before a tool's result, is known as soon as the answer is, if it is
+known how the client will send the answer back: `Generate.form` says that, once it was seen. Until then a turn
+is read only if it is the same whether the client sends the thoughts back or not. It is read only in the
+answer's own slot, so that no other text has to make room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import msgspec
 
 from localspec.engine.cache.prefixes import common_prefix
-from localspec.engine.cache.slot import Slot
+from localspec.engine.cache.slot import OPENING_TOKENS, Slot
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.protocol.frames import ChatPrompt, Frame, Generate, Message
-from localspec.protocol.pieces import Piece, Text
+from localspec.protocol.frames import (
+    AnswerForm,
+    ChatPrompt,
+    Frame,
+    Generate,
+    Message,
+    PromptCost,
+    SentBack,
+)
+from localspec.protocol.pieces import Arguments, Call, Piece, Text
 
 # Fewer tokens are not worth the loss of the answer's own state.
 MIN_TOKENS = 16
-THOUGHTS = "reasoning_content"
+THOUGHTS, CALLS = "reasoning_content", "tool_calls"
+END_OF_THOUGHTS = "</think>"
 
 
 def is_own(frame: Frame) -> bool:
@@ -45,6 +57,28 @@ class NextTurn:
         return self.tokenized is not None and not self.slot.busy and is_current
 
 
+@dataclass(slots=True, eq=False)
+class LastAnswer:
+    """The last answer in a slot. read: the tokens that were read ahead behind it, from `start` on."""
+
+    request: Generate
+    message: Message
+    read: list[int] = field(default_factory=list)
+    start: int = 0
+
+    def find_form(self, messages: list[Message]) -> AnswerForm | None:
+        """Return how this answer is sent back in a chat; None if that does not go on behind it."""
+        assert isinstance(self.request.prompt, ChatPrompt)
+        before = self.request.prompt.messages
+        count = len(before)
+        if len(messages) <= count or messages[count].role != "assistant":
+            return None
+        form = find_form(self.message, messages[count], self.request.form)
+        # A client may have changed its last message, if the answer leaves no doubt.
+        n_same = count if form == "other" else count - 1
+        return form if messages[:n_same] == before[:n_same] else None
+
+
 class ReadAhead:
     """The next turns that are still to be read, at most one for each slot."""
 
@@ -52,13 +86,41 @@ class ReadAhead:
         """prepare: has a request tokenized, which then comes to `accept`."""
         self._prepare = prepare
         self._turns: dict[int, NextTurn] = {}  # by the slot's id
+        self._answers: dict[int, LastAnswer] = {}  # by the slot's id
         self.running: NextTurn | None = None
 
     def note_answer(self, sequence: Sequence) -> None:
         """Note an answer that has just ended."""
-        if (request := make_next_turn(sequence.request, sequence.pieces)) is not None:
-            self._turns[sequence.slot.id] = NextTurn(request, sequence.slot, sequence.slot.tokens)
-            self._prepare(request)
+        request, slot = sequence.request, sequence.slot
+        if sequence.reads_ahead:
+            return
+        self._answers.pop(slot.id, None)
+        message = read_message(sequence.pieces)
+        if message is None or not isinstance(request.prompt, ChatPrompt):
+            return
+        if CALLS in message.extra and (request.tools is None or request.tools.format.told):
+            return  # the daemon writes such calls into the text of the next prompt
+        self._answers[slot.id] = LastAnswer(request, message)
+        if (turn := make_next_turn(request, message)) is not None:
+            self._turns[slot.id] = NextTurn(turn, slot, slot.tokens)
+            self._prepare(turn)
+
+    def observe(self, tokenized: TokenizedRequest, cost: PromptCost) -> SentBack | None:
+        """Return how a request sends an earlier answer back; None if it goes on behind none."""
+        prompt = tokenized.request.prompt
+        if not tokenized.request.read_ahead or not isinstance(prompt, ChatPrompt):
+            return None
+        for slot, answer in self._answers.items():
+            if (form := answer.find_form(prompt.messages)) is not None:
+                del self._answers[slot]
+                if not (read := answer.read):
+                    return SentBack(form)
+                n_right = common_prefix(read, tokenized.tokens)
+                if n_right >= len(read) - OPENING_TOKENS:
+                    return SentBack(form, right=True)
+                wasted_s = cost.range_seconds(max(n_right, answer.start), len(read))
+                return SentBack(form, right=False, wasted_ms=1e3 * wasted_s)
+        return None
 
     def accept(self, tokenized: TokenizedRequest) -> None:
         """Take a request that `prepare` has got. It is dropped if it is obsolete."""
@@ -76,9 +138,11 @@ class ReadAhead:
         del self._turns[turn.slot.id]
         tokenized = turn.tokenized
         assert tokenized is not None
-        n_unread = len(tokenized.tokens) - common_prefix(turn.slot.cached, tokenized.tokens)
-        if not MIN_TOKENS <= n_unread <= n_free_cells:
+        start = common_prefix(turn.slot.cached, tokenized.tokens)
+        if not MIN_TOKENS <= len(tokenized.tokens) - start <= n_free_cells:
             return None
+        if (answer := self._answers.get(turn.slot.id)) is not None and not answer.read:
+            answer.read, answer.start = list(tokenized.tokens), start
         self.running = turn
         return tokenized
 
@@ -92,24 +156,101 @@ class ReadAhead:
         for slot, turn in list(self._turns.items()):
             if conversation in (None, turn.request.conversation):
                 del self._turns[slot]
+        for slot, answer in list(self._answers.items()):
+            if conversation in (None, answer.request.conversation):
+                del self._answers[slot]
 
 
-def make_next_turn(request: Generate, pieces: list[Piece]) -> Generate | None:
-    """Return a request that reads the next turn of a chat, up to the next question.
+def read_message(pieces: list[Piece]) -> Message | None:
+    """Return an answer as a message with its thoughts and calls; None if it has no text and no whole call."""
+    texts = {"content": "", "reasoning": ""}
+    calls: list[dict[str, Any]] = []
+    arguments: list[str] = []
+    for piece in pieces:
+        match piece:
+            case Text():
+                texts[piece.kind] += piece.text
+            case Call():
+                calls.append({"id": piece.id, "type": "function", "function": {"name": piece.name}})
+                arguments.append("")
+            case Arguments():
+                arguments[piece.index] += piece.text
+    try:
+        for call, text in zip(calls, arguments, strict=True):
+            call["function"]["arguments"] = msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        return None
+    extra: dict[str, Any] = {CALLS: calls} if calls else {}
+    if thoughts := texts["reasoning"]:
+        extra[THOUGHTS] = thoughts
+    return Message("assistant", texts["content"], extra) if calls or texts["content"] else None
 
-    None if the prompt and the answer stay as they are in the cache.
+
+def write_message(answer: Message, form: AnswerForm) -> Message:
+    """Return an answer as a client of this form sends it back."""
+    content, extra = answer.content or "", dict(answer.extra)
+    if form == "cut":
+        content = content.rpartition(END_OF_THOUGHTS)[2]
+    if form not in ("whole", "bare"):
+        content = content.strip()
+    if not form.startswith("whole"):
+        extra.pop(THOUGHTS, None)
+    return Message(answer.role, content, extra)
+
+
+def find_form(answer: Message, sent: Message, known: AnswerForm = "") -> AnswerForm:
+    """Return the form in which an answer came back; "" if an answer without thoughts does not say it.
+
+    known: the form in which earlier answers came back.
     """
-    prompt, texts = request.prompt, [piece for piece in pieces if isinstance(piece, Text)]
-    thoughts = "".join(piece.text for piece in texts if piece.kind == "reasoning")
-    content = "".join(piece.text for piece in texts if piece.kind == "content")
+    forms: list[AnswerForm] = [
+        form
+        for form in get_args(AnswerForm)[1:-1]
+        if all(
+            read(write_message(answer, form)) == read(sent)
+            for read in (_content, _thoughts, _calls)
+        )
+    ]
+    if not forms:
+        return "other"
+    if known in forms:
+        return known
+    is_known = THOUGHTS in answer.extra or "whole" not in forms
+    return forms[0] if is_known else "" if known == "other" else known
+
+
+def _content(message: Message) -> str:
+    return message.content or ""
+
+
+def _thoughts(message: Message) -> str:
+    return str(message.extra.get(THOUGHTS) or "").strip()
+
+
+def _calls(message: Message) -> list[Any]:
+    return [call["function"] for call in message.extra.get(CALLS) or ()]
+
+
+def make_next_turn(request: Generate, answer: Message) -> Generate | None:
+    """Return a request that reads the next turn of a chat, up to the next question or a call's result.
+
+    None if the prompt and the answer stay as they are in the cache, or if nobody knows what comes.
+    """
+    prompt, form = request.prompt, request.form
     if not isinstance(prompt, ChatPrompt) or prompt.continued or prompt.answer_prefix:
         return None
     # Behind the calls of this turn the prompt may have thoughts, too, which go with the next question.
-    drops = thoughts or any(THOUGHTS in message.extra for message in prompt.messages)
-    if not drops or not content or len(texts) < len(pieces):
+    drops = any(THOUGHTS in message.extra for message in (*prompt.messages, answer))
+    calls, content = answer.extra.get(CALLS), answer.content
+    answer = write_message(answer, form) if form else answer
+    if form == "other" or not (drops or calls or answer.content != content):
         return None
-    answer = Message("assistant", content, {THOUGHTS: thoughts} if thoughts else {})
-    messages = [*prompt.messages, answer, Message("user", "")]
+    following = (
+        Message("tool", "", {"tool_call_id": calls[0]["id"]}) if calls else Message("user", "")
+    )
+    if calls and not answer.content:
+        answer = msgspec.structs.replace(answer, content=None)
+    messages = [*prompt.messages, answer, following]
     return Generate(
         -request.id,
         msgspec.structs.replace(prompt, messages=messages, continued="content"),
@@ -118,4 +259,5 @@ def make_next_turn(request: Generate, pieces: list[Piece]) -> Generate | None:
         priority="ahead",
         exact=False,
         conversation=request.conversation,
+        form=form,
     )

@@ -20,7 +20,14 @@ from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import RequestStatistics, list_counts
 from localspec.engine.text_stream import Chunk, LineRules, TextStream
-from localspec.protocol.frames import ANONYMOUS_CLIENTS, Delta, Done, Generate, TokenLogprob
+from localspec.protocol.frames import (
+    ANONYMOUS_CLIENTS,
+    Delta,
+    Done,
+    Generate,
+    SentBack,
+    TokenLogprob,
+)
 from localspec.protocol.pieces import Call, Piece, Text, merge_pieces
 
 # After an interrupted pass a prompt is read in short passes for at least this time: somebody who types has
@@ -73,6 +80,7 @@ class TokenizedRequest:
     pictures: tuple[PictureRows, ...] = ()
     exact: bool = False  # the exact lane answers it
     slot: Slot | None = None  # the only one that it may use
+    sent_back: SentBack | None = None  # how it sends an earlier answer back
 
     @property
     def n_tokens(self) -> int:
@@ -134,6 +142,7 @@ class Sequence:
         self.guard = tokenized.guard
         self.must_close_thoughts = False
         self.pieces: list[Piece] = []  # the answer so far, if its next turn may be read ahead
+        self.sent_back = tokenized.sent_back
         self._vocab = vocab
         self._stream = TextStream(
             self.request.stop, tokenized.reader, reveals_draft=self.request.reveal_draft
@@ -434,4 +443,5 @@ class Sequence:
             depths=list_counts(tally.depths),
             accepts=list_counts(tally.accepts),
             trace=tally.trace or [],
+            sent_back=self.sent_back,
         )

@@ -126,6 +126,21 @@ class Group(Struct):
     saved_seconds: float | None = None
 
 
+class ClientReading(Struct):
+    """What reading next turns ahead has gained for one client, since its first answer.
+
+    - `client`: the name of its program and the endpoint that it uses; "localspec" is `ask` and `chat`.
+    - `right`, `wrong`: next turns that began as they were read, and that did not.
+    - `saved_seconds`, `wasted_seconds`: the time of reading what was used, and what was not.
+    """
+
+    client: str
+    right: int
+    wrong: int
+    saved_seconds: float
+    wasted_seconds: float
+
+
 class Statistics(Struct):
     """Statistics of the `days` days that end today, in the daemon's time zone.
 
@@ -133,6 +148,7 @@ class Statistics(Struct):
       included.
     - `unfinished`: answers that were interrupted or failed. Their figures are not known, so they
       are counted nowhere else.
+    - `read_ahead`: of all pairs and days.
     """
 
     days: int
@@ -144,3 +160,4 @@ class Statistics(Struct):
     by_pair: list[Group]
     by_kind: list[Group]
     unfinished: int
+    read_ahead: list[ClientReading] = []

@@ -167,6 +167,24 @@ class Load(Frame, omit_defaults=True):
     settings: EngineSettings
 
 
+# How a client sends an answer back: with its thoughts or bare, with blanks around it or trimmed, or what
+# follows the end of thoughts in its text. "other": changed in a way that is not known. "": not seen yet.
+AnswerForm = Literal["", "whole", "bare", "whole, trimmed", "bare, trimmed", "cut", "other"]
+
+
+class SentBack(msgspec.Struct):
+    """How a client sent the last answer of its chat back.
+
+    - `right`: whether what was read ahead of that is in the prompt; None if nothing was.
+    - `saved_ms`, `wasted_ms`: the time of reading what was and what was not.
+    """
+
+    form: AnswerForm
+    right: bool | None = None
+    saved_ms: float = 0.0
+    wasted_ms: float = 0.0
+
+
 class Generate(Frame, omit_defaults=True):
     """Generate one completion. The reply is Started, Reading…, Delta…, then Done or Failed."""
 
@@ -206,6 +224,10 @@ class Generate(Frame, omit_defaults=True):
     progress: bool = False  # report every pass that prefills the prompt, also the last one
     private: bool = False  # without a conversation, save nothing of this request
     read_ahead: bool = False  # the chat's next turn may be read while nobody waits
+    client: str = ""  # the name of the program that sends it, of a chat
+    # How that client will send the answer back. "": what is read has to be the same with thoughts and
+    # without; "other": nothing is read.
+    form: AnswerForm = ""
 
 
 EmbeddingInput = str | list[int | str]  # a text, token ids, or texts and ids mixed
@@ -567,6 +589,7 @@ class Done(Frame, omit_defaults=True):
     passes: int = 0  # the engine's passes for all requests since the last request ended
     busy: int = 0  # the number of sequences in those passes, summed up
     trace: list[Verified] = []  # every pass that produced tokens, with `timings`
+    sent_back: SentBack | None = None  # of a chat that goes on
 
 
 class Failed(Frame, omit_defaults=True):

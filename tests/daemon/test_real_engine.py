@@ -440,6 +440,45 @@ def test_a_next_turn_is_read_while_nobody_waits(home: Home) -> None:
     assert timings["prompt_n"] < 24
 
 
+def test_how_a_client_sends_answers_back_is_learned(home: Home) -> None:
+    """The template keeps the thoughts that come back, and this client sends none."""
+    folder = home.root / "config"
+    folder.mkdir()
+    (folder / "mine.jinja").write_text(
+        "{% for m in messages %}|{{ m.role }}|{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}|assistant|<think>\n{% endif %}"
+    )
+    (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "mine.jinja"\n')
+    RunningDaemon(home)
+    fields: dict[str, Any] = {"reasoning_budget_tokens": 16, "max_tokens": 100, "ignore_eos": True}
+    chat: list[dict[str, str]] = []
+    for turn in range(10):
+        chat.append({"role": "user", "content": f"Question {turn}?"})
+        body = {"messages": chat, **fields}
+        answer = home.request("POST", "/v1/chat/completions", body).json
+        assert turn or not answer["timings"].get("cache_ahead_n")
+        message = answer["choices"][0]["message"]
+        assert message["reasoning_content"]
+        chat.append({"role": "assistant", "content": message["content"]})
+        if answer["timings"].get("cache_ahead_n", 0) > 32:
+            break
+        time.sleep(0.1 * 2**turn)
+    assert turn >= 2  # the second question has shown how answers come back
+    (client,) = home.request("GET", "/localspec/statistics").json["read_ahead"]
+    assert client["client"].endswith(" /v1/chat/completions")
+    assert client["right"]
+    assert not client["wrong"]
+    assert client["saved_seconds"] > 0
+    private = {"localspec": {"private": True}, **fields}
+    for _ in range(2):
+        chat.append({"role": "user", "content": "And?"})
+        answer = home.request("POST", "/v1/chat/completions", {"messages": chat, **private}).json
+        chat.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    assert home.request("GET", "/localspec/statistics").json["read_ahead"] == [client]
+    home.request("DELETE", "/localspec/conversations")
+    assert not home.request("GET", "/localspec/statistics").json["read_ahead"]
+
+
 def test_a_custom_template_and_defaults_override_the_file(home: Home) -> None:
     """An edit takes effect with the next question."""
     folder = home.root / "config"

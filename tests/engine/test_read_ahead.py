@@ -6,21 +6,28 @@ import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from localspec.chat.families.hermes import HERMES
 from localspec.engine.cache.slot import TAIL_STATES
 from localspec.engine.engine import Engine
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.read_ahead import find_form, read_message, write_message
 from localspec.errors import LocalspecError
+from localspec.protocol.calls import ToolSet
 from localspec.protocol.frames import (
+    AnswerForm,
     ChatPrompt,
     Constraint,
     Generate,
     Message,
     PairFiles,
+    SentBack,
     ThinkingLimit,
 )
 from tests.engine.drafters.test_layers import contextual_files as with_layers
@@ -181,6 +188,110 @@ def test_a_next_turn_that_depends_on_the_client_is_not_read(chats: Chats) -> Non
     first = chats.chat(FIRST)
     chats.rest()
     assert not ahead(chats.chat(follow(FIRST, first, "and then")))
+
+
+def message_of(answer: Answer) -> Message:
+    message = read_message([piece for delta in answer.deltas for piece in delta.pieces])
+    assert message is not None
+    return message
+
+
+def sent_as(message: Message, form: AnswerForm) -> list[Message]:
+    return [*FIRST, write_message(message, form), question("and then")]
+
+
+@pytest.mark.parametrize("form", ["whole", "bare", "bare, trimmed"])
+@pytest.mark.parametrize("was_right", [True, False])
+def test_the_form_that_a_client_has_shown_is_read(
+    chats: Chats, form: AnswerForm, was_right: bool
+) -> None:
+    """The template keeps what it gets, so the next turn depends on the client."""
+    chats.use(KEEPS)
+    first = chats.chat(FIRST, form=form)
+    message = message_of(first)
+    chats.rest()
+    sent: AnswerForm = form if was_right else "whole" if form.startswith("bare") else "bare"
+    second = chats.chat(sent_as(message, sent), form=form)
+    back = second.done.sent_back
+    assert back is not None
+    assert (back.form, back.right) == (sent if sent != form else form, was_right)
+    assert (ahead(second) > 80) == was_right
+    assert (unread(second) < 60) == was_right
+    assert (back.saved_ms > back.wasted_ms) == was_right
+
+
+def test_what_comes_back_changed_is_no_guess(chats: Chats) -> None:
+    first = chats.chat(FIRST, form="other")
+    chats.rest()
+    second = chats.chat([*FIRST, Message("assistant", "quite another"), question("and then")])
+    assert not ahead(second)
+    assert second.done.sent_back == SentBack("other")
+    assert chats.chat([question("something else")]).done.sent_back is None
+    assert first.text
+
+
+def test_how_a_forgotten_answer_comes_back_is_not_known(chats: Chats) -> None:
+    first = chats.chat(FIRST, conversation="mine")
+    chats.engine.forget("mine")
+    second = chats.chat(follow(FIRST, first, "and then"), conversation="mine")
+    assert second.done.sent_back is None
+
+
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    "{{ c.function.name }} with {{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+)
+CALL = Constraint(
+    "grammar",
+    r"""root ::= "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": \"" at
+at ::= [a-z]{60} "\"}}\n</tool_call>" """,
+)
+
+
+def test_a_call_is_read_up_to_its_result(chats: Chats) -> None:
+    """The template writes calls in another way than the model."""
+    chats.use(DROPS.replace("{{ m.content }}", "{{ m.content or '' }}" + CALLS))
+    tools = ToolSet(HERMES, {"look": {"type": "object"}})
+    options: dict[str, Any] = {"tools": tools, "constraint": CALL, "shown": ["<tool_call>"]}
+    first = chats.chat(FIRST, **options)
+    message = message_of(first)
+    (call,) = message.extra["tool_calls"]
+    assert len(call["function"]["arguments"]["at"]) == 60
+    chats.rest()
+    result = Message("tool", "it says this", {"tool_call_id": call["id"]})
+    second = chats.chat(
+        [*FIRST, Message("assistant", None, {"tool_calls": [call]}), result], **options
+    )
+    assert second.done.sent_back is not None
+    assert second.done.sent_back.right
+    assert ahead(second) > 60
+    assert unread(second) < 60
+
+
+TEXTS = st.text(alphabet="ab \n", max_size=6)
+FORMS = [form for form in get_args(AnswerForm) if form not in ("", "other")]
+
+
+@given(
+    content=TEXTS,
+    thoughts=TEXTS.filter(str.strip),
+    begun=st.booleans(),
+    form=st.sampled_from(FORMS),
+    known=st.sampled_from(get_args(AnswerForm)),
+)
+def test_a_form_is_found_by_what_it_makes(
+    content: str, thoughts: str, begun: bool, form: AnswerForm, known: AnswerForm
+) -> None:
+    """Another form may be found that makes the same, and the known one is kept if it does."""
+    content = f"<think>\n{thoughts}</think>{content}" if begun else content
+    answer = Message("assistant", content, {} if begun else {"reasoning_content": thoughts})
+    sent = write_message(answer, form)
+    found = find_form(answer, sent, known)
+    assert found != "other"
+    if found:
+        assert write_message(answer, found) == sent
+        assert known not in FORMS or write_message(answer, known) != sent or found == known
+    assert find_form(answer, Message("assistant", f"{sent.content}!")) == "other"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from localspec.daemon.history.turn import ConversationTurn, begin_turn, figures_
 from localspec.daemon.http.requests import (
     API_HEADER,
     detach,
+    from_our_client,
     ignored_fields,
     json_response,
     read_body,
@@ -53,6 +54,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.pairs.names import Role
 from localspec.daemon.state import DaemonState, state_of
+from localspec.daemon.worker.clients import name_client
 from localspec.daemon.worker.table import PairTable
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
@@ -288,6 +290,8 @@ async def prepare_chat(
         call_form = await call_format(daemon, pair)
     # In a thread, because the pictures in the messages are decoded.
     requests = await asyncio.to_thread(chat_frames, body, call_form, turn.id if turn else None)
+    agent = request.headers.get("user-agent", "")
+    requests[0].client = name_client(agent, request.url.path, is_ours=from_our_client())
     if turn and turn.cut_answer:
         continue_constraint(requests, turn.cut_answer.content)
     pair = pair or await daemon.resolve_pair(body.model, request.receive)

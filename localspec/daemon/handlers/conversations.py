@@ -30,10 +30,10 @@ async def statistics(request: Request) -> Response:
     """Return sums over stored answers; ?days=N are the days that end today, ?pair=NAME is one pair."""
     days = query_number(request, "days", 30, _MAX_NUMBER)
     pair = request.query_params.get("pair", "")
-    store = state_of(request).conversations
-    return json_response(
-        await store.run(lambda conversations: conversations.statistics(days, pair))
-    )
+    daemon = state_of(request)
+    sums = await daemon.conversations.run(lambda store: store.statistics(days, pair))
+    sums.read_ahead = daemon.pairs.clients.report()
+    return json_response(sums)
 
 
 async def show(request: Request) -> Response:

@@ -28,6 +28,7 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon import logs
 from localspec.daemon.worker import eviction
+from localspec.daemon.worker.clients import Clients
 from localspec.daemon.worker.death import CrashHistory, SafeMode
 from localspec.daemon.worker.eviction import PairMemory, ResidentPairs
 from localspec.daemon.worker.loaded import Load, LoadedEngine, LoadedPair
@@ -79,6 +80,7 @@ class PairTable:
         self.paths = paths
         self.worker_command = worker_command
         self.metrics = Metrics()
+        self.clients = Clients(paths.state / "clients.json")
         self.counts = self.metrics.counts
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
         self.crashes = CrashHistory()
@@ -140,6 +142,7 @@ class PairTable:
         self, pair: PairFiles, request: frames.Generate, take: EventHandler, job: Job
     ) -> frames.Done:
         loaded_pair = self._admitting(pair)
+        request.form = self.clients.form(request.client)
         elsewhere = pair.upstream is not None
         with (
             loaded_pair.in_use(),
@@ -161,6 +164,8 @@ class PairTable:
                                 if watch.count_event(event):
                                     await take(event)
                         assert isinstance(event, frames.Done)
+                        if event.sent_back is not None:
+                            self.clients.learn(request.client, event.sent_back)
                         return event
                     except RetryRequest:
                         log.info("a request is sent once more, to a new worker")
@@ -552,6 +557,8 @@ class PairTable:
 
     async def forget(self, conversation: str | None) -> None:
         """Drop everything of a conversation, or of all with None, from the engines and their files."""
+        if conversation is None:
+            self.clients.forget()
         await asyncio.gather(*(pair.forget(conversation) for pair in self.all))
 
     def reset(self) -> None:
@@ -583,6 +590,7 @@ class PairTable:
         self._draining = True
         if self._give_back_task:
             self._give_back_task.cancel()
+        self.clients.save()
         await asyncio.gather(*(pair.close() for pair in self.all))
 
 

@@ -240,10 +240,11 @@ class Preparer:
     def _check_certain(self, request: Generate) -> None:
         """Raise InvalidRequest if a next turn depends on whether the client sends thoughts back."""
         prompt = request.prompt
-        if request.priority != "ahead" or not isinstance(prompt, ChatPrompt):
+        if request.priority != "ahead" or request.form or not isinstance(prompt, ChatPrompt):
             return
         *messages, answer, question = prompt.messages
-        messages += Message(answer.role, answer.content), question
+        extra = {name: value for name, value in answer.extra.items() if name != "reasoning_content"}
+        messages += Message(answer.role, answer.content, extra), question
         if self.render(prompt) != self.render(msgspec.structs.replace(prompt, messages=messages)):
             raise InvalidRequest("The next turn depends on whether it has the thoughts.")
 

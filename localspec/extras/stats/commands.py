@@ -19,7 +19,8 @@ from localspec.paths import expand_user
 
 @click.command(
     help="Show how many tokens were generated, how fast, and how much time speculation saved: by pair, "
-    "by kind of work and by day. The figures come from the history.",
+    "by kind of work and by day. The figures come from the history. Below stands what reading next turns "
+    "ahead has saved, by client.",
     epilog="Examples:\n\n\b\n  localspec stats -d 7\n  localspec stats -d 365 --pair coder-7b\n"
     "  localspec stats -d 7 --html stats.html",
 )

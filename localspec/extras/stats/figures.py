@@ -95,6 +95,23 @@ def note_sentences(statistics: dict[str, Any]) -> list[str]:
     return sentences
 
 
+CLIENT_COLUMNS = ("READ AHEAD FOR", "RIGHT", "WRONG", "SAVED", "IN VAIN")
+
+
+def client_rows(statistics: dict[str, Any]) -> list[list[str]]:
+    """Return a row under CLIENT_COLUMNS for each client whose next turns were read ahead."""
+    return [
+        [
+            client["client"],
+            f"{client['right']:,} ({format_share(client['right'] / (client['right'] + client['wrong']))})",
+            f"{client['wrong']:,}",
+            format_duration(client["saved_seconds"]),
+            format_duration(client["wasted_seconds"]),
+        ]
+        for client in statistics["read_ahead"]
+    ]
+
+
 def group_tables(statistics: dict[str, Any]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Return headings and rows by pair, by kind of work, and by day with the newest first.
 

@@ -14,8 +14,10 @@ from typing import Any
 from localspec.cli.html import draw_chart, escape_html, render_document, table
 from localspec.cli.terminal import layout, render
 from localspec.extras.stats.figures import (
+    CLIENT_COLUMNS,
     COLUMNS,
     Series,
+    client_rows,
     group_tables,
     make_series,
     merge_days,
@@ -36,6 +38,8 @@ def render_page(statistics: dict[str, Any]) -> str:
         if len(statistics["by_day"]) > 1:  # a chart of a single day says nothing
             body.append(_draw_charts(statistics["by_day"]))
         body += [_section(*group) for group in group_tables(statistics)]
+    if clients := client_rows(statistics):
+        body.append(f"<h2>Read ahead</h2>\n{table(CLIENT_COLUMNS, clients)}")
     body.append("<footer>")
     body += [f"<p>{escape_html(sentence)}</p>" for sentence in note_sentences(statistics)]
     when = time.strftime("%Y-%m-%d %H:%M")
@@ -80,6 +84,9 @@ def print_statistics(statistics: dict[str, Any]) -> None:
         if len(statistics["by_day"]) > 1:  # a plot of a single day says nothing
             render.line("")
             _print_plots(statistics["by_day"])
+    if clients := client_rows(statistics):
+        render.line("")
+        render.table([CLIENT_COLUMNS, *clients])
     render.line("")
     for sentence in note_sentences(statistics):
         render.line(sentence)

@@ -263,3 +263,22 @@ def test_a_speed_up_near_one_is_called_no_difference(ratio: float, saved: float)
     sentence = said._describe_speculation(total)
     assert ("no clear difference" in sentence) == (abs(ratio - 1) < 0.03)
     assert ("lost" in sentence or "saved" in sentence) == (abs(ratio - 1) >= 0.03)
+
+
+def test_what_was_read_ahead_is_shown_by_client() -> None:
+    with scripted_home() as home:
+        assert "READ AHEAD" not in home.run("stats").stdout
+        home.run("stop")
+        client = {
+            "form": "bare",
+            "right": 3,
+            "wrong": 1,
+            "saved_ms": 90_000.0,
+            "wasted_ms": 2_000.0,
+        }
+        (home.root / "state" / "clients.json").write_text(
+            json.dumps({"some-agent /v1/messages": client})
+        )
+        row = table_row(home.run("stats").stdout, "some-agent /v1/messages")
+        assert row == ["some-agent /v1/messages", "3 (75%)", "1", "90 s", "2.00 s"]
+        assert "some-agent /v1/messages" in home.run("stats", "--html", "-").stdout
