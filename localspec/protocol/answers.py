@@ -215,12 +215,14 @@ class PromptProgress(Struct):
     - `cache`: tokens found in a cache.
     - `processed`: tokens prefilled by now, including cached ones.
     - `time_ms`: milliseconds since prefill began.
+    - `remaining_ms`: the expected milliseconds of the rest, by what tokens at its depth have taken.
     """
 
     total: int
     cache: int
     processed: int
     time_ms: int
+    remaining_ms: int | UnsetType = UNSET
 
 
 class Ahead(Struct):

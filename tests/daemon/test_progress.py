@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from typing import Any
 
@@ -104,7 +105,13 @@ def test_prompt_progress_in_a_stream(home: Home, target: str) -> None:
     chunks = read_chunks(home, target, body)
     progress_chunks = [chunk for chunk in chunks if "prompt_progress" in chunk]
     assert [chunk["prompt_progress"] for chunk in progress_chunks] == [
-        {"total": 100, "cache": 1, "processed": processed, "time_ms": ms}
+        {
+            "total": 100,
+            "cache": 1,
+            "processed": processed,
+            "time_ms": ms,
+            "remaining_ms": 10 * (100 - processed),
+        }
         for processed, ms in ((1, 0), (33, 50), (66, 100), (100, 150))
     ]
     for each in progress_chunks:
@@ -144,3 +151,44 @@ def test_a_silent_stream_gets_pings(home: Home) -> None:
     ):
         assert b"\n:\n\n" in stream.read()
         assert b"\n:\n\n" not in silent.read()
+
+
+LONG = "say " + "word " * 900  # the scripted engine expects 10 ms for each
+
+
+def test_a_long_wait_is_said_first(home: Home) -> None:
+    home.start()
+    with home.streaming(LONG, stream=True) as stream:
+        first = stream.readline()
+        assert re.fullmatch(rb": reading 9\d\d tokens of a prompt, in about 9 s\n", first)
+        assert b"data: " in stream.read()
+    assert "tokens of a prompt, in about 9 s" in home.log.read_text()
+    with home.streaming("say short") as stream:
+        assert b": reading" not in stream.read()
+    messages = [{"role": "user", "content": LONG}]
+    lines = home.request("POST", "/api/chat", {"model": str(home.model), "messages": messages})
+    assert lines.body.startswith(b"{")  # a stream of JSON has no comments
+
+
+def test_progress_says_how_long_the_rest_takes(home: Home) -> None:
+    home.start()
+    with home.streaming(LONG, return_progress=True) as stream:
+        chunks = [
+            json.loads(line[6:])
+            for line in stream.read().splitlines()
+            if line.startswith(b"data: {")
+        ]
+    (first, *_) = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    unread = first["total"] - first["processed"]
+    assert unread > 800
+    assert first["remaining_ms"] == pytest.approx(10 * unread, abs=1)
+
+
+def test_slots_say_what_is_left_to_read(home: Home) -> None:
+    home.start()
+    with home.streaming("slow 100"):
+        wait_for(lambda: home.request("GET", "/slots").json[0].get("n_prompt_tokens"), "a prompt")
+        busy, *idle = home.request("GET", "/slots").json
+    assert busy["n_prompt_tokens_processed"] <= busy["n_prompt_tokens"]
+    assert busy["prompt_remaining_ms"] >= 0
+    assert not any("n_prompt_tokens" in slot for slot in idle)

@@ -21,6 +21,7 @@ _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_S = 0.1
 _DELAY_S = 0.2  # without it, the spinner would flicker before quick answers
 _MIN_SHOWN_TOKENS = 256  # shorter prompts are read too quickly for a percentage
+_MIN_SHOWN_S = 3  # a forecast of less is over before it is read
 _STATUS_INTERVAL_FRAMES = 10  # between two requests for the daemon's status
 
 
@@ -50,6 +51,9 @@ class Spinner:
                 tokens >= _MIN_SHOWN_TOKENS
             ):
                 self._progress_text = f"reading {tokens:,} tokens {100 * done:.0f}%"
+                match progress:
+                    case {"seconds": seconds} if seconds >= _MIN_SHOWN_S:
+                        self._progress_text += f", about {format_span(seconds)} left"
             case _:
                 self._progress_text = self._default_text
 

@@ -7,6 +7,7 @@ object. Shapes store none of the text themselves.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -44,6 +45,8 @@ from localspec.protocol.requests import PING_INTERVAL_S
 
 Extension = TypeVar("Extension", bound=Struct)
 Scored = TypeVar("Scored", bound=ChatLogprob)
+log = logging.getLogger("localspec.daemon")
+_LONG_PREFILL_S = 5.0  # a client is told of a longer wait before it begins
 _PROGRESS_INTERVAL_S = 0.1  # between two checks of what an answer is waiting for
 
 
@@ -69,6 +72,7 @@ class Choice:
     prompt_tokens: int = 0
     prompt_tokens_read: int = 0  # prompt tokens that are prefilled or cached
     prefill_ms: float = 0.0  # since the prefill began
+    prefill_cost: frames.PromptCost | None = None  # as far as it is known by now
     note: str = ""  # what the engine could not do for this request
     notice: str = ""  # says which pair answered in place of another
     fallback_pair: str = ""  # the name of the pair that answered in place of another
@@ -88,6 +92,7 @@ class Choice:
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
                 self.logit_bias, self.exact_tokens = event.logit_bias, event.exact_tokens
                 self.prompt_tokens_read = event.cached_tokens
+                self.prefill_cost = event.reading
                 self.note, self.notice, self.fallback_pair = event.note, event.news, event.stand_in
             case frames.Reading():  # After a crash another engine starts the prompt again.
                 self.prompt_tokens_read = max(self.prompt_tokens_read, event.processed)
@@ -95,6 +100,7 @@ class Choice:
                 if event.scores:
                     self.prompt_logprobs[event.scores_from :] = event.scores
                 self.prefill_ms = event.ms
+                self.prefill_cost = event.reading or self.prefill_cost
             case frames.Delta():
                 self.has_output = True
                 self.logprobs += event.logprobs
@@ -137,7 +143,14 @@ class Choice:
     def progress(self) -> PromptProgress:
         """How much of the prompt is read."""
         read, spent = self.prompt_tokens_read, int(self.prefill_ms)
-        return PromptProgress(self.prompt_tokens, self.cached_tokens, read, spent)
+        left = UNSET if self.prefill_cost is None else int(1e3 * self.prefill_s)
+        return PromptProgress(self.prompt_tokens, self.cached_tokens, read, spent, left)
+
+    @property
+    def prefill_s(self) -> float:
+        """The expected seconds of reading the rest of the prompt, 0 if nothing is known."""
+        cost = self.prefill_cost
+        return cost.range_seconds(self.prompt_tokens_read, self.prompt_tokens) if cost else 0.0
 
     @property
     def timings(self) -> frames.Timings:
@@ -461,6 +474,12 @@ class AnswerRun:
 
         async def forward(event: Event) -> None:
             pieces = choice.consume(event)
+            if isinstance(event, frames.Started) and choice.prefill_s >= _LONG_PREFILL_S:
+                wait = f"reading {event.prompt_tokens - event.cached_tokens:,} tokens of a prompt, "
+                wait += f"in about {choice.prefill_s:.0f} s"
+                log.info("%s: %s", self.pair.name, wait)
+                if emit is not None:
+                    await emit(*self.shape.events.comment(wait))
             if emit is None:
                 return
             if not isinstance(event, frames.Reading):

@@ -27,6 +27,8 @@ from localspec.daemon.pairs import names, tasks, views
 from localspec.daemon.pairs.names import hidden_file_errors
 from localspec.daemon.pairs.tasks import verify_pair
 from localspec.daemon.state import DaemonState, state_of
+from localspec.daemon.worker.loaded import LoadedPair
+from localspec.daemon.worker.queue import Job
 from localspec.errors import (
     Forbidden,
     InvalidRequest,
@@ -169,8 +171,8 @@ async def slots(request: Request) -> Response:
     """Handle GET /slots in llama-server's format, for the pair that was used last.
 
     The slots are `parallel`, of which as many are busy as requests are running. No request has a slot of
-    its own here (the longest cached prefix decides, and it may move), so there is nothing more to report of
-    one. No pair is loaded for this.
+    its own here (the longest cached prefix decides, and it may move), so the first slots have the running
+    requests. No pair is loaded for this.
     """
     daemon = state_of(request)
     recent = daemon.pairs.most_recent()
@@ -183,10 +185,25 @@ async def slots(request: Request) -> Response:
     }
     return json_response(
         [
-            {"id": slot_id, **shared, "is_processing": slot_id < queue.running}
+            {
+                "id": slot_id,
+                **shared,
+                "is_processing": slot_id < queue.running,
+                **(_prompt_of(queue.jobs[slot_id], recent) if slot_id < queue.running else {}),
+            }
             for slot_id in range(queue.parallel)
         ]
     )
+
+
+def _prompt_of(job: Job, pair: LoadedPair) -> dict[str, Any]:
+    """Return how much of a running request's prompt is read, and how long the rest will take."""
+    seconds = pair.forecast.reading_s(job) if job.prompt else None
+    return {
+        "n_prompt_tokens": job.prompt,
+        "n_prompt_tokens_processed": job.read,
+        "prompt_remaining_ms": None if seconds is None else int(1e3 * seconds),
+    }
 
 
 async def slot_action(request: Request) -> Response:

@@ -73,6 +73,11 @@ class EventStream(Response):
         self._ping_s = ping_s
         self._pings = pings
 
+    @classmethod
+    def comment(cls, text: str) -> Sequence[object]:
+        """Return an event that only people read, if there is such a thing in this format."""
+        return (f": {text}\n\n".encode(),)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
             await while_connected(receive, self.run(send))
@@ -133,6 +138,10 @@ class LineStream(EventStream):
     media_type = "application/x-ndjson"
     # White space before a JSON value. Clients parse each line, and would fail at an empty one.
     ping = b" "
+
+    @classmethod
+    def comment(cls, text: str) -> Sequence[object]:
+        return ()
 
     def event(self, value: object) -> bytes:
         return _json.encode(value) + b"\n"

@@ -58,6 +58,11 @@ class Admission:
         return len(self._running)
 
     @property
+    def jobs(self) -> Sequence[Job]:
+        """Those that run, the first one first."""
+        return self._running
+
+    @property
     def waiting(self) -> int:
         return len(self._chats) + len(self._editors)
 
