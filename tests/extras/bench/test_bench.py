@@ -28,7 +28,6 @@ from localspec.extras.bench import (
     distribution,
     measure,
     page,
-    plots,
     running,
     statistics,
     summary,
@@ -654,19 +653,19 @@ def test_a_plot_names_intervals_only_where_it_has_them(
         for n, has in enumerate(known)
     ]
     report.runs = []
-    title = plots.draw_plots(report)[0].partition("</b>")[0]
+    title = page.draw_plots(report)[0].partition("</b>")[0]
     assert ("intervals" in title) is bool(words)
     assert ("where" in title) is (words == "some")
 
 
 def test_depth_is_plotted_from_the_first_token_to_the_last() -> None:
     rounds = [Round(3, 4, 2, "draft")] * 30 + [Round(1, 0, 0)] * 7
-    edges, depths = plots.group_depths(rounds)
+    edges, depths = page.group_depths(rounds)
     assert (edges[0], edges[-1], len(edges)) == (0, 97, len(depths) + 1)
     assert edges == sorted(set(edges))
     assert (depths[0], depths[-1]) == (4, 0)
     # A single event may contain several passes.
-    assert plots.group_depths([Round(6, 4, 2)]) == ([0, 6], [1.0])
+    assert page.group_depths([Round(6, 4, 2)]) == ([0, 6], [1.0])
 
 
 def _check_page(document: str, sentence: str, plots: int) -> None:
