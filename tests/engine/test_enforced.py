@@ -15,12 +15,12 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localspec.engine.sampling.grammars.enforced import describe, enforce
 from localspec.engine.sampling.grammars.json_schema import close_objects, translate_pattern
-from localspec.engine.sampling.grammars.matcher import WholeMatcher
-from localspec.engine.sampling.grammars.numbers import (
+from localspec.engine.sampling.grammars.matcher import (
     MAX_DIGITS,
     MAX_EXPONENT_DIGITS,
     BoundedNumbers,
     Numerals,
+    WholeMatcher,
 )
 from localspec.engine.sampling.grammars.sources import constraint_source, enforced_tools, note_of
 from localspec.errors import GrammarRejected

@@ -25,8 +25,7 @@ from localspec.engine.sampling.grammars.gates import (
     PieceIndex,
     Surroundings,
 )
-from localspec.engine.sampling.grammars.matcher import WholeMatcher
-from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
+from localspec.engine.sampling.grammars.matcher import BoundedNumbers, Numerals, WholeMatcher
 from localspec.engine.sampling.grammars.process import GrammarProcess, TooComplex
 from localspec.engine.sampling.grammars.sources import (
     NAMES,

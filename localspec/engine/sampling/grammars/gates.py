@@ -18,8 +18,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from localspec.chat.markers import AnswerMarkers, Place
-from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
-from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
+from localspec.engine.sampling.grammars.matcher import BoundedNumbers, Mask, Numerals, WholeMatcher
 from localspec.engine.sampling.grammars.sources import GrammarTokens
 from localspec.engine.sampling.guide import Guide
 
