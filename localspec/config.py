@@ -199,7 +199,6 @@ def _type_hints() -> dict[str, Any]:
 
 
 def describe_setting(key: str) -> Setting:
-    """Return the meaning of the setting `key`."""
     meaning: Setting = _type_hints()[key].__metadata__[-1]
     return meaning
 

@@ -38,7 +38,6 @@ def lisp_symbol(text: str) -> str:
 
 
 def vim(text: str) -> str:
-    """Return `text` as a Vim script string."""
     if text.isprintable():
         return "'" + text.replace("'", "''") + "'"
     return _quote(text, lambda character: _escape_bytes(character, "\\x{:02x}"))

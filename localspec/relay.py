@@ -65,7 +65,6 @@ class SocketTables:
         return None
 
     def close(self) -> None:
-        """Close the lists."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []

@@ -181,7 +181,6 @@ def _learn_thoughts(
 
 
 def _known_markers(template: str) -> tuple[ThoughtMarkers, ...]:
-    """Return the known markers that occur in the template."""
     if "<|end_of_msg|>" in template:  # Kimi K3's template puts its markers together
         return tuple(pair for pair in REASONING_MARKERS if pair[0].startswith("<|open|>"))
     return tuple((o, c) for o, c in REASONING_MARKERS if o.rstrip() in template or c in template)

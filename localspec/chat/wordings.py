@@ -93,7 +93,6 @@ def _join_alternating(messages: Messages) -> Messages:
 
 
 def _join_system(messages: Messages) -> Messages:
-    """Join consecutive system messages."""
     joined: Messages = []
     for message in messages:
         if message["role"] == SYSTEM and joined and joined[-1]["role"] == SYSTEM:

@@ -248,7 +248,6 @@ def path(name: object) -> None:
 
 
 def error(message: str) -> None:
-    """Print an error message."""
     note(f"localspec: {message}")
 
 

@@ -46,7 +46,6 @@ async def show(request: Request) -> Response:
 
 
 async def remove(request: Request) -> Response:
-    """Remove one conversation."""
     name = request.path_params["name"]
     daemon = state_of(request)
     removed = await daemon.conversations.run(lambda conversations: conversations.remove(name))
@@ -55,7 +54,6 @@ async def remove(request: Request) -> Response:
 
 
 async def remove_all(request: Request) -> Response:
-    """Remove every conversation."""
     daemon = state_of(request)
     count = await daemon.conversations.run(lambda conversations: conversations.remove_all())
     await daemon.forget_states(None)

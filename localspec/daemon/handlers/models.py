@@ -60,7 +60,6 @@ async def model(request: Request) -> Response:
 
 
 async def list_models(daemon: DaemonState) -> list[Model]:
-    """Return all pairs."""
     statuses = _model_statuses(daemon)
 
     def build() -> list[Model]:
@@ -224,7 +223,6 @@ _CANCEL_TIMEOUT_S = 5.0  # how long the answer to a cancellation waits for the e
 
 
 async def list_pulls(request: Request) -> Response:
-    """List all pulls."""
     registry = state_of(request).registry
     states = await asyncio.to_thread(lambda: registry.pulls.states())
     return json_response({"pulls": states})
@@ -255,12 +253,10 @@ async def begin_pull(request: Request, body: PullRequest) -> Pull:
 
 
 async def show_pull(request: Request) -> Response:
-    """Return the state of a pull."""
     return json_response((await _pull(request)).state)
 
 
 async def cancel_pull(request: Request) -> Response:
-    """Cancel a pull and return its state."""
     pull = await _pull(request)
     pull.cancel()
     await asyncio.to_thread(pull.wait, _CANCEL_TIMEOUT_S)
@@ -366,7 +362,6 @@ async def add_pair(request: Request) -> Response:
 
 
 async def remove_pair(request: Request) -> Response:
-    """Remove a pair."""
     daemon, name = state_of(request), request.path_params["name"]
     if upstreams := extras.load("upstream", "pairs"):
         removed = await asyncio.to_thread(upstreams.remove_upstream, daemon.registry, name)

@@ -114,11 +114,9 @@ class Recordings:
         self._timers: dict[Recording, asyncio.TimerHandle] = {}  # those that have ended
 
     def get(self, key: Key) -> Recording | None:
-        """Return a recording that is kept."""
         return self._recordings.get(key)
 
     def find(self, kind: str) -> list[tuple[str, Recording]]:
-        """Return all recordings of a kind with their names."""
         recordings = self._recordings.items()
         return [(name, recording) for (its_kind, name), recording in recordings if its_kind == kind]
 

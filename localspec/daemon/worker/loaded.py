@@ -159,7 +159,6 @@ class LoadedPair:
         return self.loading.pair if self.loading else self.engine.pair if self.engine else None
 
     def status(self) -> PairStatus:
-        """Return the status of the pair."""
         crashes, engine = self._table.crashes, self.engine
         if any(self._cause(files) == aside for aside, files in crashes.causes_set_aside(self.name)):
             note = "to try it again: localspec start --reset"

@@ -172,7 +172,6 @@ class Worker:
         return sum(isinstance(running.request, kinds) for running in self._running.values())
 
     def in_stage(self, stage: str) -> list[RunningRequest]:
-        """Return the requests that are in this stage."""
         return [running for running in self._running.values() if running.stage == stage]
 
     async def load(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> frames.Loaded:

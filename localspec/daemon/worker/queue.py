@@ -150,7 +150,6 @@ class Admission:
         self._closed = True
 
     def fail_waiting(self, error: LocalspecError) -> None:
-        """Fail every request that waits."""
         for queue in (self._editors, self._chats):
             while queue:
                 _, called = _pop_first(queue)
@@ -246,7 +245,6 @@ class Forecast:
             self._seconds = _LOAD_WEIGHT_TOKENS * (step_ms or 0.0) / 1e3
 
     def learn(self, job: Job, event: object) -> None:
-        """Learn from an event of a request."""
         match event:
             case frames.Started():
                 self.reading = event.reading or self.reading

@@ -258,7 +258,6 @@ class PairTable:
             self._upstreams.forget(name)
 
     def get(self, name: str) -> LoadedPair:
-        """Return the pair of that name, loaded or not."""
         if name not in self._pairs:
             unused = [pair for pair in self._pairs.values() if pair.forgettable]
             unused.sort(key=lambda pair: pair.used_at, reverse=True)
@@ -304,11 +303,9 @@ class PairTable:
         return sum(pair.running for pair in self._pairs.values())
 
     def is_loaded_or_loading(self, name: str) -> bool:
-        """Return whether the pair is loaded or being loaded."""
         return name in self._pairs and self._pairs[name].files is not None
 
     def loaded_files(self, name: str) -> PairFiles | None:
-        """Return the files of the pair if it is loaded."""
         return self._pairs[name].files if self.info(name) else None
 
     def info(self, name: str) -> frames.Loaded | None:

@@ -98,7 +98,6 @@ class Preparers(Generic[Ready_co]):
         self._slow_preparers: Sequence[PreparerProtocol[Ready_co]] = ()
 
     def start(self) -> None:
-        """Start the threads."""
         targets: dict[str, Callable[[], None]] = {
             "preparer": self._prepare_quick,
             "pictures": self._encode_pictures,
@@ -118,7 +117,6 @@ class Preparers(Generic[Ready_co]):
         self._quick_preparer, self._slow_preparers = None, ()
 
     def put(self, request: Request) -> None:
-        """Queue a request."""
         if isinstance(request, EngineRequest):
             self._pending.add(request.id)
         self._waiting.put(request)

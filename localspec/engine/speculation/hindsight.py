@@ -99,7 +99,6 @@ class Hindsight:
                     self._passages.append(end)
 
     def forget(self) -> None:
-        """Forget all texts."""
         self._passages.clear()
 
     def learn(self, stop: Stop | None) -> None:

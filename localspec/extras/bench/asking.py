@@ -128,7 +128,6 @@ class DaemonServer(Client):
         return None
 
     def stream_events(self, path: str, body: Event) -> Iterator[Event]:
-        """Yield the events of a stream."""
         connection, response = self._open("POST", path, json.dumps(body).encode())
         try:
             yield from _parse_events(response.chunks())

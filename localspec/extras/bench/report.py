@@ -323,7 +323,6 @@ def read_report(name: str) -> Report:
 
 
 def schema_text() -> str:
-    """Return the text of schema.json."""
     described = msgspec.json.schema(Report)
     for definition in described["$defs"].values():  # some versions of msgspec leave the indentation
         if "description" in definition:

@@ -175,7 +175,6 @@ def _summarize_work(
 
 
 def summarize_mode(runs: Sequence[Run]) -> Side:
-    """Return the figures of one mode."""
     timed = [run for run in runs if run.rate]
     seconds = sum(run.write_ms for run in timed) / 1e3
     metered = [run for run in runs if run.joules is not None]

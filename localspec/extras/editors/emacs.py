@@ -37,7 +37,6 @@ def file(_: str = "emacs") -> Path:
 
 
 def text(editor: str = "emacs", note: str = "") -> str:
-    """Return the text of the block."""
     machine = settings.read_environment(default_paths())
     return f"{_FIRST_LINE}\n{note}{settings.SETTINGS[editor].text(machine)}\n{_LAST_LINE}\n"
 

@@ -63,7 +63,6 @@ def uninstall(yes: bool) -> int:
 
 
 def remove_installed() -> None:
-    """Remove the service, if there is one."""
     removed = _manager().uninstall()
     render.line("The service has been removed." if removed else "No service is installed.")
 

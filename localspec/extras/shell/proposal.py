@@ -93,7 +93,6 @@ def current_shell() -> Shell:
 
 
 def shell_for(language: str) -> Shell:
-    """Return the shell of a language."""
     return Shell(language, shutil.which(language) or f"/bin/{language}")
 
 

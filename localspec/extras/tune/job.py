@@ -42,7 +42,6 @@ class Job(msgspec.Struct):
 
 
 def send(**values: object) -> None:
-    """Write one object to stdout."""
     sys.stdout.buffer.write(msgspec.json.encode(values) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -98,7 +98,6 @@ class ModelFile:
         return int(self.read_value(f"{self.architecture}.context_length", 0))
 
     def read_value(self, key: str, default: Any = None) -> Any:
-        """Return a value of the metadata."""
         return self._header.metadata.get(key, default)
 
     def read_tensor(self, name: str) -> Floats:

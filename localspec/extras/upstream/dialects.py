@@ -89,7 +89,6 @@ class ServerDialect:
     metrics: tuple[str, str, str] = ("", "", "")
 
     def constrain(self, body: Body, constraint: frames.Constraint) -> None:
-        """Add a constraint to the body."""
         kind, source = constraint.kind, constraint.source
         name = (self.constraints if "messages" in body else self.text_constraints)[kind]
         outer, _, inner = name.partition(".")

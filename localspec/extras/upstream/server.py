@@ -260,7 +260,6 @@ class UpstreamServer:
         return None
 
     async def close(self) -> None:
-        """Close all connections."""
         await asyncio.gather(*self._counter_tasks)
         await self.connection.close()
 
@@ -548,7 +547,6 @@ class Upstreams:
             running.abort(error)
 
     async def close(self) -> None:
-        """Close all connections."""
         for server in self._servers.values():
             self._stop_retries(server)
             await server.close()

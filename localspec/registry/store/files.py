@@ -148,7 +148,6 @@ class FileState(NamedTuple):
 
 
 def file_state(path: Path) -> FileState:
-    """Return the state of the file at a path."""
     try:
         info = path.stat()
     except OSError:  # whoever reads it will say so

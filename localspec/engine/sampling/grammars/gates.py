@@ -229,7 +229,6 @@ class GatedMatcher(Guide):
             yield from (token for token in self._plan.braces if not allowed[token])
 
     def _gates(self, state: _State) -> Sequence[Gate]:
-        """Return the gates that can be opened in `state`."""
         if state.place is not None and state.place.region == "thoughts":
             gate = self._plan.after.get(state.place.close.encode("latin-1"))
             return [gate] if gate is not None else []
@@ -241,7 +240,6 @@ class GatedMatcher(Guide):
         return self._plan.bare if at_start and not state.held.strip() else None
 
     def _start_grammar(self, grammar: LLMatcher) -> _Inner:
-        """Return a matcher at the beginning of `grammar`."""
         return self._bound_numbers(WholeMatcher(grammar.deep_copy(), self._surroundings.n_vocab))
 
     def _bound_numbers(self, matcher: WholeMatcher, prefix: bytes = b"") -> _Inner:
