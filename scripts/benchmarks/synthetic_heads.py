@@ -35,7 +35,6 @@ from benchmarks.synthetic import (
 
 Architecture = Literal["glm4moe", "qwen35"]
 TINY_HEADS = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=2, n_vocab=512, n_ctx=2048)
-QUICK_HEADS = Shape(8, 1024, 2816, 16, 32_000, "q4_0", n_head_kv=4)
 _EXPERTS = 2
 _STATE, _KERNEL, _RANK, _GROUPS = 128, 4, 2, 2  # of the recurrent layers
 

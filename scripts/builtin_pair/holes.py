@@ -57,22 +57,6 @@ def choose(held_out: bool, count: int, seed: int) -> list[Gap]:
     return sorted(gaps, key=lambda gap: (gap.file, gap.line))
 
 
-def write_gaps(path: Path, trained: list[Gap], held_out: list[Gap]) -> None:
-    def quoted(text: str) -> str:
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
-
-    parts = [
-        "# Lines of the standard library of Python 3.11 to be filled in, chosen by seed before training.",
-        "# The text is there to notice another version of a file; licence: PSF.",
-        "",
-    ]
-    for table, gaps in (("trained", trained), ("held_out", held_out)):
-        for gap in gaps:
-            parts.append(f"[[{table}]]\nfile = {quoted(gap.file)}\nline = {gap.line}")
-            parts.append(f"text = {quoted(gap.text)}\n")
-    path.write_text("\n".join(parts), encoding="utf-8")
-
-
 def load_gap(gap: Gap, root: Path, reach: float = 1.0) -> tuple[list[str], Hole] | None:
     """Return the file's lines and the hole, or None where this Python has other text on that line.
 

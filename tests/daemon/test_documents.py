@@ -20,7 +20,7 @@ from PIL import Image
 from benchmarks.synthetic_projector import PICTURE_TOKENS, png, write_projector
 from localspec.attached_files import is_pdf
 from localspec.children import MAX_TEXT_CHARS
-from localspec.daemon.completion import conversion_child, files, pictures
+from localspec.daemon.completion import conversion_child, files
 from localspec.daemon.completion.conversion_child import (
     MAX_PAGES,
     PAGE_PIXELS,
@@ -28,8 +28,7 @@ from localspec.daemon.completion.conversion_child import (
     Conversion,
     Page,
 )
-from localspec.daemon.completion.files import Converter
-from localspec.daemon.completion.pictures import decode_base64, picture_url
+from localspec.daemon.completion.files import Converter, decode_base64, picture_url
 from localspec.daemon.http.requests import MAX_BODY_BYTES
 from localspec.errors import InvalidRequest
 from localspec.installation import install_extra_command
@@ -351,12 +350,12 @@ def test_other_requests_are_served_while_files_are_expanded(
 
 def test_a_package_is_found_once_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = set[str]()
-    monkeypatch.setattr(pictures, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(files, "find_spec", lambda name: name if name in installed else None)
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="is a picture, for which localspec needs another"):
-            pictures.require_extra("made_up_package", "a picture", "p")
+            files.require_extra("made_up_package", "a picture", "p")
     installed.add("made_up_package")
-    pictures.require_extra("made_up_package", "a picture", "p")
+    files.require_extra("made_up_package", "a picture", "p")
 
 
 @pytest.mark.parametrize(

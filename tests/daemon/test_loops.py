@@ -22,31 +22,26 @@ def looping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 @pytest.mark.parametrize(("fields", "limit"), [({"loop_guard": "all"}, "loop"), ({}, "tokens")])
-def test_a_completion_says_that_it_was_in_a_loop(
-    looping: Home, fields: dict[str, str], limit: str
+@pytest.mark.parametrize(
+    ("path", "question"),
+    [
+        ("/v1/completions", {"prompt": [1, 100]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_an_answer_says_that_it_was_in_a_loop(
+    looping: Home, path: str, question: dict[str, Any], fields: dict[str, str], limit: str
 ) -> None:
-    body = {"prompt": [1, 100], "max_tokens": 3500, "temperature": 0, **fields}
-    answer = looping.request("POST", "/v1/completions", body).json
-    assert answer["choices"][0]["finish_reason"] == "length"
+    body = {**question, "max_tokens": 3500, "temperature": 0, **fields}
+    answer = looping.request("POST", path, body).json
     assert answer["localspec"]["limit"] == limit
     assert answer["localspec"].get("loop") == ("text" if fields else None)
-    assert (answer["usage"]["completion_tokens"] < 3500) is bool(fields)
-    streamed = looping.request("POST", "/v1/completions", {**body, "stream": True})
-    *_, last, _ = streamed.body.decode().strip().split("\n\n")
-    assert json.loads(last.removeprefix("data: "))["localspec"]["limit"] == limit
-
-
-@pytest.mark.parametrize(("fields", "limit"), [({"loop_guard": "all"}, "loop"), ({}, "tokens")])
-def test_a_message_says_that_it_was_in_a_loop(
-    looping: Home, fields: dict[str, str], limit: str
-) -> None:
-    messages = [{"role": "user", "content": "a"}]
-    body = {"messages": messages, "max_tokens": 3500, "temperature": 0, **fields}
-    answer = looping.request("POST", "/v1/messages", body).json
-    assert answer["stop_reason"] == "max_tokens"
-    assert answer["localspec"]["limit"] == limit
-    assert answer["localspec"].get("loop") == ("text" if fields else None)
-    streamed = looping.request("POST", "/v1/messages", {**body, "stream": True})
+    if path == "/v1/messages":
+        assert answer["stop_reason"] == "max_tokens"
+    else:
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert (answer["usage"]["completion_tokens"] < 3500) is bool(fields)
+    streamed = looping.request("POST", path, {**body, "stream": True})
     *_, last, _ = streamed.body.decode().strip().split("\n\n")
     assert json.loads(last.partition("data: ")[2])["localspec"]["limit"] == limit
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.api.pictures import jpeg_of_scans
 from benchmarks.synthetic_projector import png
 from localspec.daemon.completion.conversion_child import MAX_PIXELS
-from localspec.daemon.completion.pictures import MAX_JPEG_SCANS, check_picture, read_picture
+from localspec.daemon.completion.files import MAX_JPEG_SCANS, check_picture, read_picture
 from localspec.errors import InvalidRequest
 
 SIGNATURES = [b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"\xff\xd8\xff", b"RIFF", b"", b"%PDF-"]

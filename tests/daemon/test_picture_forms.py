@@ -23,8 +23,8 @@ from benchmarks.synthetic_projector import write_projector
 from localspec.attached_files import PNG_SIGNATURE, read_orientation
 from localspec.daemon.completion import files
 from localspec.daemon.completion.conversion_child import convert
-from localspec.daemon.completion.files import Converter
-from localspec.daemon.completion.pictures import (
+from localspec.daemon.completion.files import (
+    Converter,
     decode_base64,
     picture_url,
     read_data_url,

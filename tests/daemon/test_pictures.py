@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_projector import PICTURE_TOKENS, png, png_of, write_projector
-from localspec.daemon.completion.pictures import MAX_PICTURES
+from localspec.daemon.completion.files import MAX_PICTURES
 from tests.support.daemons import Answer, Home, RunningDaemon, alive, temporary_home, wait_for
 from tests.support.pairs import CONTEXT_SHAPE, contextual_pair
 

@@ -129,16 +129,6 @@ LANGUAGES: list[tuple[str, list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("source", "inside", "outside"), LANGUAGES, ids=[row[0] for row in LANGUAGES]
-)
-def test_a_grammar_has_its_language(
-    language: Language, source: str, inside: list[str], outside: list[str]
-) -> None:
-    assert [text for text in inside if not language.contains(source, text)] == []
-    assert [text for text in outside if language.contains(source, text)] == []
-
-
 def test_token_terminals_work_in_the_compiling_process(language: Language) -> None:
     isolated = Language(language.vocab, isolated=True)
     try:
@@ -165,10 +155,19 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_grammars_of_llama_cpp_work(language: Language, name: str) -> None:
-    source = (SHIPPED / f"{name}.gbnf").read_text(encoding="utf-8")
-    inside, outside = EXAMPLES[name]
+@pytest.mark.parametrize(
+    ("source", "inside", "outside"),
+    [
+        *(pytest.param(*language, id=language[0]) for language in LANGUAGES),
+        *(
+            pytest.param((SHIPPED / f"{name}.gbnf").read_text(encoding="utf-8"), *texts, id=name)
+            for name, texts in EXAMPLES.items()
+        ),
+    ],
+)
+def test_a_grammar_has_its_language(
+    language: Language, source: str, inside: list[str], outside: list[str]
+) -> None:
     assert [text for text in inside if not language.contains(source, text)] == []
     assert [text for text in outside if language.contains(source, text)] == []
 

@@ -189,13 +189,6 @@ def with_key(data: bytes, key: str, kind: int, value: object) -> bytes:
     return _spliced(data, 16, 24, struct.pack("<Q", count + 1) + added)
 
 
-def with_keys(data: bytes, metadata: dict[str, tuple[int, object]]) -> bytes:
-    """Do as `with_key` does for several keys: key → (value type, value)."""
-    for key, (kind, value) in metadata.items():
-        data = with_key(data, key, kind, value)
-    return data
-
-
 def _spliced(data: bytes, start: int, stop: int, new: bytes) -> bytes:
     """Return `data` with other bytes in its header; the weights move to where they must be."""
     header = read_header(_Bytes(data))

@@ -51,35 +51,30 @@ def answer_slowly(seconds: float) -> Callable[[ReceivedRequest, socket.socket], 
     return answer
 
 
-def test_a_fast_server_gets_no_health_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstreams, "_FIRST_EVENT_S", 30.0)
-
-    async def main() -> None:
-        table = Upstreams(lambda _: OTHER)
-        assert await read_text(table, make_pair(server)) == "hello there"
-        await table.close()
-
-    with scripted_server() as server:
-        asyncio.run(main())
-        assert [request.path for request in server.requests] == ["/v1/chat/completions"]
-
-
-def test_a_slow_server_that_answers_health_checks_is_waited_for(
+@pytest.mark.parametrize(
+    ("first_event_s", "seconds", "text", "checks"),
+    [(30.0, None, "hello there", set()), (0.01, 0.5, "at last", {"/v1/models"})],
+    ids=["fast", "slow"],
+)
+def test_only_a_slow_server_gets_health_checks_and_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
+    first_event_s: float,
+    seconds: float | None,
+    text: str,
+    checks: set[str],
 ) -> None:
-    monkeypatch.setattr(upstreams, "_FIRST_EVENT_S", 0.01)
+    monkeypatch.setattr(upstreams, "_FIRST_EVENT_S", first_event_s)
 
     async def main() -> None:
         table = Upstreams(lambda _: OTHER)
-        assert await read_text(table, make_pair(server)) == "at last"
+        assert await read_text(table, make_pair(server)) == text
         await table.close()
 
-    with scripted_server(answer=answer_slowly(0.5)) as server:
+    with scripted_server(answer=answer_slowly(seconds) if seconds else None) as server:
         asyncio.run(main())
-        assert {request.path for request in server.requests} == {
-            "/v1/chat/completions",
-            "/v1/models",
-        }
+        paths = [request.path for request in server.requests]
+        assert paths.count("/v1/chat/completions") == 1
+        assert set(paths) == {"/v1/chat/completions"} | checks
 
 
 def test_a_silent_server_is_given_up_unless_another_answer_goes_on(
