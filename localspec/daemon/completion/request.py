@@ -17,7 +17,7 @@ from localspec.chat import tools
 from localspec.chat.markers import REASONING_TOKENS
 from localspec.chat.notations.call_readers import replace_halves
 from localspec.chat.tools import read_constraint
-from localspec.daemon.completion.pictures import PictureReader
+from localspec.daemon.completion.files import PictureReader
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.calls import EXPLAINED, CallFormat

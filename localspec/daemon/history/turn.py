@@ -17,7 +17,7 @@ import msgspec
 
 from localspec.chat.notations.call_readers import replace_halves
 from localspec.daemon.completion.answer import Choice
-from localspec.daemon.completion.pictures import PLACEHOLDER
+from localspec.daemon.completion.files import PLACEHOLDER
 from localspec.daemon.completion.request import PREFIX_SEPARATOR, content_text, continued_part
 from localspec.daemon.history.responses import NewResponse, StoredResponse
 from localspec.daemon.history.store import ConversationStore

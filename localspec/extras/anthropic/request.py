@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.daemon.completion.files import read_file
-from localspec.daemon.completion.pictures import decode_picture
+from localspec.daemon.completion.files import decode_picture, read_file
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.anthropic.client_tools import find_client_tool

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.daemon.completion.pictures import read_picture
+from localspec.daemon.completion.files import read_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.ollama.wire import (

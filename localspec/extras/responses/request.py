@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from localspec.chat.tools import custom_arguments, custom_parameters, describe_grammar
-from localspec.daemon.completion.files import read_file
-from localspec.daemon.completion.pictures import read_picture
+from localspec.daemon.completion.files import read_file, read_picture
 from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.client_tools import (
