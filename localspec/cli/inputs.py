@@ -389,7 +389,11 @@ def read_text(name: str) -> str:
     try:
         if b"\0" not in data:
             text = data.decode("utf-8-sig")
-            return _notebook_text(name, text) if name.endswith(".ipynb") else text
+            if name.endswith(".ipynb"):
+                from localspec.cli import documents
+
+                return documents.notebook_text(name, text)
+            return text
     except UnicodeDecodeError as error:
         if describe_kind(data) == _UNKNOWN_KIND:
             raise UsageError(
@@ -400,12 +404,6 @@ def read_text(name: str) -> str:
 
 
 _UNKNOWN_KIND = "binary data (it contains NUL bytes)"
-
-
-def _notebook_text(name: str, text: str) -> str:
-    from localspec.cli import documents
-
-    return documents.notebook_text(name, text)
 
 
 def describe_kind(data: bytes) -> str:

@@ -326,9 +326,6 @@ class TextValues(Values):
     def _never(self) -> list[str]:
         return [self._stop] if self._stop else []
 
-    def _write_end(self) -> str:
-        return lark_string(self._after_close) if self._after_close else ""
-
     def _write_value(self, schema: Any) -> str:
         """Return the expression of a value and what closes it."""
         target = self._target(schema)
@@ -430,7 +427,8 @@ class TagValues(TextValues):
         [kind, *_] = kinds
         separator = separator.replace(TYPE_PLACEHOLDER, "number" if kind == "integer" else kind)
         head = self._spelled(f"{opening}{key}{separator}")
-        return f"{head} {self._write_value(schema)} {self._write_end()}"
+        end = lark_string(self._after_close) if self._after_close else ""
+        return f"{head} {self._write_value(schema)} {end}"
 
 
 _MAX_ELEMENT_DEPTH = 20  # of elements in elements, which a schema may nest without end

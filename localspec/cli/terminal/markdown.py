@@ -660,9 +660,10 @@ class Screen:
         self._n_shown = len(line.text)
 
     def _line_rows(self, line: Line, *, complete: bool) -> list[str]:
-        text, width = line.text[self._n_fixed :], self._max_columns()
+        text, columns = line.text[self._n_fixed :], shutil.get_terminal_size().columns
+        width = max(min(columns - 1, MAX_COLUMNS), 10)
         if line.kind == "code":
-            text = replace_lost_tabs(text, shutil.get_terminal_size().columns)
+            text = replace_lost_tabs(text, columns)
             return [self._reader.highlighter.highlight_line(text) if complete else text]
         if line.kind == "rule":
             return [paint(styled("─" * width, line.style))]
@@ -694,9 +695,6 @@ class Screen:
         else:
             for line in lines:
                 self._add_text_line(line)
-
-    def _max_columns(self) -> int:
-        return max(min(shutil.get_terminal_size().columns - 1, MAX_COLUMNS), 10)
 
     def _reset_rows(self) -> None:
         """Leave the drawn rows unchanged from now on."""

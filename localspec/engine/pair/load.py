@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -345,8 +345,8 @@ def assemble_pair(job: LoadJob, models: PairModels, notes: list[str]) -> LoadedP
     drafting = Drafting(None, None, no_draft)
     if draft is not None and no_rollback is None:
         make_room = slots.evict if draft.borrows else partial(_evict_draft, slots, exact)
-        text = pair_models.hold_sample_text if draft.borrows else _hold_nothing
-        with text(context, batch) as n_before:
+        held = pair_models.hold_sample_text(context, batch) if draft.borrows else nullcontext(0)
+        with held as n_before:
             drafting = make_drafter(job, models, draft, make_room, n_before, stored, notes)
     learned = make_learned(costs, drafting.costs, stored)
     exact.draft_with(drafting.drafter, learned.calibrations.answers)
@@ -370,10 +370,6 @@ def assemble_pair(job: LoadJob, models: PairModels, notes: list[str]) -> LoadedP
         pair.memory.add(tokens, conversation)
     job.progress("profile", 1.0)
     return pair
-
-
-def _hold_nothing(_target: Context, _batch: Batch) -> AbstractContextManager[int]:
-    return nullcontext(0)
 
 
 def _folder(path: str) -> Path | None:

@@ -264,7 +264,7 @@ def _resume(
         "base": [plan.base, info.st_size, info.st_mtime_ns],
         "method": plan.method,
     }
-    answers = {_digest_answer(text) for text in learned if not text.file}
+    answers = {_digest(json.dumps([text.prompt, text.answer])) for text in learned if not text.file}
     files = {_digest(text.file) for text in learned if text.file}
     start = ""
     for folder in work.parent.glob(f"{WORK_PREFIX}*"):
@@ -282,10 +282,6 @@ def _resume(
     state = settings | {"answers": sorted(answers), "files": sorted(files)}
     write_atomically(work / _STATE, json.dumps(state).encode())
     return start, held_out
-
-
-def _digest_answer(text: TrainingText) -> str:
-    return _digest(json.dumps([text.prompt, text.answer]))
 
 
 def _digest(content: str) -> str:

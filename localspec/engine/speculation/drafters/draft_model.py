@@ -678,17 +678,13 @@ def _stand_ins(
     missing = [*compatibility.differing, *range(compatibility.common, target.size)]
     if not missing:
         return {}
-    by_text = _index_by_text(draft)
+    by_text = {draft.text(token): token for token in reversed(range(draft.size))}
     meanings = {target.bos: draft.bos, target.eos: draft.eos, target.end: draft.end}
     stand_ins = {}
     for token in missing:
         equivalent = meanings.get(token, -1)
         stand_ins[token] = by_text.get(target.text(token), equivalent if equivalent >= 0 else space)
     return stand_ins
-
-
-def _index_by_text(vocab: Vocab) -> Mapping[str, int]:
-    return {vocab.text(token): token for token in reversed(range(vocab.size))}
 
 
 def _find_space(vocab: Vocab) -> int:
