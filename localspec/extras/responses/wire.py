@@ -418,7 +418,7 @@ EVENTS: tuple[Any, ...] = (
 )
 
 
-# They are checked as leniently as OpenAI intends: fields and items of newer clients are no error, and
+# Requests are checked as leniently as OpenAI intends: fields and items of newer clients are no error, and
 # null is read as a missing field.
 
 
