@@ -33,7 +33,7 @@ COMMANDS = {
     },
     "Integrate": {
         "launch": ("launch", "launch_command", "Start Claude Code, Codex, opencode or pi."),
-        "editor": ("editors", "editor_command", "Set up Vim, Neovim or another editor."),
+        "editor": ("editors", "editor_command", "Set up Vim, Neovim, VS Code or another editor."),
         "lsp": ("editors", "lsp_command", "Run a language server for an editor."),
         "acp": ("editors", "acp_command", "Run a chat for an editor's agent panel."),
         "embed": ("embeddings", "command", "Turn texts into embeddings."),

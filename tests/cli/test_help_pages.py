@@ -151,10 +151,10 @@ def test_links_to_pages_are_shown_as_commands() -> None:
 
 def test_a_short_page_is_drawn_on_the_terminal(home: Home) -> None:
     environment = {**home.environment, "PAGER": "false"}
-    with terminal(environment, "help", "vscode", lines=60) as session:
-        session.expect("llama-vscode.endpoint")
+    with terminal(environment, "help", "zed", lines=60) as session:
+        session.expect("edit_predictions")
         assert session.wait() == 0
-        assert "# VS Code" not in session.text
+        assert "# Zed" not in session.text
         assert "\x1b[1" in session.raw
 
 

@@ -64,6 +64,7 @@ REFUSED = {
     "localspec tune --new --files ~/src/project --minutes 240": (2, "There is no file or folder"),
     "localspec uninstall": (2, "add --yes"),
     "localspec uninstall --models --history": (2, "add --yes"),
+    "localspec editor install vscode": (1, "Install from VSIX"),
     "localspec launch claude": (1, "npm install -g @anthropic-ai/claude-code"),
     "localspec tune --revert": (2, "add --yes"),
     'localspec ask -f shot.png "What does it say?"': (2, "shot.png cannot be read"),

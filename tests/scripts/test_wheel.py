@@ -35,10 +35,11 @@ def test_the_wheel_has_the_package_and_its_data_only(built: Path) -> None:
     if extras.is_here("bench"):
         data |= {f"extras/bench/{name}" for name in ("schema.json", "workloads.toml")}
     data |= {"extras/launch/pi.mjs"} if extras.is_here("launch") else set()
-    plugin = ROOT / "localspec" / "extras" / "editors" / "vim"
+    editors = ROOT / "localspec" / "extras" / "editors"
     data |= {
-        f"extras/editors/vim/{path.relative_to(plugin)}"
-        for path in plugin.rglob("*")
+        f"extras/editors/{path.relative_to(editors)}"
+        for folder in ("vim", "vscode")
+        for path in (editors / folder).rglob("*")
         if path.is_file()
     }
     data |= {f"docs/{path.relative_to(DOCS)}" for path in DOCS.rglob("*.md")}

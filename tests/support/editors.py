@@ -187,7 +187,7 @@ class _Handler(socketserver.StreamRequestHandler):
         while (line := self.rfile.readline().strip()) != b"":
             if line.lower().startswith(b"content-length:"):
                 length = int(line.split(b":")[1])
-        body = json.loads(self.rfile.read(length))
+        body = json.loads(self.rfile.read(length) or b"{}")
         self.server.requests.append((target, body))
         pieces = self.server.reply(target, body)
         if pieces is None:

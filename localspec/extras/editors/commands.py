@@ -2,7 +2,7 @@
 
 acp       a chat in an editor's agent panel
 complete  complete code at a position in a file
-editor    the plug-in for Vim and Neovim, and settings for other editors
+editor    plug-ins for Vim, Neovim and VS Code, and settings for other editors
 lsp       the language server
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from types import ModuleType
 from typing import Any
 
 import click
@@ -22,7 +21,7 @@ from localspec.cli.options import AskOptions, select_options
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
-from localspec.extras.editors import emacs, plugin, servers, settings
+from localspec.extras.editors import emacs, plugin, servers, settings, vscode
 from localspec.paths import default_paths
 
 _POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
@@ -129,34 +128,31 @@ def editor_command() -> None:
     pass
 
 
-_EDITORS = (*plugin.EDITORS, "emacs")
-_editor = click.argument("editor", type=click.Choice(_EDITORS))
+_MODULES = {"vim": plugin, "nvim": plugin, "emacs": emacs, "vscode": vscode}
+_editor = click.argument("editor", type=click.Choice(list(_MODULES)))
 
 
 @editor_command.command(
     help="Install the plug-in for Vim or Neovim, which completes code as you type and answers questions "
     "about it: one file is written, which leads to this installation of localspec. In the editor: :help "
-    "localspec. For Emacs, settings for gptel and minuet are written into its init file.",
+    "localspec. For Emacs, settings for gptel and minuet are written into its init file. For VS Code and its "
+    "forks, their own programs (code, codium, …) install a small extension, which does the same.",
     epilog="Example: localspec editor install nvim",
 )
 @_editor
 @flag("--print", "only_print", help="Only print the file that would be written.")
 def install(editor: str, only_print: bool) -> int:
-    module = _settings_module(editor)
+    module = _MODULES[editor]
     if only_print:
-        comment = ";;" if editor == "emacs" else '"'
+        comment = {"emacs": ";;", "vscode": "//"}.get(editor, '"')
         render.verbatim(f"{comment} {module.file(editor)}\n{module.text(editor)}")
         return 0
     render.line(f"Written: {module.install(editor)}")
     undo = f"localspec editor uninstall {editor}"
     render.line(f"It takes effect when the editor starts. To undo: {undo}")
-    if not shutil.which(editor):
+    if editor != "vscode" and not shutil.which(editor):
         render.note(f"Note: {editor} is not on the PATH, so it may not be installed here.")
     return 0
-
-
-def _settings_module(editor: str) -> ModuleType:
-    return emacs if editor == "emacs" else plugin
 
 
 @editor_command.command(
@@ -174,7 +170,7 @@ def uninstall(editor: str, yes: bool) -> int:
 
 def remove_installed(*editors: str) -> bool:
     """Remove what was installed for these editors, or for all, and return whether there was anything."""
-    paths = [_settings_module(editor).uninstall(editor) for editor in editors or _EDITORS]
+    paths = [_MODULES[editor].uninstall(editor) for editor in editors or _MODULES]
     for path in filter(None, paths):
         render.line(f"Removed from: {path}" if path.exists() else f"Removed: {path}")
     return any(paths)

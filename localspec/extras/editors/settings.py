@@ -197,7 +197,7 @@ def _jetbrains(_: EditorEnvironment) -> str:
     return json.dumps({"agent_servers": {"localspec": _AGENT}}, indent=2)
 
 
-def _vscode(machine: EditorEnvironment) -> str:
+def _llama_vscode(machine: EditorEnvironment) -> str:
     settings = {"endpoint": f"http://{machine.listen}", "api_key": machine.token}
     return json.dumps({f"llama-vscode.{key}": value for key, value in settings.items()}, indent=2)
 
@@ -255,9 +255,7 @@ SETTINGS = {
     "jetbrains": EditorSettings(
         "~/.jetbrains/acp.json, for the AI chat of JetBrains' editors", _jetbrains, server="acp"
     ),
-    "vscode": EditorSettings(
-        "VS Code's settings.json, for the extension llama.vscode", _vscode, tcp=True
-    ),
+    "llama.vscode": EditorSettings("VS Code's settings.json", _llama_vscode, tcp=True),
 }
 
 

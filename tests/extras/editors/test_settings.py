@@ -37,7 +37,7 @@ LANGUAGES = {
     **dict.fromkeys(("nvim-lsp", "minuet"), "lua"),
     **dict.fromkeys(("eglot", "lsp-mode", "gptel", "emacs"), "lisp"),
     **dict.fromkeys(("helix", "kakoune"), "toml"),
-    **dict.fromkeys(("zed", "jetbrains", "vscode"), "json"),
+    **dict.fromkeys(("zed", "jetbrains", "llama.vscode"), "json"),
 }
 
 
