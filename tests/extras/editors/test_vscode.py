@@ -203,7 +203,7 @@ def test_text_after_the_cursor_is_not_suggested_again() -> None:
 @needs_node
 def test_a_key_ends_the_request_before_it(replies: Replies) -> None:
     replies.hangs = True
-    with coding(replies.home, nextEdit=False) as code:
+    with coding(replies.home) as code:
         for count, key in enumerate(" xyz", 1):
             code("type", key)
             replies.wait_for("/infill", count)
@@ -223,7 +223,7 @@ def test_a_next_edit_is_shown_and_accepted(replies: Replies, line_end: str) -> N
         edit(2, [], ["", "def sub(a, b):"]),
         edit(4, ["print(add(1, 2))"], ["print(add(1, 2, 3))", "print(4)"]),
     ]
-    with coding(replies.home, CODE.replace("\n", line_end)) as code:
+    with coding(replies.home, CODE.replace("\n", line_end), nextEdit=True) as code:
         code.type(" a + b + c")
         state = code.until("added", [", c"])
         assert state["contexts"]["localspec.proposed"]
@@ -253,7 +253,7 @@ def test_a_next_edit_is_shown_and_accepted(replies: Replies, line_end: str) -> N
 def test_a_rejected_edit_is_not_shown_again_and_typing_drops_one(replies: Replies) -> None:
     replies.suggestion = ""
     replies.edits = [edit(0, ["def add(a, b):"], ["def add(a, b, c):"])]
-    with coding(replies.home) as code:
+    with coding(replies.home, nextEdit=True) as code:
         code.type(" c")
         code.until("added", [", c"])
         code("key", "escape")
@@ -289,7 +289,7 @@ def test_random_changes_are_noted(replies: Replies, seed: int) -> None:
     rng = random.Random(seed)
     text = "return\n" + "".join(f"line {number}\n" for number in range(30))
     keys = [("type", "\n"), ("type", "ab"), ("type", "x\ny"), ("key", "backspace")]
-    with coding(replies.home, text, nextEdit=False) as code:
+    with coding(replies.home, text) as code:
         for count in range(1, 8):
             code("move", rng.randrange(10, len(code()["text"])))
             for _ in range(rng.randrange(1, 5)):
@@ -346,7 +346,7 @@ def test_a_daemon_that_cannot_be_started_is_said_in_the_status_bar() -> None:
 def test_two_hundred_keys_leave_no_busy_slot_and_a_killed_daemon_is_started_again() -> None:
     """The shipped pair suggests; the daemon is started by the first key, and again after it was killed."""
     text = "import shutil\n\n\ndef copy(a, b):\n    return"
-    with temporary_home() as home, coding(home, text, nextEdit=False) as code:
+    with temporary_home() as home, coding(home, text) as code:
         code("type", "\n    x = shutil.c")
         code.until("ghost", bool)
         typed = "opytree(a, b, symlinks=True) # " * 7
