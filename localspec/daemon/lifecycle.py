@@ -224,6 +224,13 @@ class _Server(uvicorn.Server):
             self._tcp = None
 
 
+def _find_backend() -> str | None:
+    """Return the backend that llama.cpp was built for. The daemon begins without what finds it."""
+    from localspec.machine import installed_backend
+
+    return installed_backend()
+
+
 class Daemon:
     """One run of the daemon."""
 
@@ -252,6 +259,7 @@ class Daemon:
             lambda: free_memory(workers=table.pids),
             checks=checks,
             by_tcp=tcp.is_tcp_request,
+            backend=_find_backend,
         )
         table.preset = registry.preset
         parts = paths, table, registry, ConversationStore(paths)

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from localspec.protocol.frames import PassCosts, Speculation, Timings, Verified
-from localspec.protocol.pairs import Capability, FitView
+from localspec.protocol.pairs import Capability, FitView, ForecastView
 
 
 class PromptTokensDetails(Struct):
@@ -426,6 +426,9 @@ class PairStatus(Struct):
     - `unloads_in`: seconds until it is unloaded if there is no request; null: never.
     - `keep`: it is not unloaded to make room for another pair.
     - `costs`: null for a model that generates no text.
+    - `forecast`: what was expected of it before the load; null if it is unknown.
+    - `plain_per_second`: its answers without drafts, as far as they had the engine for themselves; measured,
+      or estimated beside drafts.
     - `figures`: of its answers since the daemon first used it.
     """
 
@@ -447,6 +450,8 @@ class PairStatus(Struct):
     unloads_in: float | None = None
     keep: bool = False
     costs: PassCosts | None = None
+    forecast: ForecastView | None = None
+    plain_per_second: float | None = None
     figures: Figures = field(default_factory=Figures)
 
 

@@ -149,6 +149,31 @@ class Original(Struct):
     vocabulary: int = 0
 
 
+class Interval(Struct, frozen=True):
+    """Tokens per second between bounds that four of five should keep. `likely`: null if it is unknown."""
+
+    low: float
+    likely: float | None
+    high: float
+
+
+class ForecastView(Struct, frozen=True):
+    """What is expected of a pair on this machine, from its header, the plan and earlier loads.
+
+    - `plain`: writing without drafts. `reading`: of a prompt; null if it is unknown.
+    - `drafted`: writing with drafts; null without a draft. Where nobody has published how many of them are
+      accepted, it reaches from none to 80 %, and nothing in it is likely.
+    - `acceptance`: accepted tokens per drafted one by kind of work, as published; empty: unknown.
+    - `loads`: the models loaded here that it was learned from; 0: the speeds of a usual workstation.
+    """
+
+    plain: Interval
+    reading: Interval | None
+    drafted: Interval | None
+    acceptance: dict[str, float]
+    loads: int
+
+
 class PairEntry(Struct):
     """A pair as lists show it.
 
@@ -163,6 +188,8 @@ class PairEntry(Struct):
     - `takes`: bytes of memory, of a loaded pair.
     - `since`: when it was loaded (Unix time).
     - `originals`: the original models of the target and of its draft, if the catalogue names them.
+    - `forecast`: how fast it should be, in the list of the catalogue; null if that cannot be told.
+    - `advice`: what of a pair that does not fit would.
     """
 
     name: str
@@ -188,6 +215,8 @@ class PairEntry(Struct):
     takes: int | None = None
     since: float | None = None
     originals: tuple[Original, ...] = ()
+    forecast: ForecastView | None = None
+    advice: str = ""
 
 
 class PairList(Struct):
@@ -325,6 +354,7 @@ class PairView(Struct):
     - `tuned`: the draft that `localspec tune` made, and that is used in place of the pair's own.
     - `projector`: the file by which the target reads pictures.
     - `rpc`: the machines that hold layers of the target, as models.toml names them.
+    - `forecast`: how fast it should be; null if it does not fit, or that cannot be told.
     """
 
     name: str
@@ -351,6 +381,7 @@ class PairView(Struct):
     tuned: TunedDraft | None = None
     projector: ProjectorView | None = None
     rpc: tuple[str, ...] = ()
+    forecast: ForecastView | None = None
 
     @property
     def capabilities(self) -> list[Capability]:
@@ -473,6 +504,7 @@ class DraftView(Struct):
     - `file`: the name that `add` takes for it: its name in Ollama, or its path. It is empty for
       the target's own heads, which draft where no other draft is named.
     - `kind`: what it drafts with.
+    - `forecast`: how fast the target should be with it, for one that matches and fits.
     """
 
     name: str
@@ -487,6 +519,7 @@ class DraftView(Struct):
     tied: bool = False
     file: str = ""
     kind: DraftKind = "model"
+    forecast: ForecastView | None = None
 
 
 class Drafts(Struct):

@@ -46,8 +46,9 @@ from localspec.registry.disk.drafts import (
     list_files_beside,
     list_projectors,
 )
-from localspec.registry.header.fit import FreeMemory
+from localspec.registry.header.fit import FreeMemory, LoadOptions, can_foresee
 from localspec.registry.header.model import read_local_model
+from localspec.registry.header.speeds import load_speeds
 from localspec.registry.hub.offline import find_endpoint
 from localspec.registry.hub.repository import derive_pair_name, parse_reference
 from localspec.registry.ollama_names import find_same_family, find_same_model, is_ollama_name
@@ -195,18 +196,20 @@ class Registry:
         *,
         checks: bool = True,
         by_tcp: Callable[[], bool] = bool,
+        backend: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Create the registry. `in_use` returns whether a pair is loaded.
 
         free_memory: returns the memory that a pair could have if it were loaded instead of the present one.
         checks: if False, files named by path are not checked: a foreign engine decides itself what it can
         read. by_tcp: returns whether the current request came over TCP, so that no error reveals a path.
+        backend: returns that which llama.cpp was built for.
         """
         self.paths = paths
         self.in_use = in_use
         self.free_memory = free_memory
         self._checks = checks
-        self._by_tcp = by_tcp
+        self._by_tcp, self._backend = by_tcp, backend
         self._lock = threading.Lock()
         self._hashes = HashCache()
         unfinished = UnfinishedPulls(paths.unfinished_pulls)
@@ -222,11 +225,14 @@ class Registry:
             return self._catalogue
 
     def _make_job(self, target: PullTarget) -> Job:
+        free, speeds = self.free_memory(), load_speeds(str(self.paths.state))
+        load = LoadOptions(speeds=speeds, foreseeable=can_foresee(self._backend(), free))
         return Job(
             target=target,
             store=str(self.paths.store),
             pairs=dict(self.catalogue.pairs),
-            memory=self.free_memory(),
+            memory=free,
+            load=load,
             login_endpoint=find_endpoint(),
         )
 

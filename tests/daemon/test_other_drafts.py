@@ -11,6 +11,7 @@ from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, target_cycle, write_mo
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import TINY_HEADS, write_heads
+from localspec.config import Config
 from localspec.daemon.pairs.views import rank_drafts_for
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
@@ -101,7 +102,7 @@ def test_the_drafts_of_a_pair_are_listed_wherever_they_lie(
 
     def list_drafts(name: str) -> list[str]:
         pair = registry.resolve(name)
-        report = rank_drafts_for(registry, pair, [], None, lambda _: None)
+        report = rank_drafts_for(registry, pair, [], Config(), None, lambda _: None)
         return [view.name for view in report.drafts or [] if view.matched]
 
     assert list_drafts("builtin") == ["draft.gguf"]

@@ -15,15 +15,15 @@ from localspec.daemon.worker.plan import (
     LoadPlan,
     LoadPlanner,
     free_memory,
-    learn_speeds,
-    load_speeds,
+    learn_answer,
+    learn_load,
     memory_load,
 )
 from localspec.machine import CommandResult, Host
-from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts
+from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts, PromptCost
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
-from localspec.registry.header.rate import MemorySpeeds, PassSpeed
+from localspec.registry.header.speeds import LoadRecord, MemorySpeeds, Part, load_speeds
 from tests.support import architectures
 
 TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
@@ -78,8 +78,12 @@ def test_on_a_gpu_that_is_too_small_for_both_the_faster_placement_is_taken(
     free = fit.FreeMemory(PLENTY, vram)
     placements = set()
     for ram_ms in (1.0, 25.0, 1e5):
-        speeds = MemorySpeeds(gpu=PassSpeed(0.5, 0.1), ram=PassSpeed(ram_ms, 0.3))
-        (tmp_path / "memory_speeds.json").write_bytes(msgspec.json.encode(speeds))
+        parts = [
+            (Part("gpu", "layers", "Q8_0", (1.0,) * 4), 0.5),
+            (Part("ram", "layers", "Q8_0", (1.0,) * 4), ram_ms),
+        ]
+        records = [LoadRecord(part.memory, (part,), 0, 0, {"1": ms}) for part, ms in parts]
+        (tmp_path / "memory_speeds.json").write_bytes(msgspec.json.encode(records))
         settings = msgspec.structs.replace(ASKED, state_dir=str(tmp_path))
         planned = plan_load(pair, settings, free, "cuda")
         plan = planned.plan
@@ -113,10 +117,16 @@ def test_experts_leave_a_gpu_that_is_too_small_for_a_mixture(
     assert planned.notes[-1].startswith(
         "The experts of the first 1 layers lie in main memory: about"
     )
-    assert whole.read_gib
-    assert planned.read_gib
-    assert sum(planned.read_gib[0]) == pytest.approx(sum(whole.read_gib[0]))
-    assert planned.read_gib[0][1] > whole.read_gib[0][1] == 0
+    read = [
+        {
+            memory: sum(p.gib[0] for p in plan.passes.parts if p.memory == memory)
+            for memory in ("gpu", "ram")
+        }
+        for plan in (whole, planned)
+        if plan.passes
+    ]
+    assert sum(read[1].values()) == pytest.approx(sum(read[0].values()))
+    assert read[1]["ram"] > read[0]["ram"] == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"gpu": {"gib_ms": -1, "row_share": 0}}', b"[]"])
@@ -125,19 +135,31 @@ def test_a_damaged_file_of_speeds_is_ignored(content: bytes, tmp_path: Path) -> 
     assert load_speeds(str(tmp_path)) == MemorySpeeds()
 
 
-def test_a_load_teaches_the_speed_of_its_memory(pair: PairFiles, tmp_path: Path) -> None:
+def test_a_load_and_answers_teach_the_speed_of_its_memory(pair: PairFiles, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(ASKED, state_dir=str(tmp_path))
     for built, vram in (("cpu", 0), ("cuda", PLENTY)):
-        planned = plan_load(pair, settings, fit.FreeMemory(PLENTY, vram), built)
-        assert planned.read_gib
-        before = load_speeds(str(tmp_path))
-        learn_speeds(planned, PassCosts({1: 9e3, 4: 18e3, 16: 50e3}, {}, 0.0))
-        after = load_speeds(str(tmp_path))
-        changed, kept = ("gpu", "ram") if vram else ("ram", "gpu")
-        assert getattr(after, changed).gib_ms > 10 * getattr(before, changed).gib_ms
-        assert getattr(after, kept) == getattr(before, kept)
-    learn_speeds(planned, None)
-    assert load_speeds(str(tmp_path)) == after
+        free = fit.FreeMemory(PLENTY, vram)
+        planned = plan_load(pair, settings, free, built)
+        assert planned.passes
+        assert planned.passes.forecast.drafted
+        slow_ms = 2e3 / (planned.passes.forecast.plain.likely or 1)
+        learn_load(planned, PassCosts({1: slow_ms, 4: 2 * slow_ms}, {1: slow_ms / 8}, 0.0))
+        learned = plan_load(pair, settings, free, built).passes
+        assert learned
+        assert learned.forecast.plain.likely == pytest.approx(1e3 / slow_ms, rel=0.25)
+        assert learned.forecast.loads == 2
+        answer_ms = slow_ms / 1.5
+        for _ in range(8):
+            learn_answer(planned, answer_ms, PromptCost(answer_ms / 1e4))
+        learned = plan_load(pair, settings, free, built).passes
+        assert learned
+        assert learned.forecast.plain.likely == pytest.approx(1e3 / answer_ms, rel=0.25)
+        assert learned.forecast.reading
+        assert learned.forecast.reading.likely == pytest.approx(1e4 / answer_ms, rel=0.3)
+    before = load_speeds(str(tmp_path))
+    learn_load(planned, None)
+    learn_answer(planned, None, None)
+    assert load_speeds(str(tmp_path)) == before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -19,7 +20,8 @@ from localspec.registry.header.architectures import KvLengths, KvSize
 from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
 from localspec.registry.header.gguf import Tensor
 from localspec.registry.header.model import ModelInfo, read_local_model
-from localspec.registry.header.rate import MemorySpeeds, PassSpeed, Placement, RateEstimate
+from localspec.registry.header.rate import Placement, RateEstimate, forecast
+from localspec.registry.header.speeds import LoadRecord, MemorySpeeds, Part, PassSpeed
 from tests.support import published
 from tests.support.gguf_files import model
 
@@ -307,32 +309,83 @@ def test_without_a_gpu_drafts_are_kept_as_long_as_they_fit(small: ModelInfo, kin
     assert (plan.draft, plan.gpu_layers, plan.compared) == (True, 0, "")
 
 
-@given(truth=SPEEDS, layers=st.integers(0, 64), rows=st.integers(2, 8), alone=st.floats(0, 0.7))
-def test_speeds_are_learned_from_the_passes_of_loads(
-    truth: MemorySpeeds, layers: int, rows: int, alone: float
-) -> None:
-    """Loads of whole targets teach one memory each, and a divided one main memory.
+KINDS = ("Q4_K", "Q6_K", "Q8_0")
 
-    alone: the share of what a row reads that no other row of a wide pass reads, as its experts.
-    """
-    speeds = MemorySpeeds()
-    for on_gpu in (18.0, 18 * layers / 65):
-        one = on_gpu, 18 - on_gpu
-        wide = one[0] * (1 + alone * (rows - 1)), one[1] * (1 + alone * (rows - 1))
-        times = [
-            truth.gpu.pass_ms(one[0], count, gib[0]) + truth.ram.pass_ms(one[1], count, gib[1])
-            for gib, count in ((one, 1), (wide, rows))
-        ]
-        for _ in range(20):
-            speeds = speeds.learn(one, wide, times[0], times[1], rows)
-    can_learn = (1 - alone) * (rows - 1) / rows > 0.21
-    assert speeds.gpu.gib_ms == pytest.approx(truth.gpu.gib_ms, rel=1e-3)
-    if can_learn:
-        assert speeds.gpu.row_share == pytest.approx(truth.gpu.row_share, abs=1e-3)
-    if layers <= 0.9 * 65:
-        assert speeds.ram.gib_ms == pytest.approx(truth.ram.gib_ms, rel=1e-2)
-        if can_learn:
-            assert speeds.ram.row_share == pytest.approx(truth.ram.row_share, abs=1e-2)
+
+@given(data=st.data(), count=st.integers(4, 12))
+def test_the_speed_of_each_type_is_learned_from_the_passes_of_loads(
+    data: st.DataObject, count: int
+) -> None:
+    """Whatever a GiB of each type and a layer take, models of other mixtures of these types show it."""
+    rate = st.floats(-1.5, 1.5)
+    truth = {key: data.draw(rate) for key in ("ram", "layer", "round", *KINDS)}
+
+    def record(name: str) -> LoadRecord:
+        sizes = [data.draw(st.floats(0.05, 2.0)) for _ in KINDS]
+        parts = tuple(
+            Part("ram", "layers", kind, (gib,) * 4) for kind, gib in zip(KINDS, sizes, strict=True)
+        )
+        layers = data.draw(st.integers(8, 64))
+        ms = {
+            quantity: sum(
+                part.guess_ms(quantity) * math.exp(truth["ram"] + truth[part.kind])
+                for part in parts
+            )
+            + (layers * 0.04 * math.exp(truth["layer"]) if quantity != "read" else 0)
+            + (0.5 * math.exp(truth["round"]) if quantity == "1" else 0)
+            for quantity in ("1", "2", "4", "8", "read")
+        }
+        return LoadRecord(name, parts, layers, 1, ms)
+
+    *seen, new = [record(str(at)) for at in range(count + 1)]
+    speeds = MemorySpeeds.learn(seen)
+    for known in seen:
+        assert_expected(speeds, known, rel=0.06)
+    assert_expected(speeds, new, rel=0.5)
+
+
+def assert_expected(speeds: MemorySpeeds, record: LoadRecord, rel: float) -> None:
+    """Assert that the speeds expect what a record has measured."""
+    kinds = {part.kind: part.gib[0] for part in record.parts}
+    speed = speeds.of("ram", "layers", kinds)
+    gib, layers_ms = sum(kinds.values()), record.layers * speeds.layer_ms
+    for rows in (1, 2, 4, 8):
+        expected = speed.pass_ms(gib, rows) + layers_ms + (speeds.round_ms if rows == 1 else 0)
+        assert expected == pytest.approx(record.ms[str(rows)], rel=rel)
+    assert speed.reading_ms(gib) == pytest.approx(record.ms["read"], rel=rel)
+
+
+def test_what_no_load_has_shown_stays_as_it_was(small: ModelInfo) -> None:
+    """A type that no load has had is as fast as its memory, and its forecast less certain."""
+    part = Part("ram", "layers", "Q4_K", (1.0,) * 4)
+    speeds = MemorySpeeds.learn([LoadRecord("a", (part,), 0, 0, {"1": 50.0})])
+    assert speeds.of("gpu", "layers", {"Q4_K": 1.0}).gib_ms == MemorySpeeds().gpu.gib_ms
+    assert speeds.of("ram", "layers", {"Q8_0": 1.0}).gib_ms > MemorySpeeds().ram.gib_ms
+    others = [
+        part,
+        Part("ram", "layers", "Q8_0", (1.0,) * 4),
+        Part("gpu", "layers", "Q4_K", (1.0,) * 4),
+    ]
+    deviations = [speeds.expect_deviation([each], "1") for each in others]
+    assert deviations == sorted(deviations)
+
+
+@pytest.mark.parametrize("kind", ["own heads", *DRAFTS])
+def test_a_forecast_gives_the_range_where_acceptance_is_unknown(
+    small: ModelInfo, kind: Kind
+) -> None:
+    target, draft = pair_of(small, "14B", kind)
+    estimate = RateEstimate(target, draft, MemorySpeeds())
+    view = forecast(estimate, Placement(0, draft_layers=0))
+    assert view.loads == 0
+    assert view.drafted
+    assert view.drafted.likely is None
+    assert view.drafted.low == view.plain.low < view.drafted.high
+    known = forecast(estimate, Placement(0, draft_layers=0), {"code": 0.8, "prose": 0.4}).drafted
+    assert known
+    assert known.likely
+    assert known.low < known.likely < known.high
+    assert forecast(estimate, Placement(0, drafts=False)).drafted is None
 
 
 def test_rows_that_read_experts_of_their_own_share_no_cost() -> None:

@@ -35,6 +35,7 @@ def list_command(everything: bool, disk: bool, as_json: bool) -> int:
     help="List pairs available to pull, and whether each fits into this machine's free "
     "memory; 'partly' means that it needs main memory besides the GPU's. Drafts come "
     "from a draft model, from heads trained with the target (MTP) or from the text itself (n-gram). "
+    "TOKENS/S is a forecast, from plain writing to that with drafts, or what of a pair would fit. "
     "With TEXT, list only pairs whose name or description contains it.",
     epilog="Examples:\n\n\b\n  localspec catalogue --fits\n  localspec catalogue coder",
 )

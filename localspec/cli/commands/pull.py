@@ -171,7 +171,7 @@ class _Pulls:
         render.error(f"{name}: {error.message}")
 
     def _show(self, name: str, watcher: _PullWatcher) -> None:
-        choice_printed = False
+        choice_printed = forecast_printed = False
         with Progress(self._states[name]["name"]) as progress:
             for state in watcher:
                 self._states[name] = state
@@ -182,6 +182,10 @@ class _Pulls:
                     choice_printed = True
                     progress.clear()
                     _print_choice(name, state)
+                if not forecast_printed and state.get("forecast"):
+                    forecast_printed = True
+                    progress.clear()
+                    render.line(f"Forecast: {pairs.format_forecast(state['forecast'])}.")
                 if state["state"] in _RUNNING_STATES:
                     done = state["hashed" if state["state"] == "verifying" else "done"]
                     sizes = done, state["size"], state["rate"], state["seconds_left"]

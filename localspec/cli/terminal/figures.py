@@ -133,6 +133,7 @@ def _verbose_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         *(("target", pair.get("target")), ("draft", pair.get("draft"))),
         *(("memory", _format_plan(pair.get("plan"))), ("note", pair.get("note"))),
         *(("speed-up", _format_speed_up(figures)), ("speed", _format_speed(figures))),
+        *(("forecast", _format_forecast(pair)), ("passes", _format_passes(pair.get("costs")))),
         *(("drafts", _format_drafts(figures)), ("cache", _format_cache(figures))),
     ]
     yield from _pair_rows(value, details)
@@ -272,6 +273,28 @@ def _format_speed(figures: dict[str, Any]) -> str:
     if figures.get("first_text_ms") is not None:
         parts.append(f"time to first token {figures['first_text_ms']:.0f} ms (median)")
     return " · ".join(parts)
+
+
+def _format_forecast(pair: dict[str, Any]) -> str:
+    """Return what was expected of a pair before its load, and how right that was."""
+    if not (forecast := pair.get("forecast")):
+        return ""
+    parts = []
+    measured = pair.get("plain_per_second"), (pair.get("figures") or {}).get("prompt_per_second")
+    for name, rate in zip(("plain", "reading"), measured, strict=True):
+        if expected := forecast[name]:
+            likely = expected["likely"]
+            error = 100 * (likely / rate - 1) if rate else 0.0
+            was = f", measured {rate:.3g} ({error:+.0f} %)" if rate else ""
+            parts.append(f"{name} {likely:.3g} tokens/s{was}")
+    return " · ".join(parts)
+
+
+def _format_passes(costs: dict[str, Any] | None) -> str:
+    """Return what passes of a few rows cost, as they were measured at the load."""
+    measured = {int(rows): ms for rows, ms in ((costs or {}).get("target_ms") or {}).items()}
+    shown = [f"{rows}: {measured[rows]:.3g}" for rows in (1, 2, 4, 8) if rows in measured]
+    return f"milliseconds by rows: {', '.join(shown)}" if shown else ""
 
 
 def _format_speed_up(figures: dict[str, Any]) -> str:

@@ -60,16 +60,49 @@ def _mark_configured(name: str, configured: str) -> str:
 
 
 def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
-    """Print the pairs that can be pulled and whether they fit into memory: fitting and new ones first."""
-    rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "DESCRIPTION"]]
+    """Print the pairs that can be pulled, whether they fit into memory and how fast they should be.
+
+    Fitting and new ones come first.
+    """
+    rows = [
+        ["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "TOKENS/S", "DESCRIPTION"]
+    ]
     order = {"yes": 0, "partly": 1}
     for entry in sorted(entries, key=lambda entry: (order.get(entry["fits"], 2), -entry["year"])):
         memory = entry["memory"] if entry["memory"] in ("", "cpu") else f"{entry['memory']} GB"
         name = _mark_configured(entry["name"], configured)
         rows.append([name, str(entry["year"] or ""), _format_size(entry), memory])
         rows[-1] += [_DRAFTS[entry["kind"]][0], "yes" if entry["here"] else ""]
-        rows[-1] += [entry["fits"] or "", entry["summary"] or _format_files(entry)]
+        rate = format_forecast(entry.get("forecast"), short=True) or entry.get("advice", "")
+        rows[-1] += [entry["fits"] or "", rate, entry["summary"] or _format_files(entry)]
     render.table(rows)
+
+
+def format_forecast(forecast: dict[str, Any] | None, *, short: bool = False) -> str:
+    """Return what is expected of a pair, or "" if that cannot be told. short: of writing alone."""
+    if not forecast:
+        return ""
+    plain, drafted, reading = forecast["plain"], forecast["drafted"], forecast["reading"]
+    if short:
+        return f"{plain['low']:.3g} to {(drafted or plain)['high']:.3g}"
+    parts = [f"{_format_interval(plain)} tokens/s without drafts"]
+    if drafted:
+        known = forecast["acceptance"].items()
+        accepted = ", ".join(f"{kind} {share:.0%}" for kind, share in known)
+        accepted = f"accepted: {accepted}" if accepted else "how many are accepted is unknown"
+        parts.append(f"{_format_interval(drafted)} with drafts ({accepted})")
+    if reading:
+        parts.append(f"reads {_format_interval(reading)}")
+    count = forecast["loads"]
+    origin = (
+        f"learned from {count} model{'s' * (count != 1)} loaded here" if count else "assumed speeds"
+    )
+    return f"{', '.join(parts)}; {origin}"
+
+
+def _format_interval(rate: dict[str, Any]) -> str:
+    bounds = f"{rate['low']:.3g} to {rate['high']:.3g}"
+    return f"about {rate['likely']:.3g} ({bounds})" if rate["likely"] else bounds
 
 
 def format_memory(listed: dict[str, Any]) -> str:
@@ -125,6 +158,7 @@ def _rows_of_files(view: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("here", _format_fit(view["fit"], view["kind"])))
     if view["fit"]:
         rows.append(("", format_plan(view["fit"])))
+    rows.append(("forecast", format_forecast(view.get("forecast"))))
     return rows + [("", note) for note in view["fit_notes"]]
 
 
@@ -264,10 +298,11 @@ def drafts(report: dict[str, Any]) -> None:
     """Print the drafts that match as a table, then why the others do not match."""
     matching = [draft for draft in report["drafts"] if draft["matched"]]
     measured = [draft for draft in matching if draft["gain"]]
-    heads = ["SPEED-UP", "AT DEPTH"] if measured else []
-    rows = [["DRAFT", "KIND", "SIZE", "ACCEPTED" if measured else "TARGET IS", *heads, "WHERE"]]
+    heads = ["ACCEPTED", "SPEED-UP", "AT DEPTH"] if measured else ["TARGET IS", "TOKENS/S"]
+    rows = [["DRAFT", "KIND", "SIZE", *heads, "WHERE"]]
     for draft in matching:
-        figures = _format_gain(draft["gain"]) if measured else [f"{draft['ratio']:.1f}×"]
+        rate = format_forecast(draft.get("forecast"), short=True)
+        figures = _format_gain(draft["gain"]) if measured else [f"{draft['ratio']:.1f}×", rate]
         label, size = _DRAFTS[draft["kind"]][0], format_size(draft["size"])
         rows.append([draft["name"], label, size, *figures, draft["origin"]])
     if not matching:

@@ -304,7 +304,9 @@ async def list_pairs(request: Request) -> Response:
     """List the pairs on this machine, and with ?all=1 those of the catalogue."""
     daemon = state_of(request)
     with_catalogue = request.query_params.get("all", "0") not in ("", "0", "false")
-    listing = await asyncio.to_thread(views.list_pairs, daemon.registry, with_catalogue)
+    listing = await asyncio.to_thread(
+        views.list_pairs, daemon.registry, with_catalogue, daemon.config
+    )
     listing.configured = await asyncio.to_thread(daemon.registry.listed_name, daemon.config.pair)
     listing.problems += [problem for problem in daemon.problems if problem not in listing.problems]
     loaded = {status.name: status for status in daemon.pairs.statuses()}
@@ -410,7 +412,9 @@ async def find_drafts(request: Request) -> Response:
         message = f"'{pair.name}' is served by another server, which has drafts of its own."
         raise InvalidRequest(message, param="target")
     trials = tasks.DraftTrials(daemon.pairs) if body.measure else None
-    rank = partial(views.rank_drafts_for, daemon.registry, pair, body.folders, trials)
+    rank = partial(
+        views.rank_drafts_for, daemon.registry, pair, body.folders, daemon.config, trials
+    )
     return EventStream(stream_reports(daemon.long_work, rank))
 
 

@@ -14,7 +14,7 @@ from localspec.daemon.http.sse import rate_limited
 from localspec.daemon.pairs.names import hidden_file_errors, resolve_default
 from localspec.daemon.pairs.tasks import DraftTrials, Interrupted
 from localspec.daemon.worker.plan import engine_settings, memory_load
-from localspec.errors import Conflict, InvalidRequest, ModelNotFound
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, ModelNotFound
 from localspec.paths import MODEL_FOLDER_VARIABLES
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import (
@@ -31,6 +31,7 @@ from localspec.registry.disk import discovery, drafts
 from localspec.registry.disk.discovery import FoundModel
 from localspec.registry.disk.drafts import Trial
 from localspec.registry.header import fit
+from localspec.registry.hub.outline import find_fitting, outline_forecast
 from localspec.registry.registry import BUILTIN, Registry, builtin_files, is_file_name
 from localspec.registry.store import integrity, local
 from localspec.registry.store.store import Record
@@ -94,11 +95,12 @@ def model_namer() -> Callable[[str, Path], str]:
     return lambda name, path: name if files.get(name) == path else str(path)
 
 
-def list_pairs(registry: Registry, everything: bool) -> PairList:
-    """Return the installed pairs, and with `everything` those of the catalogue too."""
+def list_pairs(registry: Registry, everything: bool, config: Config) -> PairList:
+    """Return the installed pairs, and with `everything` those of the catalogue too, with forecasts."""
     store = registry.store
     stored = store.listing()
     free = registry.free_memory()
+    load = _load_options(registry, config, free)
     entries = []
     with contextlib.suppress(ModelNotFound):  # it may be missing in the package
         files = builtin_files()
@@ -122,14 +124,30 @@ def list_pairs(registry: Registry, everything: bool) -> PairList:
         shown.originals = _originals(registry.catalogue, record)
         if _has_own_template(registry, record.name):
             shown.roles = record.roles
+        if everything and not shown.problem:
+            with contextlib.suppress(LocalspecError):  # `problem` or `show` says what is wrong
+                shown.forecast = local.forecast_pair(store, record, free, load)
         entries.append(shown)
     entries = [entry for entry in entries if entry.name not in registry.catalogue.upstreams]
     if registry.catalogue.upstreams and (upstreams := extras.load("upstream", "pairs")):
         entries += [
             upstreams.upstream_entry(*item) for item in registry.catalogue.upstreams.items()
         ]
+    _add_catalogue(registry.catalogue, entries, everything, free, load)
+    problems = [*stored.problems, *([registry.problem] if registry.problem else [])]
+    return PairList(entries, problems, free.ram, free.vram)
+
+
+def _add_catalogue(
+    catalogue: Catalogue,
+    entries: list[PairEntry],
+    everything: bool,
+    free: fit.FreeMemory,
+    load: fit.LoadOptions,
+) -> None:
+    """Add what the catalogue says to the entries, and with `everything` its other pairs."""
     entry_by_name = {entry.name: entry for entry in entries}
-    for name, pair in registry.catalogue.pairs.items():
+    for name, pair in catalogue.pairs.items():
         known = entry_by_name.get(name)
         if known is not None:
             known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
@@ -139,8 +157,10 @@ def list_pairs(registry: Registry, everything: bool) -> PairList:
             entries.append(known)
         if everything and known is not None:
             known.fits = fit.judge_fit(pair.estimated_bytes(), free)
-    problems = [*stored.problems, *([registry.problem] if registry.problem else [])]
-    return PairList(entries, problems, free.ram, free.vram)
+            if known.fits == "no":
+                known.advice = find_fitting(pair, free)
+            elif not known.here:
+                known.forecast = outline_forecast(pair, free, load)
 
 
 def pair_entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
@@ -212,8 +232,6 @@ def pair_details(
     `by_tcp`: whether the request came over TCP. Raises ModelNotFound if there is no such pair, and BadGguf or
     StoreError if its files cannot be read.
     """
-    from localspec import machine
-
     if not name:  # a request for an answer may leave `model` empty, but this one must name a pair
         raise registry.unknown_pair_error(name)
     name = registry.resolve_alias(resolve_default(name, config))
@@ -231,10 +249,9 @@ def pair_details(
             record = local.recall_record(name, Path(files.target), draft)
     else:
         record = registry.installed(name)
-    settings = engine_settings(config, registry.paths)
-    load = memory_load(settings, machine.installed_backend())
-    load = replace(load, context=context or config.context)
-    view = local.describe_pair(registry.store, record, registry.free_memory(), load)
+    free = registry.free_memory()
+    load = replace(_load_options(registry, config, free), context=context or config.context)
+    view = local.describe_pair(registry.store, record, free, load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     if not is_file_name(view.name):  # a name of files means exactly these
@@ -249,6 +266,15 @@ def pair_details(
         view.notes += tuple(_preset_notes(preset))
         view.rpc = preset.rpc
     return view
+
+
+def _load_options(registry: Registry, config: Config, free: fit.FreeMemory) -> fit.LoadOptions:
+    """Return how a pair would be loaded. Only with NVIDIA's driver is it known what lies on a GPU."""
+    from localspec import machine
+
+    built = machine.installed_backend()
+    load = memory_load(engine_settings(config, registry.paths), built)
+    return replace(load, foreseeable=fit.can_foresee(built, free))
 
 
 def _has_own_template(registry: Registry, name: str) -> bool:
@@ -274,6 +300,7 @@ def rank_drafts_for(
     registry: Registry,
     pair: PairFiles,
     folders: list[str],
+    config: Config,
     trials: DraftTrials | None,
     report: Callable[[Drafts], None],
 ) -> Drafts:
@@ -306,6 +333,8 @@ def rank_drafts_for(
 
     try:
         ranked = drafts.rank_drafts(Path(target), models, measure if trials else None, to_name)
+        free = registry.free_memory()
+        drafts.add_forecasts(ranked, free, _load_options(registry, config, free))
     except Interrupted:
         raise Conflict("The engine was needed for a request; measure when it is idle.") from None
     finally:

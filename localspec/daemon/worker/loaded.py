@@ -20,7 +20,7 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker.death import Death, MappedFiles, blame
 from localspec.daemon.worker.metrics import Metrics
-from localspec.daemon.worker.plan import LoadPlan, engine_settings, learn_speeds
+from localspec.daemon.worker.plan import LoadPlan, engine_settings, learn_answer, learn_load
 from localspec.daemon.worker.process import RetryRequest, RunningRequest, Worker, spawn
 from localspec.daemon.worker.queue import Admission, Forecast
 from localspec.protocol import frames
@@ -34,6 +34,7 @@ log = logging.getLogger("localspec.loaded_pair")
 # An eighth of the cache for prompts without a slot is kept even if another pair needs memory.
 _MIN_CACHE_DIVISOR = 8
 _MIN_HALVED_CONTEXT = 512  # tokens; only a larger context is halved after a load ran out of memory
+_MIN_PROMPT_TOKENS = 64  # shorter prompts say little about how fast others are read
 _POLL_INTERVAL_S = 0.05  # between two reports on a load
 
 
@@ -126,6 +127,7 @@ class LoadedPair:
         # Other files of this name that a request waits for.
         self._next: frames.PairFiles | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._answers = 0  # since the load, which have shown how fast it is
 
     @property
     def worker(self) -> Worker | None:
@@ -188,6 +190,9 @@ class LoadedPair:
             status.pid, status.since = engine.worker.pid, engine.since
             status.plan, status.memory = plan, plan.needed if plan else None
             status.costs = info.costs
+            passes = engine.planned.passes
+            status.forecast = passes.forecast if passes else None
+            status.plain_per_second = self.forecast.plain_per_second
             notes = " ".join((*engine.planned.notes, *info.notes))
             status.note = status.note or notes or info.speculation
         return status
@@ -332,13 +337,13 @@ class LoadedPair:
             log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, engine.safe_mode)
             try:
                 info = await worker.load(planned.pair, planned.settings)
-                learn_speeds(planned, info.costs)
+                learn_load(planned, info.costs)
             except errors.LoadFailed:
                 await self.unload()
                 raise
             if self.engine is not engine:
                 raise RetryRequest  # the worker died just after the load
-            self.info, self.loading = info, None
+            self.info, self.loading, self._answers = info, None, 0
             self.used_at = time.monotonic()
 
     def _on_load_end(self, task: asyncio.Task[None]) -> None:
@@ -442,6 +447,16 @@ class LoadedPair:
         if not self.busy:
             log.info("idle for %g s: %s is unloaded", seconds, self.name)
             self.unload_soon()
+
+    def learn_speeds(self, done: frames.Done) -> None:
+        """Learn how fast this machine is from an answer: of a load's first ones, and ever fewer later."""
+        plain_ms = self.forecast.learn_plain(done)
+        if not self.engine or not plain_ms:
+            return
+        self._answers += 1
+        if self._answers & (self._answers - 1) == 0:  # a power of two
+            reading = self.forecast.reading if done.timings.prompt_n >= _MIN_PROMPT_TOKENS else None
+            learn_answer(self.engine.planned, plain_ms, reading)
 
     def on_decoded(self, worker: Worker) -> None:
         """Remember safe mode if the first decode succeeded with it."""

@@ -20,14 +20,23 @@ from localspec.config import Config
 from localspec.daemon.worker.queue import EDITOR_PLACES
 from localspec.files import write_atomically
 from localspec.paths import Paths, read_file
-from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts
-from localspec.protocol.pairs import FitView
+from localspec.protocol.frames import EngineSettings, PairFiles, PassCosts, PromptCost
+from localspec.protocol.pairs import FitView, ForecastView
 from localspec.protocol.settings import SHORT_CONTEXT_TOKENS
 from localspec.registry.header import fit
 from localspec.registry.header.fit import FreeMemory, LoadOptions
 from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
 from localspec.registry.header.projector import projector_bytes
-from localspec.registry.header.rate import MemorySpeeds, Placement, RateEstimate
+from localspec.registry.header.rate import Placement, RateEstimate, forecast
+from localspec.registry.header.speeds import (
+    MAX_RECORDS,
+    MEASURED_ROWS,
+    READING,
+    SPEEDS_FILE,
+    LoadRecord,
+    Part,
+    load_speeds,
+)
 from localspec.registry.store.local import fit_view
 
 if TYPE_CHECKING:
@@ -38,9 +47,16 @@ MIB = 1 << 20
 PASS_TIME_FRACTION = 0.25
 # The fraction of a Mac's memory that its GPU may use (about Metal's recommended working set).
 MAC_GPU_MEMORY_FRACTION = 0.7
-# What passes over weights in each memory cost here, as the loads of pairs have measured it.
-_SPEEDS_FILE = "memory_speeds.json"
-_MAX_MEASURED_ROWS = 8
+
+
+class ExpectedPasses(NamedTuple):
+    """What the passes of a planned load will read, and how fast it should be."""
+
+    forecast: ForecastView
+    parts: tuple[Part, ...]
+    layers: float
+    draft_parts: tuple[Part, ...]
+    draft_layers: int
 
 
 class LoadPlan(NamedTuple):
@@ -51,8 +67,7 @@ class LoadPlan(NamedTuple):
     notes: tuple[str, ...] = ()  # sentences on what had to be reduced
     beyond: str = ""  # why the requested settings do not fit, or ""
     plan: FitView | None = None  # the expected use of memory, None if it is unknown
-    # GiB that passes of 1, 2, … rows of the target read on the GPU and in main memory. Empty if unknown.
-    read_gib: tuple[tuple[float, float], ...] = ()
+    passes: ExpectedPasses | None = None  # None if it is not known where the layers will be
 
     def without_draft(self, note: str) -> LoadPlan:
         """Return the plan with nothing that drafts but the text itself, and a note about it."""
@@ -164,14 +179,18 @@ class LoadPlanner:
         changed = msgspec.structs.replace(changed, **changes)
         if not chosen.draft:
             pair = msgspec.structs.replace(pair, draft=None, other_drafts=())
-        read_gib: tuple[tuple[float, float], ...] = ()
-        if counted or self._built == "cpu":  # Otherwise it is not known where the layers will be.
-            placed = chosen.placed if counted else Placement(0, drafts=chosen.draft)
-            # What is measured are passes over any tokens, which choose experts independently.
-            estimate = RateEstimate(target, draft, self._speeds, repeats=0.0)
-            widths = range(1, _MAX_MEASURED_ROWS + 1)
-            read_gib = tuple(estimate.read_gib(placed, rows) for rows in widths)
-        return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen), read_gib)
+        passes = None
+        if counted or self._built == "cpu":
+            placed = chosen.placed if counted else Placement(0, draft_layers=0, drafts=chosen.draft)
+            estimate = RateEstimate(target, draft, self._speeds)
+            passes = ExpectedPasses(
+                forecast(estimate, placed),
+                estimate.list_parts(placed),
+                estimate.count_parts(placed),
+                estimate.list_draft_parts(placed),
+                draft.layers if draft else 0,
+            )
+        return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen), passes)
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
         projector = 0
@@ -218,28 +237,58 @@ def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
         exact=settings.exact is True,
         prefixes=settings.prefix_bytes,
         cuda=built == "cuda" and not on_cpu,
+        speeds=load_speeds(settings.state_dir),
     )
 
 
-def load_speeds(state_dir: str) -> MemorySpeeds:
-    """Return the speeds that earlier loads have measured, or those of a usual workstation."""
-    with contextlib.suppress(OSError, ValueError):
-        if state_dir:
-            return msgspec.json.decode(read_file(Path(state_dir) / _SPEEDS_FILE), type=MemorySpeeds)
-    return MemorySpeeds()
-
-
-def learn_speeds(planned: LoadPlan, costs: PassCosts | None) -> None:
+def learn_load(planned: LoadPlan, costs: PassCosts | None) -> None:
     """Learn from the costs of passes that a load has measured."""
-    measured = costs.target_ms if costs else {}
-    rows = max((rows for rows in measured if 1 < rows <= _MAX_MEASURED_ROWS), default=0)
+    for record in make_records(planned, costs):
+        _store_record(planned, record)
+
+
+def make_records(planned: LoadPlan, costs: PassCosts | None) -> list[LoadRecord]:
+    """Return the records of a load's target and draft, as far as its passes were measured."""
+    pair, passes = planned.pair, planned.passes
+    if passes is None or costs is None or 1 not in costs.target_ms:
+        return []
+    ms = {str(rows): costs.target_ms[rows] for rows in MEASURED_ROWS if rows in costs.target_ms}
+    ms["1"] += costs.overhead_ms
+    records = [LoadRecord(pair.target, passes.parts, passes.layers, 1, ms)]
+    if pair.draft and passes.draft_parts and 1 in costs.draft_ms:
+        ms = {"1": costs.draft_ms[1]}
+        records.append(LoadRecord(pair.draft, passes.draft_parts, passes.draft_layers, 0, ms))
+    return records
+
+
+def learn_answer(planned: LoadPlan, plain_ms: float | None, reading: PromptCost | None) -> None:
+    """Learn from answers, so that the next forecasts are better.
+
+    plain_ms: of a token without drafts. reading: what tokens of prompts take.
+    """
+    ms = {"1": plain_ms} if plain_ms else {}
+    if reading:
+        ms[READING] = 1e3 * reading.token_s
+    if (passes := planned.passes) and ms:
+        record = LoadRecord(planned.pair.target, passes.parts, passes.layers, 1, ms)
+        _store_record(planned, record)
+
+
+def _store_record(planned: LoadPlan, record: LoadRecord) -> None:
+    """Store a record. What an earlier one of the same model has measured as well counts half."""
     state_dir = planned.settings.state_dir
-    if not planned.read_gib or not rows or 1 not in measured or not state_dir or planned.pair.rpc:
+    if not state_dir or planned.pair.rpc:
         return
-    gib = planned.read_gib[0], planned.read_gib[rows - 1]
-    speeds = load_speeds(state_dir).learn(*gib, measured[1], measured[rows], rows)
+    file, records = Path(state_dir) / SPEEDS_FILE, list[LoadRecord]()
+    with contextlib.suppress(OSError, ValueError):
+        records = msgspec.json.decode(read_file(file), type=list[LoadRecord])
+    known = next((each for each in records if each.name == record.name), None)
+    if known and known.parts == record.parts:
+        ms = {key: (known.ms.get(key, value) + value) / 2 for key, value in record.ms.items()}
+        record = msgspec.structs.replace(record, ms=known.ms | ms)
+    records = [*(each for each in records if each is not known), record][-MAX_RECORDS:]
     with contextlib.suppress(OSError):  # a full disk costs a good estimate, not the pair
-        write_atomically(Path(state_dir) / _SPEEDS_FILE, msgspec.json.encode(speeds), sync=False)
+        write_atomically(file, msgspec.json.encode(records), sync=False)
 
 
 def free_memory(host: Host | None = None, workers: Collection[int] = ()) -> FreeMemory:

@@ -26,6 +26,7 @@ _LAST_WEIGHT = 0.3  # weight of the last request in the moving averages
 _MAX_ANSWERS = 32  # answers whose lengths are remembered
 # An answer longer than all remembered ones is expected to grow by this fraction of its length.
 _MIN_GROWTH = 0.5
+_MIN_PLAIN_TOKENS = 32  # shorter answers say little about speed
 _LOAD_WEIGHT_TOKENS = 64  # weight of the speed measured at the load, in tokens
 
 
@@ -234,12 +235,15 @@ class Forecast:
         # The lengths of answers for chats (False) and editors (True).
         self._answers = {False: _Lengths(128.0), True: _Lengths(24.0)}
         self._pair: frames.Loaded | None = None
+        # Milliseconds of tokens of answers without drafts, and their number.
+        self._plain_ms = self._plain_tokens = 0.0
 
     def use_pair(self, pair: frames.Loaded) -> None:
         """Start again for a newly loaded pair, because the speed of the previous one means nothing."""
         if pair is not self._pair:
             self._pair = pair
             self.reading = pair.reading
+            self._plain_ms = self._plain_tokens = 0.0
             step_ms = pair.costs.target_ms.get(1) if pair.costs else None
             self._tokens = _LOAD_WEIGHT_TOKENS if step_ms else 0.0
             self._seconds = _LOAD_WEIGHT_TOKENS * (step_ms or 0.0) / 1e3
@@ -265,6 +269,25 @@ class Forecast:
                     keep, tokens = 1 - _LAST_WEIGHT, event.completion_tokens
                     self._tokens = keep * self._tokens + tokens
                     self._seconds = keep * self._seconds + tokens / timings.predicted_per_second
+
+    def learn_plain(self, done: frames.Done) -> float | None:
+        """Learn from an answer what a token takes without drafts, and return its milliseconds.
+
+        Returns None if others were decoded beside it, or it is too short to tell.
+        """
+        rate, tokens = done.speculation.plain_tokens_per_second, done.timings.predicted_n
+        if not done.speculation.drafted:
+            rate = done.timings.predicted_per_second
+        if not rate or tokens < _MIN_PLAIN_TOKENS or done.busy > done.passes:
+            return None
+        self._plain_ms += tokens * 1e3 / rate
+        self._plain_tokens += tokens
+        return 1e3 / rate
+
+    @property
+    def plain_per_second(self) -> float | None:
+        """Tokens per second of this pair's answers without drafts, None if there were none alone."""
+        return 1e3 * self._plain_tokens / self._plain_ms if self._plain_tokens else None
 
     @property
     def prompt_per_second(self) -> tuple[float, float] | None:

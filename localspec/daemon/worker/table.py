@@ -166,6 +166,7 @@ class PairTable:
                         assert isinstance(event, frames.Done)
                         if event.sent_back is not None:
                             self.clients.learn(request.client, event.sent_back)
+                        loaded_pair.learn_speeds(event)
                         return event
                     except RetryRequest:
                         log.info("a request is sent once more, to a new worker")

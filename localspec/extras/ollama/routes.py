@@ -196,7 +196,7 @@ async def tags(request: Request) -> Response:
     daemon = state_of(request)
 
     def read_views() -> list[PairView]:
-        listing = views.list_pairs(daemon.registry, everything=False)
+        listing = views.list_pairs(daemon.registry, False, daemon.config)
         pair_names = [resolve_default("", daemon.config), *(pair.name for pair in listing.pairs)]
         pair_views = []
         for name in dict.fromkeys(pair_names):

@@ -26,6 +26,7 @@ from localspec.registry.file_names import (
     rank_projectors,
     sidecar_order,
 )
+from localspec.registry.header import fit
 from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.gguf import FileSource, read_architecture
 from localspec.registry.header.model import ModelInfo, read_local_model, shard_paths
@@ -469,6 +470,19 @@ def rank_drafts(
             previous.gain and view.gain and is_indistinguishable(previous.gain, view.gain)
         )
     return Drafts(str(target), plain=plain_tokens_per_second(trials), drafts=views)
+
+
+def add_forecasts(ranked: Drafts, free: fit.FreeMemory, load: fit.LoadOptions) -> None:
+    """Add how fast the target should be with each of the drafts that match."""
+    target = read_local_model(Path(ranked.target))
+    for view in ranked.drafts or ():
+        if not view.matched:
+            continue
+        is_own = view.kind == "mtp-embedded"
+        with contextlib.suppress(LocalspecError):  # it does not fit
+            draft = None if is_own else read_local_model(Path(view.path), as_draft=True)
+            fitted = fit.fit_pair(target, draft, free, load)
+            view.forecast = fit.forecast_fit(target, draft, fitted, load)
 
 
 def _order_drafts(target: ModelInfo, views: Sequence[DraftView]) -> list[DraftView]:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from localspec.errors import DoesNotFit
-from localspec.protocol.pairs import NeedView
+from localspec.protocol.pairs import ForecastView, NeedView
 from localspec.protocol.settings import (
     CPU_PASS_ROWS,
     KV_BLOCK_SIZE,
@@ -28,7 +28,8 @@ from localspec.protocol.settings import (
 )
 from localspec.registry.header.architectures import is_hybrid
 from localspec.registry.header.model import ModelInfo
-from localspec.registry.header.rate import LayerBytes, MemorySpeeds, Placement, RateEstimate
+from localspec.registry.header.rate import LayerBytes, Placement, RateEstimate, forecast
+from localspec.registry.header.speeds import MemorySpeeds
 
 # Bytes per cached number. A block of 32 numbers has a scale of two bytes, and in q5_1 also an offset.
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
@@ -60,8 +61,8 @@ class LoadOptions:
     `EngineSettings.cpu_flash_attention`. chosen: whether the CPU chose the attention. exact: whether
     there is a lane for exact mode, which has a cache of its own. prefixes: the maximum bytes for
     prompts without a slot. projector: the bytes that a projector for pictures needs. cuda: whether layers
-    are on a GPU with CUDA's kernels. speeds: of both memories, by which placements are compared. rows: of the
-    target's widest pass.
+    are on a GPU with CUDA's kernels. speeds: of both memories, by which placements are compared. foreseeable:
+    whether it is known in which of them the layers will be. rows: of the target's widest pass.
     """
 
     context: int = 0
@@ -74,6 +75,7 @@ class LoadOptions:
     projector: int = 0
     cuda: bool = False
     speeds: MemorySpeeds = field(default_factory=MemorySpeeds)
+    foreseeable: bool = True
     rows: int = PASS_ROWS
 
     @property
@@ -324,6 +326,20 @@ def has_drafts(target: ModelInfo, draft: ModelInfo | None) -> bool:
     return draft is not None or any(target.kept.ahead)
 
 
+def can_foresee(built: str | None, free: FreeMemory) -> bool:
+    """Return whether it is known which memory a pair will lie in. `built`: llama.cpp's backend."""
+    return built in (None, "cpu") or free.vram > 0
+
+
+def forecast_fit(
+    target: ModelInfo, draft: ModelInfo | None, fitted: MemoryFit, load: LoadOptions
+) -> ForecastView | None:
+    """Return how fast a pair should be as it fits; None for a model that writes no text."""
+    if target.pooling or not load.foreseeable:
+        return None
+    return forecast(RateEstimate(target, draft, load.speeds), fitted.placed)
+
+
 def fit_pair(
     target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
 ) -> MemoryFit:
@@ -429,7 +445,7 @@ def _choose(
 
 
 def _list_attempts(
-    pair: RateEstimate, free: FreeMemory, load: LoadOptions, max_context: int
+    pair: RateEstimate[ModelInfo], free: FreeMemory, load: LoadOptions, max_context: int
 ) -> Iterator[_Attempt]:
     can_draft = has_drafts(pair.target, pair.draft)
     steady = free.vram > 0 and len(pair.weights.trunk.experts) > 0
@@ -447,7 +463,7 @@ def _list_attempts(
 
 
 def _find_longest_context(
-    pair: RateEstimate, attempt: _Attempt, load: LoadOptions
+    pair: RateEstimate[ModelInfo], attempt: _Attempt, load: LoadOptions
 ) -> MemoryFit | None:
     reserved = 0
     if not load.context:  # prompts without a slot get a share of the memory that the caches have
@@ -479,7 +495,7 @@ def _find_longest_context(
 
 
 def _place_pair(
-    pair: RateEstimate, attempt: _Attempt, load: LoadOptions, reserved: int
+    pair: RateEstimate[ModelInfo], attempt: _Attempt, load: LoadOptions, reserved: int
 ) -> MemoryFit | None:
     """Place both models, in the fastest way where drafts and layers of the target compete for the GPU.
 
@@ -514,7 +530,7 @@ def _is_divided(plan: MemoryFit) -> bool:
     return plan.gpu_layers >= 0 or plan.placed.cpu_experts > 0
 
 
-def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit:
+def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate[ModelInfo]) -> MemoryFit:
     """Return the fastest plan, with a sentence about the one it is compared with.
 
     The first has the draft on the GPU.
@@ -555,7 +571,11 @@ def _describe_layers(plan: MemoryFit, of_model: str = "") -> str:
 
 
 def _place_target(
-    pair: RateEstimate, attempt: _Attempt, load: LoadOptions, reserved: int, placed: Placement
+    pair: RateEstimate[ModelInfo],
+    attempt: _Attempt,
+    load: LoadOptions,
+    reserved: int,
+    placed: Placement,
 ) -> MemoryFit | None:
     """Place the target on the GPU beside its drafts, as far as possible, in the fastest way.
 
@@ -623,7 +643,7 @@ class _Division(NamedTuple):
 
 
 def _divide_target(
-    pair: RateEstimate, need: NeedView, drafts: bool, vram: int
+    pair: RateEstimate[ModelInfo], need: NeedView, drafts: bool, vram: int
 ) -> Iterator[_Division]:
     """Yield how `vram` bytes of a GPU can be used: for all, for whole layers, or for layers before experts.
 

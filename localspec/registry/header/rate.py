@@ -9,98 +9,37 @@ count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from msgspec import Meta
-
-from localspec.model_traits import find_expert, order_experts
+from localspec.model_traits import SidecarKind, find_expert, order_experts
+from localspec.protocol.pairs import ForecastView, Interval
+from localspec.registry.header.gguf import TENSOR_TYPES
 from localspec.registry.header.model import ModelInfo
+from localspec.registry.header.speeds import (
+    MEASURED_ROWS,
+    MEMORIES,
+    READING,
+    USES,
+    MemorySpeeds,
+    Part,
+    PassSpeed,
+    Use,
+)
 
 GIB = 1 << 30
 # Expected of any draft, in accepted tokens per drafted one. What a pair's drafts are like is only known
 # once it is loaded.
 EXPECTED_ACCEPTANCE = 0.7
 MAX_PLANNED_DEPTH = 8
-# Milliseconds for each layer of a pass, whatever its size, and of a round around its passes. Measured on an
-# H200, where a draft of 24 layers takes 1.0 ms a token for 0.3 GiB of weights.
-LAYER_MS, ROUND_MS = 0.04, 0.5
 # The share of the experts that a token of a text chooses which the token before it has chosen, too: 45 % of
 # Qwen3-30B-A3B's (github.com/kekzl/imp/pull/1359), where 80 % were chosen within the last eight tokens.
 # Drafts cannot be judged later if they are not loaded, so this is rather too much for some models.
 EXPERT_REPEATS = 0.45
-# A share of a memory's time that only one load has shown counts half, so that a disturbed one is corrected.
-_NEW_WEIGHT = 0.5
-# The share of what its rows use that a pass must read once for several of them to measure `row_share`.
-_MIN_SHARED = 0.2
-_MIN_DIVIDED = 0.1  # the share of the bytes in main memory from which a divided target measures it
-
-
-@dataclass(frozen=True, slots=True)
-class PassSpeed:
-    """The speed of passes over weights in one memory.
-
-    gib_ms: milliseconds per GiB that a pass of one row reads. row_share: the cost of each further row that
-    uses the same weights, as a share of that.
-    """
-
-    gib_ms: Annotated[float, Meta(gt=0, lt=1e6)]
-    row_share: Annotated[float, Meta(ge=0, le=1)]
-
-    def pass_ms(self, gib: float, rows: int, wide_gib: float | None = None) -> float:
-        """Return the milliseconds of a pass of `rows` rows.
-
-        gib: GiB that one row reads. wide_gib: what all rows read together, if that is more. Where each row
-        reads experts of its own, none of them is read for several rows.
-        """
-        read = gib if wide_gib is None else wide_gib
-        return self.gib_ms * (read + (rows * gib - read) * self.row_share)
-
-    def measure(
-        self, gib: float, wide_gib: float, one_row_ms: float, wide_ms: float, rows: int
-    ) -> PassSpeed:
-        """Return the speed after a load has measured a pass of one row and one of `rows` rows once more."""
-        gib_ms, row_share = one_row_ms / gib, self.row_share
-        shared = rows * gib - wide_gib  # read once for several rows
-        if shared > _MIN_SHARED * rows * gib:
-            row_share = min(max((wide_ms / gib_ms - wide_gib) / shared, 0.0), 1.0)
-        keep, new = 1 - _NEW_WEIGHT, _NEW_WEIGHT
-        return PassSpeed(keep * self.gib_ms + new * gib_ms, keep * self.row_share + new * row_share)
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySpeeds:
-    """The speeds of both memories. Until a load has measured them, those of a usual workstation."""
-
-    gpu: PassSpeed = PassSpeed(gib_ms=1.6, row_share=0.15)
-    ram: PassSpeed = PassSpeed(gib_ms=25.0, row_share=0.3)
-
-    def learn(
-        self,
-        one_gib: tuple[float, float],
-        wide_gib: tuple[float, float],
-        one_row_ms: float,
-        wide_ms: float,
-        rows: int,
-    ) -> MemorySpeeds:
-        """Return the speeds after a load measured the passes of a target.
-
-        one_gib, wide_gib: GiB that a pass of one row and one of `rows` rows read on the GPU and in main
-        memory. one_row_ms, wide_ms: what they take. Where the target is divided, what the GPU is not expected
-        to take is main memory's.
-        """
-        if sum(one_gib) <= 0 or one_row_ms <= 0 or rows < 2:
-            return self
-        (on_gpu, in_ram), (wide_on_gpu, wide_in_ram) = one_gib, wide_gib
-        if in_ram <= 0:
-            gpu = self.gpu.measure(on_gpu, wide_on_gpu, one_row_ms, wide_ms, rows)
-            return replace(self, gpu=gpu)
-        ram_ms = one_row_ms - self.gpu.pass_ms(on_gpu, 1)
-        ram_wide_ms = wide_ms - self.gpu.pass_ms(on_gpu, rows, wide_on_gpu)
-        if ram_ms <= 0 or in_ram < _MIN_DIVIDED * sum(one_gib):
-            return self
-        return replace(self, ram=self.ram.measure(in_ram, wide_in_ram, ram_ms, ram_wide_ms, rows))
 
 
 class Placement(NamedTuple):
@@ -125,6 +64,20 @@ class LayerBytes(NamedTuple):
     experts: tuple[float, ...] = ()
 
 
+class ReadGib(NamedTuple):
+    """GiB that a pass reads, by memory and use."""
+
+    gpu: float = 0.0
+    gpu_experts: float = 0.0
+    gpu_output: float = 0.0
+    ram: float = 0.0
+    ram_experts: float = 0.0
+    ram_output: float = 0.0
+
+
+_PLACES = tuple((memory, use) for memory in MEMORIES for use in USES)  # of ReadGib
+
+
 # Embeddings of which a pass reads a few rows. llama.cpp keeps them in main memory.
 _INPUTS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 
@@ -135,6 +88,7 @@ class ModelBytes:
 
     inputs: never as a whole. output: what belongs to no layer, in every pass. heads: of its own MTP heads.
     used: the share of the experts that one row chooses. moe_layers: the layer of each tensor of experts.
+    kinds: bytes by type, of each use.
     """
 
     inputs: float
@@ -143,6 +97,7 @@ class ModelBytes:
     heads: LayerBytes
     used: float
     moe_layers: tuple[int, ...] = ()
+    kinds: Mapping[Use, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ModelInfo) -> ModelBytes:
@@ -154,16 +109,20 @@ class ModelBytes:
         first_head = model.layers if model.sidecar else model.trunk_layers
         input_bytes = output = 0.0
         dense, experts = [0.0, 0.0], dict.fromkeys(order_experts(names), 0.0)
+        kinds: dict[Use, Counter[str]] = {use: Counter() for use in USES}
         for tensor in tensors:
-            size = tensor.size * scale
+            size, kind = tensor.size * scale, TENSOR_TYPES[tensor.kind][0]
             if expert := find_expert(tensor.name):
                 experts[expert] += size
+                kinds["experts"][kind] += tensor.size
             elif tensor.name.startswith("blk."):
                 dense[int(tensor.name.split(".")[1]) >= first_head] += size
+                kinds["layers"][kind] += tensor.size
             elif tensor.name in inputs:
                 input_bytes += size
             else:
                 output += size
+                kinds["output"][kind] += tensor.size
         trunk, heads = (
             tuple(size for each, size in experts.items() if (each.layer >= first_head) == ahead)
             for ahead in (False, True)
@@ -175,6 +134,7 @@ class ModelBytes:
             LayerBytes(dense[1], heads),
             _used_share(model),
             tuple(each.layer for each in experts),
+            kinds,
         )
 
     def count_moe_layers(self, cpu_experts: int) -> int:
@@ -188,17 +148,29 @@ class ModelBytes:
         rows: int = 1,
         attended: float = 0.0,
         repeats: float = 0.0,
-    ) -> tuple[float, float]:
-        """Return the GiB that a pass reads on the GPU and in main memory.
+    ) -> ReadGib:
+        """Return the GiB that a pass reads in each memory.
 
         on_gpu: the share of the layers there. attended: bytes of cache that it reads as well. repeats: the
         share of a row's experts that are those of the row before; any expert is equally likely otherwise.
         """
         experts, new = self.trunk.experts, self.used * (1 - repeats)
         union = 1 - (1 - self.used) * (1 - new) ** (rows - 1)
-        dense = self.trunk.dense + attended
-        gpu = on_gpu * (dense + union * sum(experts[cpu_experts:])) + self.output * (on_gpu > 0)
-        return gpu / GIB, (self.output + dense + union * sum(experts) - gpu) / GIB
+        dense, every = self.trunk.dense + attended, union * sum(experts)
+        there, output = on_gpu * union * sum(experts[cpu_experts:]), self.output * (on_gpu > 0)
+        gpu = on_gpu * dense, there, output
+        ram = dense - gpu[0], every - there, self.output - output
+        return ReadGib(*(size / GIB for size in (*gpu, *ram)))
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model of which no header was read: the numbers that an estimate needs, as in `ModelInfo`."""
+
+    layers: int
+    trunk_layers: int
+    sidecar: SidecarKind | None
+    sizes: ModelBytes
 
 
 def _used_share(model: ModelInfo) -> float:
@@ -210,39 +182,46 @@ def _used_share(model: ModelInfo) -> float:
     return 1.0
 
 
+AnyModel = TypeVar("AnyModel", bound=ModelInfo | Outline)
+
+
 @dataclass(frozen=True)
-class RateEstimate:
+class RateEstimate(Generic[AnyModel]):
     """A pair, and its tokens per second for any placement of its models.
 
     draft: a draft model or a sidecar. Without one the target's own MTP heads draft, if it has any. attended:
     bytes of the target's cache that a pass reads. repeats: as in `ModelBytes.read_gib`.
     """
 
-    target: ModelInfo
-    draft: ModelInfo | None
+    target: AnyModel
+    draft: AnyModel | None
     speeds: MemorySpeeds
     attended: float = 0.0
     repeats: float = EXPERT_REPEATS
 
-    def tokens_per_second(self, placed: Placement) -> float:
+    def tokens_per_second(
+        self, placed: Placement, acceptance: float = EXPECTED_ACCEPTANCE
+    ) -> float:
         """Return the rate at the best depth, or that of plain decoding without drafts.
 
-        A target's own heads are its last layers, which are the first on the GPU.
+        acceptance: accepted tokens per drafted one. A target's own heads are its last layers, which are the
+        first on the GPU.
         """
-        best = 1 / (self._target_ms(placed, 1) + ROUND_MS)
+        round_ms = self.speeds.round_ms
+        best = 1 / (self.target_ms(placed, 1) + round_ms)
         if not placed.drafts:
             return 1e3 * best
         is_block = self.draft is not None and self.draft.sidecar in ("dflash", "dspark")
         step_ms, tokens = self._step_ms(placed), 1.0
         for depth in range(1, MAX_PLANNED_DEPTH + 1):
-            tokens += EXPECTED_ACCEPTANCE**depth
+            tokens += acceptance**depth
             steps = 1 if is_block else depth
-            round_ms = self._target_ms(placed, depth + 1) + steps * step_ms + ROUND_MS
-            best = max(best, tokens / round_ms)
+            passes_ms = self.target_ms(placed, depth + 1) + steps * step_ms
+            best = max(best, tokens / (passes_ms + round_ms))
         return 1e3 * best
 
-    def read_gib(self, placed: Placement, rows: int = 1) -> tuple[float, float]:
-        """Return the GiB that a pass of the target reads on the GPU and in main memory."""
+    def read_gib(self, placed: Placement, rows: int = 1) -> ReadGib:
+        """Return the GiB that a pass of the target reads in each memory."""
         share = self.share_on_gpu(placed)
         apart = placed.cpu_experts
         return self.weights.read_gib(share, apart, rows, self.attended, self.repeats)
@@ -261,32 +240,128 @@ class RateEstimate:
 
     @cached_property
     def weights(self) -> ModelBytes:
-        return ModelBytes.of(self.target)
+        return _count_bytes(self.target)
 
     @cached_property
     def draft_weights(self) -> ModelBytes | None:
-        return ModelBytes.of(self.draft) if self.draft else None
+        return _count_bytes(self.draft) if self.draft else None
 
-    def _target_ms(self, placed: Placement, rows: int) -> float:
-        # A layer whose experts lie apart is computed in two parts.
+    def target_ms(self, placed: Placement, rows: int) -> float:
+        """Return the milliseconds of a pass of the target."""
+        gib = self.read_gib(placed), self.read_gib(placed, rows)
+        layers_ms = self.count_parts(placed) * self.speeds.layer_ms
+        return _sum_ms(self._target_speeds, *gib, rows) + layers_ms
+
+    def reading_ms(self, placed: Placement) -> float:
+        """Return the milliseconds of a token of a long prompt. What lies before it is not counted."""
+        read = replace(self, attended=0.0).read_gib(placed)
+        return sum(
+            speed.reading_ms(gib)
+            for speed, gib, (_, use) in zip(self._target_speeds, read, _PLACES, strict=True)
+            if use != "output"
+        )
+
+    def count_parts(self, placed: Placement) -> float:
+        """Return the number of the target's layers. One whose experts lie apart is computed in two parts."""
         apart = placed.cpu_experts / max(len(self.weights.trunk.experts), 1)
-        parts = 1 + self.share_on_gpu(placed) * min(apart, 1)
-        layers_ms = self.target.layers * LAYER_MS * parts
-        return self._sum_ms(self.read_gib(placed), rows, self.read_gib(placed, rows)) + layers_ms
+        return self.target.layers * (1 + self.share_on_gpu(placed) * min(apart, 1))
+
+    def list_parts(self, placed: Placement) -> tuple[Part, ...]:
+        """Return what passes of the target read, by memory and type."""
+        read = [self.read_gib(placed, rows) for rows in MEASURED_ROWS]
+        return _list_parts(self.weights, read)
+
+    def list_draft_parts(self, placed: Placement) -> tuple[Part, ...]:
+        """Return the same of the draft."""
+        if not self.draft_weights:
+            return ()
+        on_gpu, apart = float(placed.draft_layers != 0), placed.draft_cpu_experts
+        read = [self.draft_weights.read_gib(on_gpu, apart, rows) for rows in MEASURED_ROWS]
+        return _list_parts(self.draft_weights, read)
+
+    @cached_property
+    def _target_speeds(self) -> tuple[PassSpeed, ...]:
+        return _list_speeds(self.speeds, self.weights)
+
+    @cached_property
+    def _draft_speeds(self) -> tuple[PassSpeed, ...]:
+        return _list_speeds(self.speeds, self.draft_weights or self.weights)
 
     def _step_ms(self, placed: Placement) -> float:
         draft, apart = self.draft_weights, placed.draft_cpu_experts
         if self.draft and draft:
             gib = draft.read_gib(float(placed.draft_layers != 0), apart)
-            return self._sum_ms(gib, 1, gib) + self.draft.layers * LAYER_MS
+            layers_ms = self.draft.layers * self.speeds.layer_ms
+            return _sum_ms(self._draft_speeds, gib, gib, 1) + layers_ms
         count = max(self.target.layers - self.target.trunk_layers, 1)
         dense, experts = self.weights.heads
         # Of several heads, the first one drafts all tokens.
         head = LayerBytes(dense / count, tuple(size / count for size in experts))
         apart = max(placed.cpu_experts - len(self.weights.trunk.experts), 0)
         gib = replace(self.weights, trunk=head).read_gib(float(placed.layers != 0), apart)
-        return self._sum_ms(gib, 1, gib) + LAYER_MS
+        return _sum_ms(self._draft_speeds, gib, gib, 1) + self.speeds.layer_ms
 
-    def _sum_ms(self, gib: tuple[float, float], rows: int, wide: tuple[float, float]) -> float:
-        gpu_ms = self.speeds.gpu.pass_ms(gib[0], rows, wide[0])
-        return gpu_ms + self.speeds.ram.pass_ms(gib[1], rows, wide[1])
+
+def _count_bytes(model: ModelInfo | Outline) -> ModelBytes:
+    return model.sizes if isinstance(model, Outline) else ModelBytes.of(model)
+
+
+def _list_speeds(speeds: MemorySpeeds, weights: ModelBytes) -> tuple[PassSpeed, ...]:
+    """Return the speed of each of the parts that `ReadGib` has."""
+    return tuple(speeds.of(memory, use, weights.kinds.get(use, {})) for memory, use in _PLACES)
+
+
+def _sum_ms(speeds: tuple[PassSpeed, ...], one: ReadGib, wide: ReadGib, rows: int) -> float:
+    ms = 0.0  # a loop: thousands of placements are compared
+    for speed, size, wide_size in zip(speeds, one, wide, strict=True):
+        if size:
+            ms += speed.pass_ms(size, rows, wide_size)
+    return ms
+
+
+def _list_parts(weights: ModelBytes, read: list[ReadGib]) -> tuple[Part, ...]:
+    return tuple(
+        Part(memory, use, kind, tuple(each[at] * share / sum(kinds.values()) for each in read))
+        for at, (memory, use) in enumerate(_PLACES)
+        for kinds in (weights.kinds.get(use, {}),)
+        for kind, share in kinds.items()
+        if read[0][at]
+    )
+
+
+# What is said of drafts whose acceptance nobody has published: from none to this one.
+_HIGH_ACCEPTANCE = 0.8
+_Z80 = 1.28  # of a normal distribution, for intervals that hold four of five
+
+
+def forecast(
+    pair: RateEstimate[AnyModel], placed: Placement, acceptance: Mapping[str, float] | None = None
+) -> ForecastView:
+    """Return what is expected of a pair on this machine, in tokens per second.
+
+    acceptance: by kind of work, as it was published; empty if it is unknown.
+    """
+    speeds, parts = pair.speeds, pair.list_parts(placed)
+    plain = _around(
+        pair.tokens_per_second(placed._replace(drafts=False)), speeds.expect_deviation(parts, "1")
+    )
+    reading_ms = pair.reading_ms(placed)
+    reading = (
+        _around(1e3 / reading_ms, speeds.expect_deviation(parts, READING)) if reading_ms else None
+    )
+    drafted = None
+    if placed.drafts and (pair.draft or pair.count_layers(True) > pair.target.trunk_layers):
+        rates = [pair.tokens_per_second(placed, share) for share in (acceptance or {}).values()]
+        wide = speeds.expect_deviation((*parts, *pair.list_draft_parts(placed)), "4")
+        if rates:
+            low, high = _around(min(rates), wide), _around(max(rates), wide)
+            drafted = Interval(low.low, sum(rates) / len(rates), high.high)
+        else:
+            high = _around(pair.tokens_per_second(placed, _HIGH_ACCEPTANCE), wide)
+            drafted = Interval(plain.low, None, high.high)
+    return ForecastView(plain, reading, drafted, dict(acceptance or {}), speeds.loads)
+
+
+def _around(rate: float, deviation: float) -> Interval:
+    factor = math.exp(_Z80 * deviation)
+    return Interval(rate / factor, rate, rate * factor)

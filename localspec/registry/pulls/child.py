@@ -63,6 +63,7 @@ def _pull(job: Job, reporter: _Reporter) -> None:
         ),
         job.tuning,
         job.memory,
+        load=job.load,
         limit=RateLimit(target.limit_rate),
         asked=target.asked,
         on_wait=reporter.show_wait,
@@ -111,6 +112,7 @@ class _Reporter:
             size=size,
             done=size - plan.fetch,
             notes=plan.notes,
+            forecast=plan.forecast,
         )
 
     def show_progress(self, files: tuple[FileState, ...]) -> None:

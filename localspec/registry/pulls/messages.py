@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import field
 
+from localspec.protocol.pairs import ForecastView
 from localspec.registry.catalogue import CataloguePair
-from localspec.registry.header.fit import FreeMemory
+from localspec.registry.header.fit import FreeMemory, LoadOptions
 from localspec.registry.hub.repository import Offer
 from localspec.registry.hub.retry import Retry, Tuning
 from localspec.registry.pulls.targets import PullTarget
@@ -37,6 +39,7 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
     the daemon and resumes at its next start. `retry`: a request failed and will be tried again; if several
     will, the first of them. `message` is the error's sentence and `code` its code. `notes` are remarks of
     the checks. `offers`: the available quantizations, if none was named. `said`: what was chosen, and why.
+    `forecast`: how fast the pair should be, once its headers were read; null if that cannot be told.
     """
 
     name: str
@@ -50,6 +53,7 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     offers: tuple[Offer, ...] = ()
     said: tuple[str, ...] = ()
+    forecast: ForecastView | None = None
     message: str = ""
     code: str = ""
     retry: Retry | None = None
@@ -58,7 +62,7 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is to pull, and into which store.
 
-    pairs: those of the catalogue. memory: what a pair could have; None: it is not checked. endpoint, token,
+    pairs: those of the catalogue. memory, load: as in `Puller`. endpoint, token,
     login_endpoint: as in `Hub`.
     """
 
@@ -66,6 +70,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     pairs: dict[str, CataloguePair] = {}
     memory: FreeMemory | None = None
+    load: LoadOptions = field(default_factory=LoadOptions)
     endpoint: str = ""
     token: str = ""
     login_endpoint: str = ""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from localspec.errors import (
     Unreachable,
 )
 from localspec.files import format_size
+from localspec.protocol.pairs import ForecastView
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
@@ -119,7 +120,8 @@ class PlannedProjector:
 class PullPlan:
     """A pair that passed every check that headers allow.
 
-    files: each file once, even if target and draft share it. fetch: the bytes still to download.
+    files: each file once, even if target and draft share it. fetch: the bytes still to download. forecast:
+    how fast it should be, if that can be told.
     """
 
     name: str
@@ -130,19 +132,22 @@ class PullPlan:
     files: tuple[PlannedFile, ...]
     fetch: int
     notes: tuple[str, ...]
+    forecast: ForecastView | None
 
 
 @dataclass(slots=True)
 class Puller:
     """Pulls pairs into a store.
 
-    memory: None if it is not checked. limit: of all connections together. asked: written into the record.
+    memory: None if it is not checked. load: how the pair would be loaded into it. limit: of all connections
+    together. asked: written into the record.
     """
 
     store: Store
     hub: Hub = field(default_factory=Hub)
     tuning: Tuning = DEFAULT_TUNING
     memory: fit.FreeMemory | None = None
+    load: LoadOptions = field(default_factory=LoadOptions)
     on_wait: OnWait = ignore_wait
     limit: RateLimit = field(default_factory=RateLimit)
     asked: str = ""
@@ -236,14 +241,18 @@ class Puller:
             NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
         """
         target, draft, notes = self._read_models(pair, known or {})
-        models = (target, draft) if draft else (target,)
+        models, expected = (target, draft) if draft else (target,), None
         projector = self.look_projector(pair.projector) if pair.projector else None
         if projector:
             check_projector(target.model, projector.projector)
         if self.memory:
-            load = LoadOptions(projector=projector.projector.needed_bytes if projector else 0)
+            load = replace(
+                self.load, projector=projector.projector.needed_bytes if projector else 0
+            )
             draft_model = draft.model if draft else None
-            notes += fit.fit_pair(target.model, draft_model, self.memory, load).notes
+            fitted = fit.fit_pair(target.model, draft_model, self.memory, load)
+            notes += fitted.notes
+            expected = fit.forecast_fit(target.model, draft_model, fitted, load)
         notes += [note for model in models for note in _catalogue_differences(model)]
         if any(model.from_cache for model in models):
             notes.append(FROM_CACHE)
@@ -256,7 +265,15 @@ class Puller:
         fetch = sum(self.missing(file.remote) for file in files.values())
         self._check_disk(fetch)
         return PullPlan(
-            name, pair, target, draft, projector, tuple(files.values()), fetch, tuple(notes)
+            name,
+            pair,
+            target,
+            draft,
+            projector,
+            tuple(files.values()),
+            fetch,
+            tuple(notes),
+            expected,
         )
 
     def _read_models(

@@ -18,6 +18,7 @@ from localspec.errors import BadGguf, Conflict, DoesNotFit, InvalidRequest, Mode
 from localspec.protocol.pairs import (
     ContextView,
     FitView,
+    ForecastView,
     ModelView,
     NeedView,
     PairView,
@@ -69,7 +70,7 @@ def describe_pair(
     target, draft = contents[0][0], contents[1][0] if record.draft else None
     projector = record.projector
     load = replace(load, projector=projector_bytes(projector.size) if projector else 0)
-    chosen, fit_notes = _fit_pair(target, draft, free, load)
+    chosen, fit_notes, expected = _fit_pair(target, draft, free, load)
     size = chosen.context if chosen else min(fit.USUAL_CONTEXT, target.context)
     size = min(load.context, target.context) or size
     chosen_load = replace(load, context=size, projector=0)
@@ -107,7 +108,17 @@ def describe_pair(
         contexts=[view_context(tokens) for tokens in _LISTED_CONTEXTS if tokens < target.context]
         + [view_context(target.context)],
         problem="",
+        forecast=expected,
     )
+
+
+def forecast_pair(
+    store: Store, record: Record, free: fit.FreeMemory, load: fit.LoadOptions
+) -> ForecastView | None:
+    """Return how fast a pair should be; None if it does not fit. Raises BadGguf, StoreError."""
+    files = tuple(_stored_files(store, role, stored) for role, stored in record.language_models)
+    contents, _ = _read_pair(files)
+    return _fit_pair(contents[0][0], contents[1][0] if record.draft else None, free, load)[2]
 
 
 def _projector_view(store: Store, stored: StoredModel) -> ProjectorView:
@@ -123,12 +134,13 @@ def _read_projector_kind(state: FileState) -> str:
 
 def _fit_pair(
     target: ModelInfo, draft: ModelInfo | None, free: fit.FreeMemory, load: fit.LoadOptions
-) -> tuple[FitView | None, tuple[str, ...]]:
+) -> tuple[FitView | None, tuple[str, ...], ForecastView | None]:
     try:
         fitted = fit.fit_pair(target, draft, free, load)
     except DoesNotFit as error:
-        return None, (error.message,)
-    return fit_view(fitted), (fitted.beyond, *fitted.notes) if fitted.beyond else fitted.notes
+        return None, (error.message,), None
+    notes = (fitted.beyond, *fitted.notes) if fitted.beyond else fitted.notes
+    return fit_view(fitted), notes, fit.forecast_fit(target, draft, fitted, load)
 
 
 def fit_view(fitted: fit.MemoryFit) -> FitView:
