@@ -16,6 +16,7 @@ PARTS = {
     "ablation": "the depth policy without one of its mechanisms at a time, on recorded costs",
     "tasks": "tokens per second on a real model, of tasks like people's",
     "placement": "a mixture of experts on a GPU that does not hold it, beside llama-server",
+    "forecasts": "how right forecasts of a pair's speed are, each from the other pairs",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "agents": "tokens read of coding agents' requests, by kind of model and event",
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
@@ -27,6 +28,7 @@ PARTS = {
 OWN_ENGINE = {
     "agreement",
     "engine",
+    "forecasts",
     "gpu",
     "placement",
     "tasks",
