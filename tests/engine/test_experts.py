@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, rpc
 from localspec.engine.llama.rpc import has_rpc_backend
 from localspec.engine.pair.models import make_pass_runner
+from localspec.engine.speculation.warm_start import OTHER_TEXTS, TEXTS
 from localspec.extras.embeddings.engine import load_embedding_model
 from localspec.model_traits import ExpertTensor, find_expert, match_experts, order_experts
 from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, SpeculationSettings
@@ -275,3 +276,30 @@ def test_two_devices_share_what_is_left_of_the_experts(
     first, second = map(float, sizes)
     assert abs(first - second) <= 3 * 3 * 2 * 128 * 192 * 4 / MIB  # three layers' experts
     assert_equal_but_for_rounding(logits, read_logits(path))
+
+
+def test_measured_passes_read_consecutive_tokens_of_texts(tmp_path: Path) -> None:
+    """All widths do so at the same places, so that they are compared on the same experts."""
+    passes: list[list[int]] = []
+
+    class Recorder(Batch):
+        def clear(self) -> None:
+            super().clear()
+            passes.append([])
+
+        def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
+            passes[-1].append(token)
+            return super().add(token, position, sequence, logits)
+
+    with Model(str(write("qwen3moe", tmp_path))) as model:
+        settings = ContextSettings(n_ctx=256, n_batch=16, n_seq=1, n_outputs=16, n_threads=1)
+        with Context(model, settings) as context:
+            run = make_pass_runner(context, Recorder(16))
+            for width in (4, 16, 4, 16):
+                run(width)
+        pieces = [b"".join(map(model.vocab.piece, tokens)) for tokens in passes]
+    assert [len(tokens) for tokens in passes] == [4, 16, 4, 16]
+    assert passes[0] == passes[1][:4]
+    assert passes[2] == passes[3][:4] != passes[0]
+    text = "".join((*TEXTS, *OTHER_TEXTS)).encode()
+    assert all(piece in text for piece in (pieces[0], pieces[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from localspec.engine.llama import (
 from localspec.engine.pair.profile import hash_identity
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.draft_model import PREFILL_WIDTH
+from localspec.engine.speculation.warm_start import MAX_TEXT_TOKENS, OTHER_TEXTS, TEXTS
 from localspec.errors import LoadFailed
 from localspec.model_traits import (
     HEADS_ONLY_REASON,
@@ -48,6 +50,9 @@ from localspec.protocol.settings import (
 )
 
 SMALL_MODEL_PARAMETERS = 4_000_000
+SAMPLE_STRIDE = (
+    41  # tokens between the beginnings of measured passes; nearly a text of MAX_TEXT_TOKENS
+)
 SAMPLE_TOKENS = 8  # length of the text of a target behind which something is measured
 ROLLBACK_SNAPSHOTS = 8  # recurrent snapshots of a context; each costs a copy of the state
 # Nanoseconds that a thread takes to skip a cell, per head of a layer and row. Measured on a CPU with 24
@@ -338,19 +343,36 @@ def make_pass_runner(
 ) -> Callable[[int], None]:
     """Return a function that makes a pass of a given width, for measuring.
 
-    It is behind the `n_before` tokens that the sequence holds.
+    It is behind the `n_before` tokens that the sequence holds. Its rows are consecutive tokens of texts of
+    several kinds: which experts they choose, and how many in common, is a part of what a pass costs. Each
+    pass of a width has other ones, and all widths have them at the same places.
     """
+    tokens = _sample_tokens(context.model)
+    counts = Counter[int]()
 
     def run(width: int) -> None:
         batch.clear()
+        start = counts[width] * SAMPLE_STRIDE
+        counts[width] += 1
         for offset in range(width):
             logits = not last_only or offset == width - 1
-            batch.add(offset % 7, n_before + offset, sequence, logits)
+            token = tokens[(start + offset) % len(tokens)]
+            batch.add(token, n_before + offset, sequence, logits)
         context.decode(batch)
         context.synchronize()
         context.remove(sequence, n_before)
 
     return run
+
+
+def _sample_tokens(model: Model) -> list[int]:
+    """Return tokens of code, prose, records, a dialogue and Chinese; any if the model has no vocabulary."""
+    vocab = model.vocab
+    texts = [
+        vocab.tokenize(text, add_special=False, parse_special=False)[:MAX_TEXT_TOKENS]
+        for text in (*TEXTS, *OTHER_TEXTS)
+    ]
+    return [token for text in texts for token in text] or list(range(min(7, vocab.size)))
 
 
 def hash_profile_key(

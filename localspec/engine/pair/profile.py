@@ -277,7 +277,7 @@ def measure_widths(
     return PassTimes(dict(sorted(measured.ms.items())), noise, measured.change)
 
 
-VERSION = 3
+VERSION = 4
 # A measurement with at most this noise counts as one of a quiet machine. Medians lie some per cent above the
 # shortest runs there, and one busy program on eight cores changes costs by less than rounds correct.
 MAX_QUIET_NOISE = 0.125
