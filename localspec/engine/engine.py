@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
+from localspec.engine.cache.slots import SlotRequest
 from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, DecodeError, DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair.lane import Lane, choose_interruptions
@@ -76,15 +77,22 @@ class Engine:
         self._measuring = Backoff(MEASURING_BACKOFFS)
         self._measures = False  # whether passes are measured again in idle time
         self._ahead = ReadAhead(prepare) if prepare is not None else None
+        self._guess: int | None = None  # a client's request that is read ahead
         self.interruption = Interruption()  # called by other threads
         self.rounds = 0
 
     def submit(self, tokenized: TokenizedRequest) -> None:
         """Queue a request, or fail it at once if it can never run."""
-        if self._ahead is not None and tokenized.request.priority == "ahead":
+        is_ahead = tokenized.request.priority == "ahead"
+        if self._ahead is not None and is_ahead and is_own(tokenized.request):
             self._ahead.accept(tokenized)
             return
+        if is_ahead and (self.active or not self._has_room_for_guess(tokenized)):
+            error = Cancelled("It is read ahead in idle time only, and in free memory.")
+            self._endings.send_failure(tokenized.request.id, error)
+            return
         self._stop_reading_ahead()
+        self._guess = tokenized.request.id if is_ahead else None
         if self._ahead is not None:
             cost = self.pair.shared.reading.expected
             tokenized.sent_back = self._ahead.observe(tokenized, cost)
@@ -94,11 +102,23 @@ class Engine:
             self._endings.send_failure(tokenized.request.id, error)
 
     def _stop_reading_ahead(self) -> None:
-        """Stop reading ahead, because somebody waits; it goes on later."""
+        """Stop reading ahead, because somebody waits. A next turn goes on later."""
+        if self._guess is not None:
+            guess, self._guess = self._guess, None
+            self.cancel(guess)
         if self._ahead is not None and (turn := self._ahead.running) is not None:
             self._ahead.running = None
             if self.cancel(turn.request.id):
                 self._ahead.put_back(turn)
+
+    def _has_room_for_guess(self, tokenized: TokenizedRequest) -> bool:
+        """Give what a client guesses that it will ask a slot, if no other text has to make room."""
+        slots = self.pair.shared.slots
+        plan = slots.plan(SlotRequest(tokenized.tokens))
+        n_unread = len(tokenized.tokens) - plan.n_kept
+        tokenized.slot = plan.slot
+        keeps = plan.n_kept == plan.n_offered and 2 * plan.n_kept >= plan.slot.n_past
+        return slots.free and keeps and n_unread <= slots.count_free_cells()
 
     def _emit(self, frame: Frame) -> None:
         """Send a frame of a request, unless it is the engine's own."""

@@ -212,7 +212,8 @@ class Generate(Frame, omit_defaults=True):
     # Length in tokens from which a cached chunk may be moved to another position. The result is
     # close to what prefilling it there would give, but not equal. 0: none may be moved.
     n_cache_reuse: int = 0
-    # "ahead": read while nobody waits; the worker makes such requests itself.
+    # "ahead": read while nobody waits, if no other text has to make room. The worker makes such requests
+    # itself, and a client sends what it will probably ask.
     priority: Literal["chat", "editor", "ahead"] = "chat"
     reveal_draft: bool = False
     max_predict_ms: int | None = None  # end the answer at the first newline after this time

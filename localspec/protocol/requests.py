@@ -422,6 +422,8 @@ class LocalspecOptions(Request):
       choices. Errors of that time then come in the stream, too.
     - `private`: no file stores the state that the engine computes for the prompt, and no log its
       text. Otherwise states of long prompts are stored, so that they need not be prefilled again.
+    - `ahead`: the question is only begun, in a conversation that exists: it is read while nobody
+      waits, and nothing is answered or saved. Any other request ends that.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
@@ -429,6 +431,7 @@ class LocalspecOptions(Request):
     title: Annotated[str, Meta(max_length=1000)] | None = None
     progress: OrDefault[bool] = False
     private: OrDefault[bool] = False
+    ahead: OrDefault[bool] = False
 
 
 # Length in tokens from which a cached chunk may be moved to another position; 0: none may be moved.

@@ -626,3 +626,27 @@ def test_a_conversation_that_is_too_long_says_what_helps(
     assert "/new" in text
     assert ("/pair real" in text) == bool(longer)
     assert "set a larger" not in text
+
+
+def test_a_message_is_read_while_it_is_typed(warm: Home) -> None:
+    """The scripted engine counts a request for it, and no turn is stored."""
+
+    def count_requests() -> int:
+        count: int = warm.status()["counts"]["requests"]
+        return count
+
+    words = "say " + "word " * 12
+    with chat(warm.environment) as session:
+        session.expect("›")
+        before = count_requests()
+        session.send(words)
+        time.sleep(1.0)
+        assert count_requests() == before  # the conversation does not exist yet
+        session.send("\r")
+        session.expect("accepted")
+        before, stored = count_requests(), stored_messages(warm)
+        session.send(words)
+        wait_for(lambda: count_requests() > before, "a request for what is typed")
+        assert stored_messages(warm) == stored
+        session.send("end\r")
+        wait_for(lambda: len(stored_messages(warm)) == len(stored) + 2, "the answer")

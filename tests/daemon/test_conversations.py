@@ -619,3 +619,25 @@ def test_a_conversation_deleted_during_an_answer_stays_deleted(api: Home) -> Non
         assert api.request("DELETE", f"/localspec/conversations/{name}").status == 200
     wait_for(lambda: api.status()["running"] == 0, "the end of the answer")
     assert name not in list_ids(api)
+
+
+def test_a_question_that_is_only_begun_is_not_stored(home: Home, daemon: RunningDaemon) -> None:
+    def begin(**options: Any) -> Any:
+        messages = [{"role": "user", "content": "say what is typ"}]
+        body = {"messages": messages, "localspec": {"ahead": True, **options}}
+        return home.request("POST", "/v1/chat/completions", body)
+
+    name = home.chat("say one", localspec={"conversation": "new"}).json["localspec"]["conversation"]
+    before = home.request("GET", f"/localspec/conversations/{name}").json
+    begun = begin(conversation=name)
+    assert (begun.status, begun.text) == (200, "")
+    assert home.request("GET", f"/localspec/conversations/{name}").json == before
+    assert begin(conversation="nothing").status == 404
+    for options in ({}, {"conversation": "new"}):
+        assert begin(**options).error["param"] == "localspec.ahead"
+    with home.streaming("slow 100"):
+        wait_for(lambda: home.status()["running"], "a running answer")
+        assert begin(conversation=name).status == 409
+    home.run("unload")
+    assert begin(conversation=name).status == 409
+    assert home.status()["pair"]["state"] == "unloaded"

@@ -24,6 +24,8 @@ from localspec.protocol.frames import (
     AnswerForm,
     ChatPrompt,
     Constraint,
+    Done,
+    Failed,
     Generate,
     Message,
     PairFiles,
@@ -350,6 +352,37 @@ def test_a_request_that_comes_meanwhile_is_served_at_once(chats: Chats, seed: in
     assert unread(second) < 60
 
 
+def hold_session(chats: Chats, seed: int, reads_ahead: bool) -> list[int]:
+    """Hold several chats beside each other, and return how many tokens each question had to read.
+
+    What the model answers is forced, so that a session is the same with and without reading ahead.
+    """
+    rng, chats_so_far = random.Random(seed), [[question(f"chat {n}")] for n in range(5)]
+    chats.forget()
+    read: list[int] = []
+    for turn in range(16):
+        messages = rng.choice(chats_so_far)
+        text = "".join(rng.choices("abcdef", k=rng.randrange(20, 60)))
+        answer = chats.chat(
+            messages,
+            constraint=Constraint("grammar", f'root ::= "{text}"'),
+            read_ahead=reads_ahead,
+        )
+        assert answer.text == text
+        read.append(unread(answer))
+        messages += [Message("assistant", text), question(f"and {turn}")]
+        chats.rest(rng.choice([0, 3, 100]))
+    return read
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_session_reads_no_more_than_without(chats: Chats, seed: int) -> None:
+    """Nothing makes room for a next turn that a later question needs."""
+    plain, ahead = (hold_session(chats, seed, reads) for reads in (False, True))
+    assert sum(ahead) <= sum(plain)
+    assert all(mine <= own + 1 for mine, own in zip(ahead, plain, strict=True))
+
+
 def test_a_follow_up_before_the_idle_time_is_over_is_right(chats: Chats) -> None:
     first = chats.chat(FIRST)
     messages = follow(FIRST, first, "and then")
@@ -358,6 +391,69 @@ def test_a_follow_up_before_the_idle_time_is_over_is_right(chats: Chats) -> None
     third = chats.chat(follow(messages, second, "and more"))
     assert unread(third) < 60
     assert min(chats.sent) > 0
+
+
+def guess(chats: Chats, messages: list[Message], **options: Any) -> int:
+    """Begin to read a chat whose last message is still being typed."""
+    prompt = ChatPrompt(messages, continued="content", answer_prefix=messages[-1].content or "")
+    number = 1000 + chats._next
+    chats._next += 1
+    request = Generate(
+        number, prompt, GREEDY, max_tokens=0, priority="ahead", read_ahead=True, **options
+    )
+    chats.submit(chats.preparer.prepare(request))
+    return number
+
+
+BEGUN = "and then there is something long that is still being typed " * 3
+
+
+def test_a_question_that_is_being_typed_is_read(chats: Chats) -> None:
+    first = chats.chat(FIRST)
+    chats.rest()
+    number = guess(chats, follow(FIRST, first, BEGUN))
+    chats.finish()
+    assert not chats.answers[number].text
+    assert unread(chats.answers[number]) > 100
+    second = chats.chat(follow(FIRST, first, f"{BEGUN}, and it ends"))
+    assert unread(second) < 60
+    assert ahead(second) > 100
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_any_request_ends_the_reading_of_what_is_typed(chats: Chats, rounds: int) -> None:
+    lane = chats.pair.shared
+    lane.reading.expected = type(lane.reading.expected)(1e-2, 0.0)  # so that passes are short
+    first = chats.chat(FIRST)
+    number = guess(chats, follow(FIRST, first, BEGUN))
+    for _ in range(rounds):
+        chats.engine.step()
+    other = chats.start([300, 17, 402], 12)
+    assert isinstance(chats.answers[number].ending, Done | Failed)
+    chats.engine.step()
+    assert chats.sequence(other).generated
+    chats.finish()
+
+
+def test_what_is_typed_takes_no_room_and_no_time_of_others(chats: Chats) -> None:
+    for number in range(chats.pair.models.parallel):
+        chats.ask([300 + number] * 60, 4)
+    texts = slot_texts(chats)
+    assert chats.answers[guess(chats, [question(BEGUN)])].failed.code == "cancelled"
+    assert slot_texts(chats) == texts
+    chats.start([300, 17, 402], 12)
+    chats.engine.step()
+    assert chats.answers[guess(chats, [question(BEGUN)])].failed.code == "cancelled"
+    chats.finish()
+
+
+def test_what_was_typed_is_forgotten_with_its_chat(chats: Chats) -> None:
+    first = chats.chat(FIRST, conversation="mine")
+    guess(chats, follow(FIRST, first, BEGUN), conversation="mine")
+    chats.engine.step()
+    chats.engine.forget("mine")
+    chats.finish()
+    assert not any(slot.cached for slot in chats.pair.shared.slots)
 
 
 @pytest.mark.parametrize("rounds", [0, 2, 1000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,11 +20,18 @@ from localspec.cli.terminal import render
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.buffer import Buffer
     from prompt_toolkit.completion import CompleteEvent, Completion
     from prompt_toolkit.document import Document
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+# A message that is being typed is read ahead after a pause of its writer, once so much of it is new.
+_PAUSE_S = 0.6
+_MIN_NEW_CHARS = 40
 
 
 def run(options: AskOptions) -> int:
@@ -88,6 +96,34 @@ def _handle_line(chat: Chat, line: str) -> None:
         render.error(f"{error.filename or ''}: {error.strerror or error}.".removeprefix(": "))
 
 
+class _DraftReader:
+    """Has a message that is being typed read after each pause, once enough of it is new."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._timer: asyncio.TimerHandle | None = None
+        self._read = 0, ""  # what was read, and behind how many messages
+
+    def note_change(self, buffer: Buffer) -> None:
+        """Wait for a pause; called in the terminal's loop for each change of the text."""
+        import asyncio
+
+        if self._timer is not None:
+            self._timer.cancel()
+        with contextlib.suppress(RuntimeError):  # the text was changed before the loop runs
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_PAUSE_S, self._read_ahead, buffer)
+
+    def _read_ahead(self, buffer: Buffer) -> None:
+        talk, (kind, text) = self._chat.talk, parse_line(buffer.text)
+        begun = "\n\n".join([*self._chat.attached, text])
+        turn, known = self._read
+        is_more = turn == len(talk.messages) and begun.startswith(known)
+        if kind == "message" and len(begun) - len(known) * is_more >= _MIN_NEW_CHARS:
+            self._read = len(talk.messages), begun
+            talk.read_ahead(begun)
+
+
 def _make_session(chat: Chat) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import InMemoryHistory
@@ -95,7 +131,7 @@ def _make_session(chat: Chat) -> PromptSession[str]:
     history: History = InMemoryHistory()
     if not chat.talk.is_unsaved:
         history = _open_typed_lines(paths.default_paths().typed_lines)
-    return PromptSession(
+    session: PromptSession[str] = PromptSession(
         history=history,
         multiline=True,  # our key binding for Enter decides
         key_bindings=make_key_bindings(is_complete),
@@ -105,6 +141,8 @@ def _make_session(chat: Chat) -> PromptSession[str]:
         prompt_continuation="  ",
         enable_open_in_editor=True,
     )
+    session.default_buffer.on_text_changed += _DraftReader(chat).note_change
+    return session
 
 
 def _open_typed_lines(file: Path) -> History:

@@ -7,6 +7,7 @@ answers, answers that are only reasoning, and refused questions are then the sam
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from localspec.cli import ask
 from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, hints, render
+from localspec.client.api import Client
 from localspec.client.conversations import ConversationsClient
 from localspec.config import load_config
 from localspec.errors import LocalspecError, NoDaemon, NotFound
@@ -143,6 +145,23 @@ class Conversation:
             what = "the question is not part of the conversation."
             render.dim(f"Stopped before the answer began; {what}")
         return answered
+
+    def read_ahead(self, begun: str) -> None:
+        """Have the daemon read the question that is being typed, in a thread, if it has nothing else to do.
+
+        Only in a conversation that it keeps, with which the text is deleted.
+        """
+        if self.is_unsaved or self.id == _NEW_ID or self._is_outdated:
+            return
+        request = self._build_request(ask.clean(begun))
+        request["localspec"] = {"conversation": self.id, "ahead": True}
+        client = Client(self.client.socket_path, autostart=False)
+
+        def send() -> None:
+            with contextlib.suppress(LocalspecError):
+                client.chat(request)
+
+        threading.Thread(target=send, name="ahead", daemon=True).start()
 
     def _find_kept(self, question: str, begun: float) -> None:
         """Continue the conversation of a first question whose daemon was killed before it said its id.

@@ -279,6 +279,14 @@ def continued_part(
     return part
 
 
+def begin_question(request: frames.Generate) -> frames.Generate:
+    """Return a request that reads a chat up to the end of its last message, which is still being written."""
+    assert isinstance(request.prompt, frames.ChatPrompt)
+    begun = request.prompt.messages[-1].content or ""
+    prompt = msgspec.structs.replace(request.prompt, continued="content", answer_prefix=begun)
+    return msgspec.structs.replace(request, prompt=prompt, priority="ahead", max_tokens=0)
+
+
 def continue_constraint(requests: list[frames.Generate], beginning: str) -> None:
     """Apply the constraint to the whole answer, whose beginning `beginning` is already written."""
     for generate in requests:
@@ -321,7 +329,7 @@ def engine_requests(
         "cache_prompt": request.cache_prompt,
         "n_cache_reuse": request.n_cache_reuse,
         "private": private,
-        "read_ahead": not private and not _is_on_battery(int(time.monotonic() // 60)),
+        "read_ahead": not private and not is_on_battery(),
         "reveal_draft": request.reveal_draft,
         "timings": request.timings_per_token,
         "progress": request.return_progress,
@@ -345,6 +353,11 @@ def _refuse_unsupported(request: GenerationRequest) -> None:
     for name, is_used in unsupported.items():
         if is_used:
             raise InvalidRequest.at(name, "is not supported; leave it out.")
+
+
+def is_on_battery() -> bool:
+    """Whether the machine runs on its battery, as of this minute."""
+    return _is_on_battery(int(time.monotonic() // 60))
 
 
 @lru_cache(1)

@@ -35,9 +35,11 @@ from localspec.daemon.completion.llama_server import (
 )
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.request import (
+    begin_question,
     chat_frames,
     completion_frames,
     continue_constraint,
+    is_on_battery,
     template_prompt,
     uses_tools,
 )
@@ -56,7 +58,7 @@ from localspec.daemon.pairs.names import Role
 from localspec.daemon.state import DaemonState, state_of
 from localspec.daemon.worker.clients import name_client
 from localspec.daemon.worker.table import PairTable
-from localspec.errors import ModelNotFound
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol import frames
 from localspec.protocol.answers import ControlResult
 from localspec.protocol.calls import EXPLAINED, CallFormat
@@ -227,7 +229,7 @@ async def _chat_run(request: Request, body: ChatRequest) -> AnswerRun:
         custom=custom,
     )
     stored: AbstractAsyncContextManager[object] = nullcontext()
-    if turn:
+    if turn and requests[0].priority != "ahead":
         stored = turn.under_way(answer.choices[0])
     context = _controllable(daemon, shape.id, (pair, requests), stored)
     progress = shape.progress if body.localspec and body.localspec.progress else None
@@ -292,10 +294,19 @@ async def prepare_chat(
     requests = await asyncio.to_thread(chat_frames, body, call_form, turn.id if turn else None)
     agent = request.headers.get("user-agent", "")
     requests[0].client = name_client(agent, request.url.path, is_ours=from_our_client())
+    is_ahead = bool(body.localspec and body.localspec.ahead)
+    if is_ahead:
+        if turn is None or not turn.continues:
+            raise InvalidRequest.at("localspec.ahead", "needs a conversation that exists.")
+        pair = pair or await daemon.resolve_pair(body.model, request.receive)
+        if daemon.pairs.info(pair.name) is None or daemon.pairs.busy or is_on_battery():
+            raise Conflict("It is read ahead in idle time only.")
+        requests[0] = begin_question(requests[0])
     if turn and turn.cut_answer:
         continue_constraint(requests, turn.cut_answer.content)
     pair = pair or await daemon.resolve_pair(body.model, request.receive)
     on_end = turn.store_answer if turn else figures_callback(daemon.conversations, body, pair.name)
+    on_end = None if is_ahead else on_end
     notes = answer_notes(request, pair, turn, note)
     answer = PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end, notes=notes)
     return pair, requests, answer

@@ -240,7 +240,7 @@ class Preparer:
     def _check_certain(self, request: Generate) -> None:
         """Raise InvalidRequest if a next turn depends on whether the client sends thoughts back."""
         prompt = request.prompt
-        if request.priority != "ahead" or request.form or not isinstance(prompt, ChatPrompt):
+        if request.id >= 0 or request.form or not isinstance(prompt, ChatPrompt):
             return
         *messages, answer, question = prompt.messages
         extra = {name: value for name, value in answer.extra.items() if name != "reasoning_content"}
