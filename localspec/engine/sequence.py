@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from localspec.chat.reader import AnswerReader, PlainReader
+from localspec.chat.rewriting import Rewriting
 from localspec.chat.token_report import TokenReport
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
@@ -137,8 +138,7 @@ class Sequence:
         self.n_prompt_tokens = tokenized.n_tokens
         self._pictures = tokenized.pictures
         self.tally = _make_tally(tokenized, slot)
-        self.finished = False
-        self.finish_reason = "stop"
+        self.finished, self.finish_reason = False, "stop"
         self.guard = tokenized.guard
         self.must_close_thoughts = False
         self.pieces: list[Piece] = []  # the answer so far, if its next turn may be read ahead
@@ -148,9 +148,10 @@ class Sequence:
             self.request.stop, tokenized.reader, reveals_draft=self.request.reveal_draft
         )
         self._stop_tokens = frozenset(self.request.stop_token_ids)
-        self._cut = False  # whether the line rules have ended the text
+        self._cut = False  # whether `_within_lines` has ended the text
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
+        self._rewriting = Rewriting.of(self.request.rewrite)
         self._report = TokenReport()
         self.n_scored = 0  # prompt tokens whose log-probabilities are known
         self._n_bytes = 0  # bytes of the answer so far
@@ -371,13 +372,16 @@ class Sequence:
         ]
 
     def _within_lines(self, chunk: Chunk) -> Chunk:
-        """Return `chunk` up to where the line rules end the answer."""
-        for index, piece in enumerate(chunk.pieces if self._lines.active else ()):
+        """Return `chunk` up to where the line rules, or the rest of a rewritten text, end the answer."""
+        is_ruled = self._lines.active or self._rewriting is not None
+        for index, piece in enumerate(chunk.pieces if is_ruled else ()):
             if not isinstance(piece, Text):
                 continue
-            end = self._lines.cut(piece.text, self.tally.since_first_ms())
+            end, reason = self._lines.cut(piece.text, self.tally.since_first_ms()), "length"
+            if end is None and self._rewriting is not None and piece.kind == "content":
+                end, reason = self._rewriting.push(piece.text), "stop"
             if end is not None:
-                self.finish("length")
+                self.finish(reason)
                 self._cut = True
                 return chunk.cut(index, end)
         return chunk

@@ -125,6 +125,13 @@ class ThinkingLimit(msgspec.Struct, frozen=True):
     markers: list[tuple[str, str]]  # around thoughts; the second one ends them at the limit
 
 
+class Rewrite(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A text that the answer writes anew; it ends once the rest of the text certainly stays."""
+
+    old: str
+    marks: list[str] = []  # texts by which the model shows a cursor, which belong to no line
+
+
 class SpeculationSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to speculate."""
 
@@ -218,6 +225,7 @@ class Generate(Frame, omit_defaults=True):
     reveal_draft: bool = False
     max_predict_ms: int | None = None  # end the answer at the first newline after this time
     single_line_indent: int | None = None  # end the answer at a line indented less than this
+    rewrite: Rewrite | None = None  # see localspec/chat/rewriting.py
     shown: list[str] = []  # control tokens with text, such as a call's marker
     conversation: str | None = None  # id of a saved one, whose state is saved apart
     return_tokens: bool = False  # deltas include the ids of their tokens
