@@ -65,6 +65,10 @@ class Client:
         """Return the completion that an editor would show, in llama-server's shape."""
         return self._json("POST", "/infill", {**request, "stream": False})
 
+    def next_edit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return how the lines around an editor's cursor should be next."""
+        return self._json("POST", "/localspec/next-edit", request)
+
     def embeddings(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the embedding vectors of texts, in OpenAI's shape."""
         return self._json("POST", "/v1/embeddings", request)

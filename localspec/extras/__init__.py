@@ -52,7 +52,7 @@ COMMANDS = {
 
 # Extras with a module `routes`, which adds endpoints: `ROUTES`, and further paths for them, `PATH_ALIASES`.
 # A path is matched in this order, and by the core's routes last.
-WITH_ROUTES = ("anthropic", "responses", "embeddings", "ollama", "upstream")
+WITH_ROUTES = ("anthropic", "responses", "embeddings", "ollama", "upstream", "next_edit")
 
 # Extras whose `commands` have a function `remove_installed`: it removes what the extra wrote outside of our
 # folders. The service is first, since systemd would start a daemon again.

@@ -21,7 +21,8 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     mixed JSON     answer with the `pieces` of a `family` of `mixtures`, read as the engine reads its tokens
     running        answer with the number of requests that are active and not cancelled
 
-In an /infill the command is `prompt` after an exclamation mark.
+In an /infill the command is `prompt` after an exclamation mark. In a text it may be behind one that begins
+a line.
 
 `--first-delay S` waits before the first piece of every answer;
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
@@ -338,7 +339,7 @@ def text_of(prompt: frames.Prompt) -> str:
         case frames.ChatPrompt():
             return prompt.messages[-1].content or ""
         case frames.TextPrompt():
-            return prompt.text
+            return prompt.text.rpartition("\n!")[2]
         case frames.TokenPrompt():
             return "say " + " ".join(map(str, prompt.tokens))
         case frames.MixedPrompt():
