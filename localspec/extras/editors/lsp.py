@@ -15,9 +15,9 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from lsprotocol import types
@@ -29,7 +29,9 @@ import localspec
 from localspec.cli.terminal.markdown import blocks
 from localspec.client.tasks import AsyncDaemon
 from localspec.errors import Cancelled, LocalspecError, UsageError
+from localspec.extras.editors.next_edit import Hunk, NextEdits
 
+Result = TypeVar("Result")
 Encoding = Literal["utf-8", "utf-16", "utf-32"]
 
 # The protocol has these three line ends. str.splitlines splits at many others, too.
@@ -97,6 +99,11 @@ class Document:
     def to_units(self, place: Position) -> int:
         """Convert a position to the editor's units before it in its line."""
         return sum(map(self._units, self.content(place.line)[: place.column]))
+
+    def line_range(self, first: int, last: int) -> types.Range:
+        """Return the place of whole lines, without the end of the last one."""
+        end = self.to_units(Position(last, len(self.content(last))))
+        return types.Range(types.Position(first, 0), types.Position(last, end))
 
     def replace(self, start: Position, end: Position, text: str) -> None:
         """Replace the text between two positions."""
@@ -283,6 +290,7 @@ class EditorSession:
         self._cursor: tuple[Document, int] | None = None
         self._pending_completions = 0  # completions that the editor waits for
         self._prefill_task: asyncio.Task[None] | None = None
+        self.next_edits = NextEdits(daemon, self._model)
 
     def close(self, uri: str) -> None:
         """Forget a document. Its visited places are kept."""
@@ -523,9 +531,11 @@ def make_menu_item(text: str, before: str) -> tuple[str, str, str]:
 
 
 EXPLAIN, EDIT = "localspec.explain", "localspec.edit"
+ACCEPT_EDIT, REJECT_EDIT = "localspec.acceptEdit", "localspec.rejectEdit"
 # Characters behind which a completion is useful although no word has begun.
 _TRIGGERS = [*".([{,=:"]
 _REWRITE = types.CodeActionKind.RefactorRewrite
+INLINE_EDIT = "textDocument/copilotInlineEdit"
 
 
 class Server(LanguageServer):
@@ -545,8 +555,30 @@ class Server(LanguageServer):
 
     async def suggest(self, uri: str, position: types.Position) -> Suggestion | None:
         """Return the desk's suggestion. Errors are logged and give None."""
+        return await self._quietly(self.desk.suggest(uri, position.line, position.character))
+
+    async def propose(self, uri: str, position: Any) -> list[tuple[Hunk, dict[str, Any]]]:
+        """Return the next edits around a position, as hunks and as Copilot's server does."""
+        document = self.desk.documents.get(uri)
+        if document is None:
+            return []
+        place = document.to_position(position.line, position.character)
+        edits = await self._quietly(self.desk.next_edits.propose(document, *place))
+        return [
+            (
+                hunk,
+                {
+                    **_replacement(document, hunk),
+                    "textDocument": {"uri": uri, "version": document.version},
+                    "command": {"title": "Accept", "command": ACCEPT_EDIT, "arguments": [number]},
+                },
+            )
+            for number, hunk in edits or ()
+        ]
+
+    async def _quietly(self, asked: Awaitable[Result]) -> Result | None:
         try:
-            suggestion = await self.desk.suggest(uri, position.line, position.character)
+            answer = await asked
         except Cancelled:  # a newer keystroke has replaced the request
             return None
         except LocalspecError as error:
@@ -556,7 +588,7 @@ class Server(LanguageServer):
                 self.window_log_message(message)
             return None
         self._last_warning = ""
-        return suggestion
+        return answer
 
     def run(self, name: str, arguments: Sequence[Any]) -> None:
         """Start a command for the lines `{"uri", "first", "last"}`, with an optional instruction.
@@ -564,6 +596,9 @@ class Server(LanguageServer):
         It continues after this returns, because some editors do nothing else while they wait, and give up
         soon. Raises JsonRpcInvalidParams if the command or its arguments are invalid.
         """
+        if name in (ACCEPT_EDIT, REJECT_EDIT) and len(arguments) == 1:
+            self.desk.next_edits.settle(int(arguments[0]), refused=name == REJECT_EDIT)
+            return
         try:
             location, *words = arguments
             uri, first, last = str(location["uri"]), int(location["first"]), int(location["last"])
@@ -604,9 +639,7 @@ class Server(LanguageServer):
 
     async def _apply(self, lines: Lines, text: str) -> None:
         document, first, last = lines
-        end = document.to_units(Position(last, len(document.content(last))))
-        changed = types.Range(types.Position(first, 0), types.Position(last, end))
-        change = types.TextEdit(changed, text)
+        change = types.TextEdit(document.line_range(first, last), text)
         workspace = self.client_capabilities.workspace
         can = workspace.workspace_edit if workspace else None
         edit = types.WorkspaceEdit(changes={document.uri: [change]})
@@ -657,6 +690,7 @@ class Protocol(LanguageServerProtocol):
         kind = types.PositionEncodingKind(self.workspace.position_encoding or "utf-16")
         document = Document(item.uri, item.text, kind.value, str(item.language_id), item.version)
         self._server.desk.documents[item.uri] = document
+        self._server.desk.next_edits.note(document)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
@@ -672,6 +706,7 @@ class Protocol(LanguageServerProtocol):
             else:
                 document.lines = split_lines(change.text)
         document.version = params.text_document.version
+        self._server.desk.next_edits.note(document)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
@@ -691,12 +726,40 @@ class Protocol(LanguageServerProtocol):
 async def suggest_inline(
     ls: Server, params: types.InlineCompletionParams
 ) -> types.InlineCompletionList:
-    """Return a suggestion that the editor shows as ghost text."""
-    items = []
-    if suggestion := await ls.suggest(params.text_document.uri, params.position):
-        cursor = types.Range(params.position, params.position)
-        items = [types.InlineCompletionItem(suggestion.text, range=cursor)]
-    return types.InlineCompletionList(items)
+    """Return a suggestion that the editor shows as ghost text, or the next edit of the cursor's line."""
+    uri, position = params.text_document.uri, params.position
+    if suggestion := await ls.suggest(uri, position):
+        cursor = types.Range(position, position)
+        return types.InlineCompletionList(
+            [types.InlineCompletionItem(suggestion.text, range=cursor)]
+        )
+    for hunk, _ in await ls.propose(uri, position):
+        if (hunk.start, len(hunk.old)) == (position.line, 1) and hunk.new:
+            line = ls.desk.documents[uri].line_range(hunk.start, hunk.start)
+            item = types.InlineCompletionItem("\n".join(hunk.new), range=line)
+            return types.InlineCompletionList([item])
+    return types.InlineCompletionList([])
+
+
+async def suggest_edits(ls: Server, params: Any) -> dict[str, Any]:
+    """Return the next edits, as the language server of GitHub Copilot does."""
+    edits = await ls.propose(params.textDocument.uri, params.position)
+    return {"edits": [edit for _, edit in edits]}
+
+
+def _replacement(document: Document, hunk: Hunk) -> dict[str, Any]:
+    """Return what a hunk replaces, and by which text. Line ends are among it where lines come or go."""
+    first, end, last = hunk.start, hunk.start + len(hunk.old), len(document.lines) - 1
+    lines = [*hunk.new]
+    if hunk.old and lines:
+        place = document.line_range(first, end - 1)
+    elif end <= last:
+        place = types.Range(types.Position(first, 0), types.Position(end, 0))
+        lines += [""] if lines else []
+    else:
+        place = document.line_range(first - 1, end - 1)
+        lines.insert(0, document.content(first - 1))
+    return {"range": place, "text": document.line_end.join(lines)}
 
 
 async def suggest_in_menu(ls: Server, params: types.CompletionParams) -> types.CompletionList:
@@ -760,7 +823,10 @@ def create_server(desk: EditorSession, folder: Path) -> Server:
 
     options = types.CodeActionOptions(code_action_kinds=["", _REWRITE])
     server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(list_code_actions)
-    for name in (EXPLAIN, EDIT):
+    server.feature(INLINE_EDIT)(suggest_edits)
+    for name in ("textDocument/didFocus", "textDocument/didShowInlineEdit"):
+        server.feature(name)(lambda *_: None)
+    for name in (EXPLAIN, EDIT, ACCEPT_EDIT, REJECT_EDIT):
         # This only declares the command. The protocol calls `Server.run` instead.
         server.command(name)(lambda *_: None)
     return server
