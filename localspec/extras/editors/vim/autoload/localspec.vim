@@ -4,7 +4,7 @@ let s:note = ''      " what goes on
 let s:error = ''     " what went wrong last, until something goes right
 let s:model = ''     " the pair that answered
 
-let s:words = ['ask', 'chat', 'edit', 'off', 'on', 'status', 'stop']
+let s:words = ['ask', 'chat', 'edit', 'next', 'off', 'on', 'status', 'stop']
 
 " :Localspec WORD …
 function! localspec#command(ranged, first, last, words) abort
@@ -42,6 +42,11 @@ function! s:edit(range, instruction) abort
   endif
 endfunction
 
+function! s:next(range, rest) abort
+  let g:localspec_next_edit = 1
+  call localspec#next#changed()
+endfunction
+
 function! s:on(range, rest) abort
   let g:localspec_enabled = 1
 endfunction
@@ -49,6 +54,7 @@ endfunction
 function! s:off(range, rest) abort
   let g:localspec_enabled = 0
   call localspec#ghost#stop()
+  call localspec#next#stop()
 endfunction
 
 function! s:stop(range, rest) abort
@@ -151,15 +157,21 @@ function! localspec#cause(exception) abort
 endfunction
 
 function! localspec#typed() abort
+  call localspec#guarded('localspec#next#typed')
   call localspec#guarded('localspec#ghost#typed')
 endfunction
 
 function! localspec#stop() abort
   call localspec#guarded('localspec#ghost#stop')
+  call localspec#guarded('localspec#next#stop')
 endfunction
 
-function! localspec#accept(part, key) abort
-  call localspec#guarded('localspec#ghost#accept', a:part, a:key)
+function! localspec#changed() abort
+  call localspec#guarded('localspec#next#changed')
+endfunction
+
+function! localspec#noted(anew) abort
+  call localspec#guarded('localspec#next#note', a:anew)
 endfunction
 
 function! localspec#left() abort

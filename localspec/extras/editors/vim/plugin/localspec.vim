@@ -5,6 +5,8 @@ endif
 let g:loaded_localspec = 1
 
 highlight default LocalspecGhost ctermfg=8 guifg=#808080
+highlight default link LocalspecOld DiffDelete
+highlight default link LocalspecNew DiffAdd
 
 command! -range -nargs=+ -complete=customlist,localspec#words Localspec
       \ call localspec#command(<range>, <line1>, <line2>, <q-args>)
@@ -17,6 +19,10 @@ augroup localspec
   autocmd TextChangedP,BufLeave * call localspec#stop()
   " InsertLeave does not come with <C-c>.
   autocmd ModeChanged i*:[^i]* call localspec#stop()
+  autocmd ModeChanged i*:n call localspec#changed()
+  autocmd TextChanged * call localspec#changed()
+  autocmd BufReadPost * call localspec#noted(1)
+  autocmd BufEnter,InsertEnter * call localspec#noted(0)
   autocmd BufLeave,BufWritePost * call localspec#left()
   autocmd CursorHold,CursorHoldI * call localspec#rests()
 augroup END

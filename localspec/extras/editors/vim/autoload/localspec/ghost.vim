@@ -135,6 +135,9 @@ function! s:ended(got, error) abort
   call localspec#note(printf('%.0f ms', reltimefloat(reltime(a:got.since)) * 1000))
   call s:offer(a:got)
   call localspec#ghost#rest()
+  if empty(s:ghost)
+    call localspec#next#changed()
+  endif
 endfunction
 
 " Show what has come, where the cursor still is where it was asked for.
@@ -176,42 +179,44 @@ endfunction
 " --- showing
 
 function! s:show() abort
+  call localspec#next#stop()
   call localspec#view#draw(s:ghost.buffer, s:ghost.lnum, strlen(s:ghost.before), split(localspec#ghost#text(), "\n", 1))
-  call s:map()
+  call localspec#ghost#map('i', s:defaults, 'localspec#ghost#accept')
 endfunction
 
 function! s:hide() abort
   if !empty(s:ghost)
     call localspec#view#erase(s:ghost.buffer)
     let s:ghost = {}
+    call localspec#ghost#unmap()
   endif
-  call s:unmap()
 endfunction
 
 let s:defaults = {'all': '<Tab>', 'line': '<S-Tab>', 'word': '<C-Right>', 'next': '<C-Down>', 'previous': '<C-Up>', 'dismiss': '<C-]>'}
 
-" While something is shown, and only then, some keys of this buffer are ours.
-function! s:map() abort
+" While something is shown, and only then, some keys of this buffer are ours in a mode: `Function` gets the
+" part that a key stands for, and the key.
+function! localspec#ghost#map(mode, defaults, Function) abort
   if exists('b:localspec_keys')
     return
   endif
   let b:localspec_keys = []
-  for [what, key] in items(extend(copy(s:defaults), get(g:, 'localspec_keys', {})))
+  for [what, key] in items(extend(copy(a:defaults), filter(copy(get(g:, 'localspec_keys', {})), {part, _ -> has_key(a:defaults, part)})))
     if !empty(key)
-      let was = maparg(key, 'i', 0, 1)
-      call add(b:localspec_keys, [key, get(was, 'buffer') ? was : {}])
-      execute printf('inoremap <buffer> <silent> %s %s<Cmd>call localspec#accept(''%s'', ''%s'')<CR>', key,
-            \ what =~# '^[alw]' ? '<C-g>u' : '', what, substitute(key, '<', '<lt>', 'g'))
+      let was = maparg(key, a:mode, 0, 1)
+      call add(b:localspec_keys, [a:mode, key, get(was, 'buffer') ? was : {}])
+      execute printf('%snoremap <buffer> <silent> %s %s<Cmd>call localspec#guarded(''%s'', ''%s'', ''%s'')<CR>', a:mode, key,
+            \ a:mode ==# 'i' && what =~# '^[alw]' ? '<C-g>u' : '', a:Function, what, substitute(key, '<', '<lt>', 'g'))
     endif
   endfor
 endfunction
 
 " They are again what they were.
-function! s:unmap() abort
-  for [key, was] in get(b:, 'localspec_keys', [])
-    execute 'silent! iunmap <buffer> ' .. key
+function! localspec#ghost#unmap() abort
+  for [mode, key, was] in get(b:, 'localspec_keys', [])
+    execute 'silent!' mode .. 'unmap <buffer>' key
     if !empty(was) && exists('*mapset')
-      call mapset('i', 0, was)
+      call mapset(mode, 0, was)
     endif
   endfor
   unlet! b:localspec_keys

@@ -38,6 +38,33 @@ function! s:vim(buffer, lnum, column, shown) abort
   call s:redraw(a:buffer)
 endfunction
 
+" Show that `count` lines from `lnum` on become `lines`: the old ones marked, the new ones below them.
+function! localspec#view#change(lnum, count, lines) abort
+  let shown = map(copy(a:lines), {_, line -> s:shown(line, 0) .. ' '})
+  let [below, above] = [max([a:lnum + a:count - 1, 1]), a:lnum + a:count == 1]
+  if has('nvim')
+    let space = nvim_create_namespace('localspec')
+    for lnum in range(a:lnum, a:lnum + a:count - 1)
+      call nvim_buf_set_extmark(0, space, lnum - 1, 0, {'end_row': lnum, 'hl_group': 'LocalspecOld', 'hl_eol': v:true, 'strict': v:false})
+    endfor
+    call nvim_buf_set_extmark(0, space, below - 1, 0, {'virt_lines_above': above ? v:true : v:false,
+          \ 'virt_lines': map(shown, {_, line -> [[line, 'LocalspecNew']]})})
+    return
+  endif
+  for [name, group] in [['localspec_old', 'LocalspecOld'], ['localspec_new', 'LocalspecNew']]
+    if empty(prop_type_get(name))
+      call prop_type_add(name, {'highlight': group})
+    endif
+  endfor
+  for lnum in range(a:lnum, a:lnum + a:count - 1)
+    call prop_add(lnum, 1, {'type': 'localspec_old', 'length': strlen(getline(lnum))})
+  endfor
+  for line in shown
+    call prop_add(below, 0, {'type': 'localspec_new', 'text': line, 'text_align': above && has('patch-9.0.0438') ? 'above' : 'below'})
+  endfor
+  call s:redraw(bufnr())
+endfunction
+
 " Some versions of Vim (9.0.1378) forget that lines move when text comes or goes below a line. Restoring
 " nothing of a window's view has its lines drawn again, without clearing the screen.
 function! s:redraw(buffer) abort
@@ -51,12 +78,13 @@ function! localspec#view#erase(buffer) abort
   if !bufloaded(a:buffer)
     return
   elseif has('nvim')
-    call nvim_buf_clear_namespace(a:buffer, nvim_create_namespace('localspec'), 0, -1)
-  elseif !empty(prop_type_get('localspec'))
-    if prop_remove({'type': 'localspec', 'bufnr': a:buffer, 'all': 1})
+    return nvim_buf_clear_namespace(a:buffer, nvim_create_namespace('localspec'), 0, -1)
+  endif
+  for name in filter(['localspec', 'localspec_old', 'localspec_new'], {_, name -> !empty(prop_type_get(name))})
+    if prop_remove({'type': name, 'bufnr': a:buffer, 'all': 1})
       call s:redraw(a:buffer)
     endif
-  endif
+  endfor
 endfunction
 
 " A line as it may stand on the screen: tabs as wide as they would be from `column` on, and nothing that
