@@ -17,6 +17,7 @@ PARTS = {
     "tasks": "tokens per second on a real model, of tasks like people's",
     "placement": "a mixture of experts on a GPU that does not hold it, beside llama-server",
     "forecasts": "how right forecasts of a pair's speed are, each from the other pairs",
+    "next_edit": "an editor's next edits, of sessions made from this repository's history",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "agents": "tokens read of coding agents' requests, by kind of model and event",
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
@@ -30,6 +31,7 @@ OWN_ENGINE = {
     "engine",
     "forecasts",
     "gpu",
+    "next_edit",
     "placement",
     "tasks",
 }  # they run one in their own process
