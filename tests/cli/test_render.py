@@ -61,7 +61,7 @@ def make_entry(name: str, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pairs", "vram", "advice"),
     [
-        ([make_entry("a", size=1), make_entry("b")], 1, "this machine (2.0 GiB): localspec pull b"),
+        ([make_entry("a", size=1), make_entry("b")], 1, "(2.0 GiB to download): localspec pull b"),
         ([make_entry("a", size=9 << 30), make_entry("b")], 0, "localspec pull b"),
         (
             [make_entry("a", fits="no"), make_entry("b", roles=["fim"])],

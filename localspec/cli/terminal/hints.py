@@ -70,7 +70,7 @@ def _advice(listed: dict[str, Any]) -> str:
     if not fitting:
         return "For a real one: localspec catalogue"
     best = max(fitting, key=lambda pair: pair["size"] or 0)
-    size_note = f" ({format_size(best['size'])})" if best["size"] else ""
+    size_note = f" ({format_size(best['size'])} to download)" if best["size"] else ""
     return f"A real one that fits this machine{size_note}: localspec pull {best['name']}"
 
 
