@@ -150,12 +150,16 @@ def test_learned_values_are_restored_by_the_next_load(
     with running(cycle_files, state_dir=str(tmp_path)) as engine:
         engine.ask([BOS, 7], 200, speculative=drafting(4))
         engine.ask([BOS, 7], 5, exact=True)
+        engine.ask([BOS] * 400, 2)
+        reading = engine.pair.shared.reading.expected
         width = engine.pair.exact.width
         learned = engine.pair.learned.calibrations.answers["draft"]
     reloaded = load(cycle_files, state_dir=str(tmp_path))
     known = reloaded.pair.learned.calibrations.answers["draft"]
     assert known.count.sum() == learned.count.sum() > 0
     assert reloaded.pair.exact.width == width
+    restored = reloaded.pair.shared.reading.expected
+    assert restored.range_seconds(0, 400) == pytest.approx(reading.range_seconds(0, 400))
     # Costs are stored separately for other files or settings.
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):
         pass

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.pair.profile import PrefillCost
+from localspec.engine.pair.profile import PrefillCost, StoredProfile
 from localspec.protocol.frames import PromptCost
 
 N_CTX = 32768
@@ -67,3 +68,27 @@ def test_costs_are_never_negative(passes: list[tuple[int, float, float]]) -> Non
         assert learned.expected.deeper_s >= 0
         # A higher cost is believed at once.
         assert learned.planned_s(position) * tokens >= 0.99 * spent
+
+
+@given(st.floats(1e-4, 0.05), st.floats(0, 1e-3), st.lists(st.integers(30, 20_000), max_size=4))
+def test_the_next_load_begins_with_what_was_learned(
+    first_s: float, deeper: float, lengths: list[int]
+) -> None:
+    """It is stored as JSON; what only rests on the measurement of narrow passes is not."""
+    truth, learned = PromptCost(first_s, deeper * first_s), PrefillCost(1.0, deeper, N_CTX)
+    for length in lengths:
+        observe_prompt(learned, truth, length, 512, noise=0.0)
+    stored = StoredProfile.of(json.loads(json.dumps({"reading_ms": learned.learned_ms})))
+    assert (stored.reading is None) == (not lengths)
+    restored = PrefillCost(2.0, 1.0, N_CTX, stored.reading)
+    assert restored.learned_ms == (stored.reading and pytest.approx(stored.reading))
+    if lengths:
+        for position in (0, 20_000):
+            expected = learned.expected.token_seconds(position)
+            assert restored.expected.token_seconds(position) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stored", [[0.0, 0.0], [1.0], "x", [float("nan"), 1.0], [-1.0, 0.0]])
+def test_a_stored_cost_that_is_not_valid_is_not_used(stored: object) -> None:
+    reading = StoredProfile.of({"reading_ms": stored}).reading
+    assert PrefillCost(0.5, 0.0, N_CTX, reading).expected == PromptCost(0.5)

@@ -60,13 +60,14 @@ class Lane:
         clock: Clock = time.perf_counter,
         attention: tuple[float, float] | None = None,
         on_gpu: bool = False,
+        reading: tuple[float, float] | None = None,
     ) -> None:
         self.context, self.batch, self.slots = context, batch, slots
         self.costs, self.width, self._clock = costs, width, clock
         # An overestimate, because it comes from narrow passes, in which every row has logits.
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
         depth_ratio = estimate_depth_ratio(context.model)
-        self.reading = PrefillCost(first_s, depth_ratio, context.n_ctx)
+        self.reading = PrefillCost(first_s, depth_ratio, context.n_ctx, reading)
         # The cost that prompts show, until passes that decode have been observed.
         self.attention = AttentionCost(
             lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu

@@ -592,4 +592,5 @@ def make_lane(
         gap_s=models.settings.gap_s,
         attention=stored.attention,
         on_gpu=models.on_gpu,
+        reading=stored.reading,
     )

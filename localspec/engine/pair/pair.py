@@ -192,6 +192,7 @@ class LoadedPair:
                 **self.learned.as_dict(),
                 "exact_width": self.exact.width,
                 "attention_ms": self.shared.attention.costs,
+                "reading_ms": self.shared.reading.learned_ms,
             }
         )
 

@@ -63,10 +63,19 @@ class PrefillCost:
     """The cost of a prompt's tokens by their position.
 
     first_s: seconds per token until one was read. deeper: b / a, until deep passes were observed. n_ctx: how
-    deep a text can be.
+    deep a text can be. learned: `learned_ms` of an earlier load, which replaces the first two.
     """
 
-    def __init__(self, first_s: float, deeper: float, n_ctx: int) -> None:
+    def __init__(
+        self,
+        first_s: float,
+        deeper: float,
+        n_ctx: int,
+        learned: tuple[float, float] | None = None,
+    ) -> None:
+        self._is_known = learned is not None and learned[0] > 0
+        if learned is not None and self._is_known:
+            first_s, deeper = learned[0] / 1e3, learned[1] / learned[0]
         # The average, to predict how long a prompt takes.
         self.expected = PromptCost(first_s, deeper * first_s)
         self._deeper = deeper
@@ -74,6 +83,12 @@ class PrefillCost:
         self._trust = EXPECTATION_TOKENS * float(n_ctx) ** 2
         self._n = self._x = self._y = self._xx = self._xy = 0.0  # weighted sums, by tokens
         self._slowdown = 1.0  # of recent passes, relative to the expected time
+
+    @property
+    def learned_ms(self) -> tuple[float, float] | None:
+        """The milliseconds of a text's first token, and what each token before one adds; None: not known."""
+        cost = self.expected
+        return (1e3 * cost.token_s, 1e3 * cost.deeper_s) if self._is_known or self._n else None
 
     def planned_s(self, position: float) -> float:
         """Return the seconds to plan for the token at a position."""
@@ -298,6 +313,7 @@ class StoredProfile:
     editor_calibrations: Mapping[str, Any] = field(default_factory=dict)
     exact_width: int | None = None
     attention: tuple[float, float] | None = None
+    reading: tuple[float, float] | None = None  # as `PrefillCost.learned_ms`
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> StoredProfile:
@@ -321,6 +337,7 @@ class StoredProfile:
             editors if isinstance(editors, dict) else {},
             width if isinstance(width, int) else None,
             parse_pair_of_ms(content.get("attention_ms")),
+            parse_pair_of_ms(content.get("reading_ms")),
         )
 
     def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> Calibrations:
