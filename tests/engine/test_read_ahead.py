@@ -467,3 +467,6 @@ def test_nothing_of_a_forgotten_chat_is_read(
     chats.rest()
     assert not any(slot.cached for slot in chats.pair.shared.slots)
     assert not len(chats.pair.memory)
+    ahead_state = chats.engine._ahead
+    assert ahead_state is not None
+    assert (ahead_state._answers, ahead_state._turns, ahead_state.running) == ({}, {}, None)
