@@ -23,6 +23,7 @@ PARTS = {
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
     "agreement": "whether `localspec bench` measures what the engine does by itself",
     "budget": "several pairs in memory that does not hold them all",
+    "waits": "how well the wait for a long prompt is forecast",
     "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }
 
