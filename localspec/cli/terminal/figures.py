@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # A rate over fewer tokens or a shorter time mostly depends on the precision of the clock.
 _MIN_RATE_TOKENS = 10
 _MIN_RATE_S = 0.05
+_MIN_READ_TOKENS = 64  # fewer tokens of prompts do not show how fast they are read
 # Over fewer tokens two identical runs differ by more than drafting usually gains.
 MIN_SPEED_UP_TOKENS = 200
 
@@ -50,6 +51,11 @@ def format_rate(tokens: int, seconds: float, per_second: float | None) -> str:
     """Return tokens per second as in "21.3", or an empty string if tokens or time are too few to tell."""
     is_reliable = tokens >= _MIN_RATE_TOKENS and seconds >= _MIN_RATE_S and per_second
     return f"{per_second:.1f}" if is_reliable else ""
+
+
+def format_about(rate: float) -> str:
+    """Return an estimated rate with three digits, as in "1.25", "84.2" or "3,120"."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def format_rate_of(timings: dict[str, Any]) -> str:
@@ -280,13 +286,16 @@ def _format_forecast(pair: dict[str, Any]) -> str:
     if not (forecast := pair.get("forecast")):
         return ""
     parts = []
-    measured = pair.get("plain_per_second"), (pair.get("figures") or {}).get("prompt_per_second")
+    figures = pair.get("figures") or {}
+    # Until prompts were read, their speed is what the load has assumed.
+    was_read = figures.get("prompt_tokens", 0) - figures.get("cached_tokens", 0) >= _MIN_READ_TOKENS
+    measured = pair.get("plain_per_second"), was_read and figures.get("prompt_per_second")
     for name, rate in zip(("plain", "reading"), measured, strict=True):
         if expected := forecast[name]:
             likely = expected["likely"]
             error = 100 * (likely / rate - 1) if rate else 0.0
-            was = f", measured {rate:.3g} ({error:+.0f} %)" if rate else ""
-            parts.append(f"{name} {likely:.3g} tokens/s{was}")
+            was = f", measured {format_about(rate)} ({error:+.0f} %)" if rate else ""
+            parts.append(f"{name} {format_about(likely)} tokens/s{was}")
     return " · ".join(parts)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localspec.cli.terminal import render
-from localspec.cli.terminal.figures import format_time
+from localspec.cli.terminal.figures import format_about, format_time
 from localspec.files import format_size
 
 # What drafts for a pair: a word for columns, and a description.
@@ -84,7 +84,7 @@ def format_forecast(forecast: dict[str, Any] | None, *, short: bool = False) -> 
         return ""
     plain, drafted, reading = forecast["plain"], forecast["drafted"], forecast["reading"]
     if short:
-        return f"{plain['low']:.3g} to {(drafted or plain)['high']:.3g}"
+        return f"{format_about(plain['low'])} to {format_about((drafted or plain)['high'])}"
     parts = [f"{_format_interval(plain)} tokens/s without drafts"]
     if drafted:
         known = forecast["acceptance"].items()
@@ -101,8 +101,8 @@ def format_forecast(forecast: dict[str, Any] | None, *, short: bool = False) -> 
 
 
 def _format_interval(rate: dict[str, Any]) -> str:
-    bounds = f"{rate['low']:.3g} to {rate['high']:.3g}"
-    return f"about {rate['likely']:.3g} ({bounds})" if rate["likely"] else bounds
+    bounds = f"{format_about(rate['low'])} to {format_about(rate['high'])}"
+    return f"about {format_about(rate['likely'])} ({bounds})" if rate["likely"] else bounds
 
 
 def format_memory(listed: dict[str, Any]) -> str:
