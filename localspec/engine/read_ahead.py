@@ -215,8 +215,8 @@ def find_form(answer: Message, sent: Message, known: AnswerForm = "") -> AnswerF
         return "other"
     if known in forms:
         return known
-    is_known = THOUGHTS in answer.extra or "whole" not in forms
-    return forms[0] if is_known else "" if known == "other" else known
+    is_told = THOUGHTS in answer.extra or "whole" not in forms or known not in ("", "other")
+    return forms[0] if is_told else ""
 
 
 def _content(message: Message) -> str:

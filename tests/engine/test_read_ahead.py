@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localspec.chat.families.hermes import HERMES
@@ -281,6 +281,7 @@ FORMS = [form for form in get_args(AnswerForm) if form not in ("", "other")]
     form=st.sampled_from(FORMS),
     known=st.sampled_from(get_args(AnswerForm)),
 )
+@example(content=" ", thoughts="a", begun=True, form="whole", known="whole, trimmed")
 def test_a_form_is_found_by_what_it_makes(
     content: str, thoughts: str, begun: bool, form: AnswerForm, known: AnswerForm
 ) -> None:
