@@ -50,9 +50,7 @@ from localspec.protocol.settings import (
 )
 
 SMALL_MODEL_PARAMETERS = 4_000_000
-SAMPLE_STRIDE = (
-    41  # tokens between the beginnings of measured passes; nearly a text of MAX_TEXT_TOKENS
-)
+SAMPLE_STRIDE = 41  # tokens between the beginnings of measured passes: nearly MAX_TEXT_TOKENS
 SAMPLE_TOKENS = 8  # length of the text of a target behind which something is measured
 ROLLBACK_SNAPSHOTS = 8  # recurrent snapshots of a context; each costs a copy of the state
 # Nanoseconds that a thread takes to skip a cell, per head of a layer and row. Measured on a CPU with 24
