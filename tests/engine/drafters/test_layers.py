@@ -480,7 +480,7 @@ def test_a_sidecar_reads_nothing_twice_across_turns_edits_slots_and_a_restart(
     check([*first, *FILLER[:50], ORDER[30]])
     assert last[: len(first)] == first
     # A turn that is read while nobody waits is read by the sidecar, too.
-    ahead = [*first[:150], *FILLER[:200]]
+    ahead = [*first[:400], *FILLER[:200]]
     engine.ask(ahead, 0, speculative=ask_for(engine), priority="ahead")
     assert 150 < sum(read) < 220
     read.clear()
