@@ -77,6 +77,7 @@ from localspec.engine.speculation.warm_start import (
 from localspec.errors import LoadFailed
 from localspec.model_traits import order_experts
 from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.protocol.settings import CPU_PASS_ROWS, PICTURE_PASS_ROWS, FlashAttention
 
 # On a GPU, a pass may read this many times n_batch tokens of a prompt, because it goes on to the next part by
 # itself. When each part was a pass of its own, an H100 read 10 200 tokens/s instead of 11 500.
@@ -303,10 +304,8 @@ def open_beside(
     if remote.machines and is_automatic and not target.supports_flash_attention:
         settings = msgspec.structs.replace(settings, flash_attention="off")
     on_gpu = pair_models.is_on_gpu(settings, remote.machines)
-    has_states = target.n_heads or (draft is not None and draft.sidecar is not None)
-    attention = settings.flash_attention
-    if not on_gpu and not has_states and target.cuttable:
-        attention = settings.cpu_flash_attention(n_ctx, wide=wide_vectors())
+    reads_pictures = job.files.projector is not None
+    attention, rows = choose_attention(target, draft, settings, n_ctx, on_gpu, reads_pictures)
     return PairModels(
         target,
         draft,
@@ -315,12 +314,33 @@ def open_beside(
         n_ctx=n_ctx,
         parallel=settings.parallel if target.multi_sequence else 1,
         threads=threads,
-        rows=settings.n_batch * (GPU_BATCH_FACTOR if on_gpu and not has_states else 1),
+        rows=rows,
         opened=stack,
         attention=attention,
         machines=remote.machines,
-        reads_pictures=job.files.projector is not None,
+        reads_pictures=reads_pictures,
     )
+
+
+def choose_attention(
+    target: Model,
+    draft: Model | None,
+    settings: EngineSettings,
+    n_ctx: int,
+    on_gpu: bool,
+    reads_pictures: bool,
+) -> tuple[FlashAttention, int]:
+    """Return whether the shared lane has flash attention, and the rows of its passes."""
+    has_states = target.n_heads or (draft is not None and draft.sidecar is not None)
+    attention, rows = settings.flash_attention, settings.n_batch
+    if on_gpu:
+        return attention, rows if has_states else rows * GPU_BATCH_FACTOR
+    if target.cuttable:
+        attention = settings.cpu_flash_attention(n_ctx, wide=wide_vectors())
+    if has_states and attention != settings.flash_attention:
+        # Only the states of rows that are computed at once can be read.
+        rows = min(rows, PICTURE_PASS_ROWS if reads_pictures else CPU_PASS_ROWS)
+    return attention, rows
 
 
 def assemble_pair(job: LoadJob, models: PairModels, notes: list[str]) -> LoadedPair:

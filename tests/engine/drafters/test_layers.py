@@ -27,6 +27,7 @@ from benchmarks.synthetic_targets import (
 from localspec.engine.cache.slot import ALL_TOKENS, TAIL_STATES, Slot
 from localspec.engine.llama import Context, NoKvSlot, States
 from localspec.engine.llama import model as binding
+from localspec.engine.pair import load as pair_load
 from localspec.engine.speculation.depth import RoundCosts
 from localspec.engine.speculation.drafters.block import BlockDraft
 from localspec.engine.speculation.drafters.draft_model import (
@@ -37,6 +38,7 @@ from localspec.engine.speculation.drafters.draft_model import (
 from localspec.engine.speculation.windows import COMPARED_TOKENS, WindowTable
 from localspec.errors import LoadFailed, NotMatched, UnsafeModel
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
+from localspec.protocol.settings import CPU_PASS_ROWS, SHORT_CONTEXT_TOKENS
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
@@ -46,7 +48,7 @@ from tests.support.followers import draw_rejected_from_draft, measure_sampled_z
 from tests.support.heads import right_drafts
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB, contextual_pair, expected
 from tests.support.proposals import PROMPTS, Proposals
-from tests.support.running import GREEDY, Answer, Running, drafting, running
+from tests.support.running import GREEDY, Answer, Running, drafting, running, skip_on
 
 Load = Callable[..., Running]
 ACCEPTANCE = 0.8
@@ -440,6 +442,22 @@ def test_a_sidecar_sees_all_of_a_long_prompt_of_which_few_states_are_kept(
     answer = engine.ask(text, 20, speculative=ask_for(engine), exact=exact)
     assert answer.tokens == expected(text[-1], 20)
     assert answer.done.speculation.accepted == 0
+
+
+@skip_on("rpc", "cuda", why="a CPU alone attends without flash attention to a few long texts")
+def test_a_sidecar_reads_a_long_prompt_without_flash_attention(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer rows are then computed at once, and the states of all of them are read."""
+    monkeypatch.setattr(pair_load, "wide_vectors", lambda: False)
+    n_ctx = SHORT_CONTEXT_TOKENS + 256
+    files = write_pair(tmp_path, shape=replace(SHAPE, n_ctx=n_ctx), recalls=True)
+    engine = load(files, n_batch=512, n_ctx=n_ctx)
+    assert {lane.batch.capacity for lane in engine.pair.lanes} == {CPU_PASS_ROWS}
+    prompt = long_prompt(700)
+    answer = engine.ask(prompt, 40, speculative=ask_for(engine))
+    assert answer.tokens == expected(prompt[-1], 40)
+    assert count_wrong(answer) == 0
 
 
 def test_a_sidecar_reads_nothing_twice_across_turns_edits_slots_and_a_restart(
