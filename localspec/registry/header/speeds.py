@@ -39,10 +39,10 @@ SPEEDS_FILE = "memory_speeds.json"  # a list of `LoadRecord`, in the folder of s
 MAX_RECORDS = 24
 # Each of so many sweeps takes away this share of each record's error, later ones less.
 _SWEEPS, _STEP, _RIDGE = 40, 0.8, 0.1
-# The standard deviation of the logarithm of measured ÷ forecast: in a memory that no load has measured; of a
-# type that none has had; and before any was compared, which counts as much as two loads.
 # A model that has not been loaded deviates so many times more than those that have, by leaving each out.
 _LEFT_OUT = 1.6
+# The standard deviation of the logarithm of measured ÷ forecast: in a memory that no load has measured; of a
+# type that none has had; and before any was compared, which counts as much as two loads.
 _UNKNOWN_MEMORY, _UNKNOWN_TYPE, _USUAL, _USUAL_LOADS = 0.7, 0.3, 0.1, 2
 
 
