@@ -49,7 +49,7 @@ def test_a_base_model_is_listed_and_shown_as_text(home_with_base_model: Home) ->
     assert next(line.split()[3] for line in listed if line.startswith("base")) == "text"
     assert next(line.split()[3] for line in listed if line.startswith("chatty")) == "chat"
     output = home_with_base_model.run("show", "base").stdout
-    assert [line.split()[1] for line in output.splitlines() if line.startswith("for")] == ["text"]
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("for ")] == ["text"]
 
 
 def test_ask_completes_words_files_and_standard_input_alike(

@@ -37,8 +37,8 @@ LAYER_MS, ROUND_MS = 0.04, 0.5
 LAYER, ROUND = "layer", "round"
 SPEEDS_FILE = "memory_speeds.json"  # a list of `LoadRecord`, in the folder of states
 MAX_RECORDS = 24
-# Each of so many sweeps takes away this share of each record's error, later ones less.
-_SWEEPS, _STEP, _RIDGE = 40, 0.8, 0.1
+# Gauss-Newton steps, and the variance of a record's time ÷ that of a factor: (0.05 ÷ 0.5)².
+_STEPS, _RIDGE = 5, 0.01
 # A model that has not been loaded deviates so many times more than those that have, by leaving each out.
 _LEFT_OUT = 1.6
 # The standard deviation of the logarithm of measured ÷ forecast: in a memory that no load has measured; of a
@@ -243,30 +243,27 @@ def _fit(
 ) -> dict[str, float]:
     """Return the factors for one quantity, beginning with `known` ones.
 
-    The records correct them in turn, again and again: multiplicative algebraic reconstruction. It keeps
-    times positive, and changes nothing that no record speaks of. A layer's factor is that of passes of one
-    row.
+    They are the most probable ones if logarithms of factors deviate from `known` ones by half, and those of
+    times by five per cent: least squares with a ridge, by Gauss-Newton steps, solved in the space of records.
+    So what no record speaks of does not change. A layer's factor is that of passes of one row.
     """
-    factors = dict(known)
-    rows = [(math.log(each.ms[quantity]), _list_guesses(each, quantity)) for each in records]
-    for _, guesses in rows:
-        factors |= {key: factors.get(key, 0.0) for keys, _ in guesses for key in keys}
-    for sweep in range(_SWEEPS):
-        step = _STEP / (1 + sweep / 8)  # what records contradict each other in comes to rest
-        for measured, guesses in rows:
-            times = [ms * math.exp(_sum(factors, keys)) for keys, ms in guesses]
-            if not (whole_ms := sum(times)):
-                continue
-            shares: dict[str, float] = {}
-            for (keys, _), ms in zip(guesses, times, strict=True):
-                for key in keys:
-                    if key != LAYER or quantity == "1":
-                        shares[key] = shares.get(key, 0.0) + ms / whole_ms
-            error = min(max(measured - math.log(whole_ms), -1.0), 1.0)
-            # Where layers take nearly all of a pass, its parts are not what explains an error.
-            scale = step * error / (sum(share**2 for share in shares.values()) + _RIDGE)
-            for key, share in shares.items():
-                factors[key] += scale * share
+    times = [(math.log(each.ms[quantity]), _list_guesses(each, quantity)) for each in records]
+    prior = {key: 0.0 for _, guesses in times for keys, _ in guesses for key in keys} | dict(known)
+    factors = prior
+    for _ in range(_STEPS):
+        shares, wanted = list[dict[str, float]](), list[float]()
+        for measured, guesses in times:
+            whole_ms, row = _derive(guesses, factors)
+            if quantity != "1":
+                row.pop(LAYER, None)
+            moved = sum(share * (factors[key] - prior[key]) for key, share in row.items())
+            shares.append(row)
+            wanted.append(min(max(measured - math.log(whole_ms), -1.0), 1.0) + moved)
+        weights = _solve([[_multiply(one, other) for other in shares] for one in shares], wanted)
+        factors = dict(prior)
+        for row, weight in zip(shares, weights, strict=True):
+            for key, share in row.items():
+                factors[key] += weight * share
     for memory in MEMORIES:  # what all types have in common is the memory's, and so a new type's
         parts = [part for record in records for part in record.parts if part.memory == memory]
         typed = {part.keys[1] for part in parts}
@@ -275,3 +272,40 @@ def _fit(
         if typed:
             factors[memory] += common
     return factors
+
+
+def _derive(
+    guesses: Iterable[tuple[Iterable[str], float]], factors: Mapping[str, float]
+) -> tuple[float, dict[str, float]]:
+    """Return the milliseconds of all parts, and the derivative of their logarithm by each factor."""
+    times = [(keys, ms * math.exp(_sum(factors, keys))) for keys, ms in guesses]
+    whole_ms = sum(ms for _, ms in times)
+    shares: dict[str, float] = {}
+    for keys, ms in times:
+        for key in keys:
+            shares[key] = shares.get(key, 0.0) + ms / whole_ms
+    return whole_ms, shares
+
+
+def _multiply(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    return sum(value * other.get(key, 0.0) for key, value in one.items())
+
+
+def _solve(matrix: list[list[float]], values: list[float]) -> list[float]:
+    """Return the solution of a symmetric system with _RIDGE added to its diagonal, by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
+    for index, pivot in enumerate(rows):
+        pivot[index] += _RIDGE
+        for row in rows[index + 1 :]:
+            ratio = row[index] / pivot[index]
+            row[index:] = [
+                one - ratio * other for one, other in zip(row[index:], pivot[index:], strict=True)
+            ]
+    solution = list[float]()  # the last ones first
+    for pivot in reversed(rows):
+        known = zip(reversed(pivot[:-1]), solution, strict=False)
+        solution.append(
+            (pivot[-1] - sum(one * other for one, other in known))
+            / pivot[len(rows) - 1 - len(solution)]
+        )
+    return solution[::-1]
