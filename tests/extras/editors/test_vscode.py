@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from localspec.client import autostart
 from localspec.extras.editors import lsp, vscode
 from tests.support.daemons import Home, temporary_home, wait_for
 from tests.support.editors import Scripted, infill, json_response, scripted
@@ -355,7 +357,15 @@ def test_two_hundred_keys_leave_no_busy_slot_and_a_killed_daemon_is_started_agai
         assert code()["text"] == f"{text}\n    x = shutil.c{typed[:200]}"
         pid = home.status()["pid"]
         os.kill(pid, signal.SIGKILL)
-        code.type("\n    x = shutil.c")
+        wait_for(lambda: not autostart.listens(str(home.socket)), "the end of the daemon")
+        home.socket.unlink()
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.bind(str(home.socket))
+            dying.listen()
+            code("type", "\n    x = shutil.c")
+            connection, _ = dying.accept()
+            assert connection.recv(1, socket.MSG_PEEK) == b"P"
+        connection.close()  # before it was read: a reset
         code.until("ghost", bool)
         assert home.status()["pid"] != pid
         assert code()["messages"] == []

@@ -3,6 +3,8 @@
 const { execFile } = require("child_process");
 const http = require("http");
 
+// A daemon that is killed still takes connections for a moment, and resets them.
+const NO_DAEMON = ["ENOENT", "ECONNREFUSED", "ECONNRESET", "EPIPE"];
 let starting = null; // the promise of a start under way
 let failed = null; // why the last start failed; only a person has it tried again
 let told = ""; // the socket, as `localspec start` printed it
@@ -29,7 +31,7 @@ async function ask(settings, path, fields, signal, event) {
   try {
     return await send(settings, path, fields, signal, event);
   } catch (error) {
-    if (!["ENOENT", "ECONNREFUSED"].includes(error.code)) throw error;
+    if (!error.isUnanswered || !NO_DAEMON.includes(error.code)) throw error;
     if (!settings.start) throw new Error("The daemon is not running. To start it: localspec start");
     if (failed) throw failed;
     await start(settings);
@@ -41,7 +43,8 @@ async function send(settings, path, fields, signal, event) {
   const headers = { "content-type": "application/json", "user-agent": "localspec-vscode" };
   const options = { socketPath: findSocket(settings), path, method: fields ? "POST" : "GET", headers, signal, agent: false };
   const response = await new Promise((resolve, reject) => {
-    http.request(options, resolve).on("error", reject).end(fields && JSON.stringify(fields));
+    const refuse = (error) => reject(Object.assign(error, { isUnanswered: true }));
+    http.request(options, resolve).on("error", refuse).end(fields && JSON.stringify(fields));
   });
   let rest = "";
   for await (const piece of response.setEncoding("utf8")) {
