@@ -110,6 +110,47 @@ def test_sigterm_lets_a_running_answer_finish_and_exits_with_0(
     assert not home.socket.exists()
 
 
+@pytest.mark.parametrize("pairs", [["one"], ["one", "other"]])
+@pytest.mark.parametrize("line", ["load", "ask"])
+def test_stop_ends_a_load(home: Home, line: str, pairs: list[str]) -> None:
+    """Also that of a pair that waits for the load of another one."""
+    home.start("--load-delay", "600")
+    commands = []
+    for number, name in enumerate(pairs, 1):
+        file = home.root / f"{name}.gguf"
+        file.touch()
+        words = ["load", str(file)] if line == "load" else ["ask", "-m", str(file), "hello"]
+        command = [sys.executable, "-m", "localspec", *words]
+        commands.append(
+            subprocess.Popen(command, env=home.environment, stderr=subprocess.PIPE, text=True)
+        )
+        wait_for(lambda: len(home.status()["pairs"]) == number, name)  # noqa: B023
+    (worker,) = wait_for(
+        lambda: [pair["pid"] for pair in home.status()["pairs"] if pair["pid"]], "the worker"
+    )
+    stopped = home.run("stop")
+    assert (stopped.returncode, stopped.stdout) == (0, "The daemon has stopped.\n")
+    assert not alive(worker)
+    for process in commands:
+        assert "The daemon was stopped." in process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 1
+
+
+def test_stop_says_that_it_waits_for_an_answer(home: Home) -> None:
+    home.start()
+    with home.streaming("forever") as response:
+        response.readline()
+        command = [sys.executable, "-m", "localspec", "stop"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, env=home.environment, stdout=pipe, stderr=pipe, text=True
+        )
+        assert process.stderr is not None
+        said = process.stderr.readline()
+    assert said == "Waiting for 1 answer in progress, 10 s at most …\n"
+    assert process.communicate(timeout=PATIENCE)[0] == "The daemon has stopped.\n"
+
+
 IMPATIENT = """
 import asyncio, os, shlex
 from localspec.config import load_config

@@ -93,14 +93,17 @@ def stop_daemon() -> None:
     client = Client(autostart=False)
     try:
         with autostart.until_gone():
-            pulls = client.shutdown().get("pulls", [])
+            ending = client.shutdown()
+            if running := ending.get("running"):
+                answers = f"{running} answer{'s' * (running > 1)}"
+                render.note(f"Waiting for {answers} in progress, 10 s at most …")
     except NoDaemon:
         # A daemon that hangs or has lost its socket still holds its lock.
         killed = "The daemon did not respond and was killed."
         render.line(killed if autostart.end_unresponsive() else "No daemon is running.")
         return
     render.line("The daemon has stopped.")
-    for name in pulls:
+    for name in ending.get("pulls", []):
         render.line(f"The pull of {name} resumes when the daemon starts again: localspec start")
     if Path(client.socket_path).exists() and not autostart.is_lock_held(default_paths().lock):
         # A daemon removes its own socket, so this one is systemd's.

@@ -273,8 +273,9 @@ async def shutdown(request: Request) -> Response:
     """Drain and end like SIGTERM, and name the pulls that the next daemon resumes."""
     daemon = state_of(request)
     pulls = daemon.registry.running_pulls
+    running = sum(pair.running for pair in daemon.pairs.all if not pair.loading)
     daemon.stop()
-    return json_response({"status": "draining", "pulls": pulls})
+    return json_response({"status": "draining", "pulls": pulls, "running": running})
 
 
 async def reset(request: Request) -> Response:

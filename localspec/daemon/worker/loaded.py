@@ -231,6 +231,7 @@ class LoadedPair:
                 if self.engine and (self.gives_way or self.engine.worker.busy):
                     await self._wait_for_change(pair)
                     continue
+                self._table.check_open()
                 self._next = self.info = None
                 load = self.loading = Load(pair, asyncio.create_task(self._load(pair)))
                 load.task.add_done_callback(self._on_load_end)
@@ -241,8 +242,10 @@ class LoadedPair:
         """Wait for a load. Raises RetryRequest if it should be tried once more."""
         self._load_waiters += 1
         try:
-            # Shielded, because a client that leaves must not stop a load that others wait for.
-            await asyncio.shield(load.task)
+            # A client that leaves this wait does not stop a load that others wait for.
+            await asyncio.wait({load.task})
+            self._table.check_open()  # such a load was cancelled
+            load.task.result()
         except errors.LocalspecError:
             if load.pair == pair:  # a failed load of other files does not concern this request
                 raise
@@ -412,11 +415,15 @@ class LoadedPair:
         if self.worker:
             self.worker.abort(error)
 
+    def cancel_load(self) -> None:
+        """End the load, if there is one, and its worker."""
+        if self.loading:
+            self.loading.task.cancel()
+
     async def close(self) -> None:
         """End the worker and wait for it."""
         self._stop_idle_timer()
-        if self.loading:
-            self.loading.task.cancel()
+        self.cancel_load()
         await self.unload()
 
     @contextlib.contextmanager

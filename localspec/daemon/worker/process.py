@@ -148,6 +148,7 @@ class Worker:
         self._still_s = 0.0  # how long it has made no progress, by its last Pong
         self._numbers = itertools.count(1)
         self._load_result: asyncio.Future[frames.Loaded] | None = None
+        self._is_loaded = False
         self._running: dict[int, RunningRequest] = {}
         self._orders: dict[int, asyncio.Future[frames.Reply]] = {}
         self._ending: Ending = "crash"
@@ -256,8 +257,10 @@ class Worker:
             running.inbox.put_nowait(error)
 
     async def shut_down(self) -> None:
-        """Ask the worker to end, and kill it if it does not do so in time."""
+        """Ask the worker to end, and kill it if it does not do so in time, or at once while it loads."""
         self._ending = "unload"
+        if not self._is_loaded:  # it has nothing to save, and would answer after its load
+            self._kill("unload")
         self._send(frames.Shutdown())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._life), _SHUTDOWN_GRACE_S + _SAVE_TIMEOUT_S)
@@ -344,6 +347,7 @@ class Worker:
             case frames.Loading():
                 self.progress = frame
             case frames.Loaded():
+                self._is_loaded = True
                 if self._load_result and not self._load_result.done():
                     self._load_result.set_result(frame)
             case frames.LoadError():

@@ -568,11 +568,18 @@ class PairTable:
                 pair.unload_soon()
 
     def drain(self) -> int:
-        """Admit no more requests. Return how many are running."""
+        """Admit no more requests, and end all loads. Return how many requests are running."""
         self._draining = True
         for pair in self.all:
             pair.admission.close()
+            pair.cancel_load()
+        self.notify_change()
         return self.running()
+
+    def check_open(self) -> None:
+        """Raise Unavailable if the daemon is ending, which loads nothing any more."""
+        if self._draining:
+            raise errors.Unavailable("The daemon was stopped.", retry_after=2)
 
     def abort(self, error: errors.LocalspecError) -> None:
         """Fail every request that runs or waits."""
