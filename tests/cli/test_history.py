@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,21 @@ def test_matches_are_highlighted_on_a_terminal(warm: Home, columns: int) -> None
         assert session.wait() == 0
     assert "\x1b[1;31mneedle\x1b[0m" in session.raw
     assert max(map(cells, session.text.split("\n"))) <= columns
+
+
+def test_all_lines_of_a_conversation_have_one_time(warm: Home) -> None:
+    """That of its last answer, also when it began on another day."""
+    warm.run("ask", "say one")
+    database = warm.root / "data" / "conversations.sqlite"
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE conversations SET created = created - 86400")
+    _, listed = warm.must_run("history").splitlines()
+    day, minute = listed.split()[1:3]
+    found, _ = warm.must_run("history", "search", "one").splitlines()
+    assert found.split()[1:3] == [day, minute]
+    with terminal(warm.environment, "history", "show") as session:
+        assert session.wait() == 0
+    assert f", {day} {minute}, " in session.text
 
 
 def test_the_number_of_listed_conversations_is_limited(warm: Home) -> None:

@@ -314,7 +314,7 @@ class Conversation:
         system = [{"role": "system", "content": self.options.system}] if self.options.system else []
         return {
             "id": "not saved",
-            "created": time.time(),
+            "updated": time.time(),
             "model": self.last.get("model") or self.options.model or "",
             "messages": [*system, *self.messages],
         }

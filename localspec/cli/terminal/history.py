@@ -50,7 +50,7 @@ def _shorten_match(match: dict[str, Any], max_cells: int | None) -> tuple[str, i
 
 def conversation(entry: dict[str, Any], *, plain: bool = False) -> None:
     """Print a conversation as a document. Markdown is drawn on a terminal unless `plain`."""
-    render.dim(f"{entry['id']}, {format_time(entry['created'])}, {entry['model']}")
+    render.dim(f"{entry['id']}, {format_time(entry['updated'])}, {entry['model']}")
     for message in entry["messages"]:
         text = f"## {_role_title(message['role'])}\n\n{_format_message(message)}"
         note = _FINISH_NOTES.get(message.get("finish") or "")
