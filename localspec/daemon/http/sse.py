@@ -23,6 +23,8 @@ Value = TypeVar("Value", bound=msgspec.Struct)
 REPORT_INTERVAL_S = 0.2  # the shortest time between two progress reports, in seconds
 DONE = object()  # a value that is written as OpenAI's [DONE]
 _json = msgspec.json.Encoder()
+# What httpx and Python end a line at, besides what JSON escapes.
+_LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class EventStream(Response):
             return value
         if isinstance(value, NamedEvent):
             return b"event: " + value.name.encode() + b"\n" + self.event(value.value)
-        return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
+        return b"data: " + (b"[DONE]" if value is DONE else _encode_line(value)) + b"\n\n"
 
     def failure(self, error: LocalspecError) -> bytes:
         """Return the events for an error that ends the stream after its first event."""
@@ -144,7 +146,15 @@ class LineStream(EventStream):
         return ()
 
     def event(self, value: object) -> bytes:
-        return _json.encode(value) + b"\n"
+        return _encode_line(value) + b"\n"
+
+
+def _encode_line(value: object) -> bytes:
+    """Return a value as JSON that no client takes for several lines."""
+    line = _json.encode(value)
+    for end, escape in _LINE_ENDS:
+        line = line.replace(end, escape)
+    return line
 
 
 @contextlib.asynccontextmanager
