@@ -240,7 +240,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "changes of a text": Mechanism([(ngram, "MAX_CHANGES", 0)], LOOKUP),
     "departures": Mechanism([(ngram, "MAX_DEPARTURE_TOKENS", 0)], LOOKUP),
     "margin of disputed matches": Mechanism([(ngram, "DISPUTE_MARGIN_TOKENS", 0)], LOOKUP),
-    "margin of foreign matches": Mechanism([(ngram, "FOREIGN_MARGIN_TOKENS", 0)], LOOKUP),
 }
 ALL_ON = "all"
 FIXED = "fixed"  # every fixed depth

@@ -45,7 +45,6 @@ MAX_DEPARTURE_TOKENS = 24  # an answer that left a text must be back within so m
 RETURN_TOKENS = 3  # tokens in a row that show that it is back
 MAX_CHANGES = 64  # remembered per answer
 DISPUTE_MARGIN_TOKENS = 4  # a match must be longer by this where another one continues differently
-FOREIGN_MARGIN_TOKENS = 3  # a match in another request must be longer by this to be as good
 KEY_TOKENS = 6  # shortest match in a text of another request
 CAPACITY_TOKENS = 1 << 20  # of other requests' texts in memory; with their index 16 MiB
 MAX_PLACES = 64  # with one key, the latest
@@ -382,7 +381,7 @@ class _Departure:
 class Trail:
     """A place in a text that the answer repeats. run: tokens in a row that were as expected.
 
-    lost: the answer is somewhere else.
+    lost: the answer is somewhere else. elsewhere: the text is that of another request.
     """
 
     def __init__(
@@ -406,12 +405,6 @@ class Trail:
         self._place = place  # the place of the text after them
 
     @property
-    def strength(self) -> int:
-        """How reliable the trail is, as the length of a match that is as reliable; 0: not at all."""
-        foreign = self.elsewhere and self._departure is None
-        return self.run - FOREIGN_MARGIN_TOKENS * foreign
-
-    @property
     def place(self) -> int:
         """The place of the text that the answer has come to."""
         return self._steps[0].before if self._steps else self._place
@@ -426,14 +419,14 @@ class Trail:
         """Return the next tokens, at most `count`."""
         self._look_ahead(count)
         steps = self._steps[:count]
-        if not steps or self.strength <= 0:
+        if not steps or not self.run:
             return NO_TOKENS
         tokens = [step.token for step in steps]
         doubtful = tuple(index for index, step in enumerate(steps) if step.change and not step.done)
         # What the answer repeats of itself may go on.
         if self.is_current and 0 < len(tokens) == self._end - self.place:
             tokens = (tokens * (count // len(tokens) + 1))[:count]
-        return ExpectedTokens(tokens, self.strength, doubtful)
+        return ExpectedTokens(tokens, self.run, doubtful)
 
     def _look_ahead(self, count: int) -> None:
         text, steps = self.text, self._steps
@@ -621,7 +614,7 @@ class NgramIndex:
             if answer == self._prediction[:generated]:
                 self._trail = Trail(self._prediction, generated, MAX_MATCH_TOKENS, self._changes)
         followed: set[int] = set()
-        if self._trail is None or self._trail.strength < MAX_MATCH_TOKENS:  # no match is longer
+        if self._trail is None or self._trail.run < MAX_MATCH_TOKENS:  # no match is longer
             followed = self._look_up(tokens)
         if self._trail is None:
             return NO_TOKENS
@@ -668,19 +661,16 @@ class NgramIndex:
         trail = self._trail
         if (
             self._memory is not None
-            and not (trail and trail.elsewhere and trail.strength)
+            and not (trail and trail.elsewhere and trail.run)
             and (best is None or best[2] < MAX_MATCH_TOKENS)
         ):
             remembered = self._memory.find(tokens)
-            if remembered is not None and (
-                best is None or remembered[2] > best[2] + FOREIGN_MARGIN_TOKENS
-            ):
+            if remembered is not None and (best is None or remembered[2] > best[2]):
                 best, is_foreign = remembered, True
-                if self._repeats and best[2] >= min(len(tokens), MAX_MATCH_TOKENS):
-                    # The same prompt. A margin would keep it from the best bucket for ever.
-                    best, is_foreign = (*best[:2], MAX_MATCH_TOKENS), False
+                if self._repeats and best[2] >= len(tokens):  # the same prompt
+                    best = *best[:2], MAX_MATCH_TOKENS
         if best is not None and not (trail and trail.is_at(best[0], best[1])):
             match = Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign)
-            if trail is None or match.strength >= trail.strength:
+            if trail is None or match.run >= trail.run:
                 self._trail = match
         return {tokens[place] for place in own_places}
