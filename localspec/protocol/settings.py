@@ -51,10 +51,8 @@ CPU_PASS_ROWS = 128
 # Gemma's pictures have so many.
 PICTURE_PASS_ROWS = 256
 # Tokens of context up to which a CPU is no faster without flash attention, because the sequences of
-# a short context also attend to each other's cells. With 512-bit vectors flash attention prefills
-# faster up to about 8 000 tokens and decodes as fast up to 4 000; beyond that it decodes slower
-# (facts.md).
-SHORT_CONTEXT_TOKENS, SHORT_CONTEXT_TOKENS_512 = 2048, 12288
+# a short context also attend to each other's cells (facts.md).
+SHORT_CONTEXT_TOKENS = 2048
 # Sequences up to which a CPU may go without flash attention. Most of them seldom decode at the same
 # time, and with four that do, both ways are equally fast (facts.md).
 MAX_FEW_SEQUENCES = 5
@@ -133,19 +131,15 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
         """Types of the cache's keys and of its values."""
         return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
-    def cpu_flash_attention(self, context: int, *, wide: bool) -> FlashAttention:
+    def cpu_flash_attention(self, context: int) -> FlashAttention:
         """Return whether a CPU uses flash attention with this many tokens of context.
 
         With "auto" the CPU chooses. A single sequence decodes faster without flash attention, the
         more so the longer it is. Many sequences are slower without it, because each attends to the
         cells of all. Flash attention needs less memory, and only with it can values be quantized.
-
-        wide: the CPU computes with 512-bit vectors.
         """
         is_auto = self.flash_attention == "auto" and self.kv_types == ("f16", "f16")
-        is_long = self.parallel <= MAX_FEW_SEQUENCES and context > (
-            SHORT_CONTEXT_TOKENS_512 if wide else SHORT_CONTEXT_TOKENS
-        )
+        is_long = self.parallel <= MAX_FEW_SEQUENCES and context > SHORT_CONTEXT_TOKENS
         return "off" if is_auto and is_long else self.flash_attention
 
 

@@ -24,7 +24,6 @@ from localspec.protocol.settings import (
     CPU_PASS_ROWS,
     MAX_FEW_SEQUENCES,
     SHORT_CONTEXT_TOKENS,
-    SHORT_CONTEXT_TOKENS_512,
 )
 from tests.support.pairs import BOS, expected, target_alone
 from tests.support.running import Load, drafting, running, skip_on
@@ -222,20 +221,17 @@ LONG = SHORT_CONTEXT_TOKENS + 256
 
 @skip_on("rpc", "cuda", why="a CPU alone attends without flash attention to a few long texts")
 @pytest.mark.parametrize(
-    ("wide", "settings", "shared", "exact"),
+    ("settings", "shared", "exact"),
     [
-        (False, {"n_ctx": LONG}, ("off", CPU_PASS_ROWS), ("auto", 256)),
-        (False, {"n_ctx": SHORT_CONTEXT_TOKENS}, ("auto", 256), ("auto", 256)),
-        (True, {"n_ctx": SHORT_CONTEXT_TOKENS_512 + 256}, ("off", CPU_PASS_ROWS), ("auto", 256)),
-        (True, {"n_ctx": SHORT_CONTEXT_TOKENS_512}, ("auto", 256), ("auto", 256)),
-        (False, {"n_ctx": LONG, "parallel": MAX_FEW_SEQUENCES + 1}, ("auto", 256), ("auto", 256)),
-        (False, {"n_ctx": LONG, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
-        (False, {"n_ctx": LONG, "flash_attention": "on"}, ("on", 256), ("on", 256)),
-        (True, {"flash_attention": "off"}, ("off", 256), ("off", 256)),
+        ({"n_ctx": LONG}, ("off", CPU_PASS_ROWS), ("auto", 256)),
+        ({"n_ctx": SHORT_CONTEXT_TOKENS}, ("auto", 256), ("auto", 256)),
+        ({"n_ctx": LONG, "parallel": MAX_FEW_SEQUENCES + 1}, ("auto", 256), ("auto", 256)),
+        ({"n_ctx": LONG, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
+        ({"n_ctx": LONG, "flash_attention": "on"}, ("on", 256), ("on", 256)),
+        ({"flash_attention": "off"}, ("off", 256), ("off", 256)),
     ],
 )
 def test_cpu_serves_few_long_texts_without_flash_attention(
-    wide: bool,
     settings: dict[str, Any],
     shared: tuple[str, int],
     exact: tuple[str, int],
@@ -244,7 +240,7 @@ def test_cpu_serves_few_long_texts_without_flash_attention(
 ) -> None:
     """Exact mode keeps its tested settings, and configured settings are respected."""
     used: list[tuple[str, int]] = []
-    shape = Shape(1, 64, 128, 2, 512, n_ctx=2 * SHORT_CONTEXT_TOKENS_512)
+    shape = Shape(1, 64, 128, 2, 512, n_ctx=2 * SHORT_CONTEXT_TOKENS)
     target, draft = map(str, write_pair(tmp_path, shape, shape))
 
     class NotedContext(Context):
@@ -253,7 +249,6 @@ def test_cpu_serves_few_long_texts_without_flash_attention(
             super().__init__(model, settings)
 
     monkeypatch.setattr(pair_models, "Context", NotedContext)
-    monkeypatch.setattr(pair_load, "wide_vectors", lambda: wide)
     with running(PairFiles("long", target, draft), **settings) as engine:
         assert used == [shared, shared]  # target and draft
         plain = engine.ask([3, 1, 4], 8)

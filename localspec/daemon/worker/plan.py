@@ -222,9 +222,9 @@ def file_sizes(pair: PairFiles) -> dict[str, int]:
 def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
     """Return the settings that cost memory. `built` is the backend, as for `plan`."""
     on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
-    # Which attention this CPU uses is only known once llama.cpp is loaded, so assume the larger one.
+    # The context is not chosen yet; `fit` knows that a short one has flash attention.
     attention = (
-        settings.cpu_flash_attention(SHORT_CONTEXT_TOKENS + 1, wide=False)
+        settings.cpu_flash_attention(SHORT_CONTEXT_TOKENS + 1)
         if on_cpu
         else settings.flash_attention
     )

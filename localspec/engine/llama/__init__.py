@@ -37,7 +37,6 @@ from localspec.engine.llama.model import record_heartbeat as record_heartbeat
 from localspec.engine.llama.model import system_info as system_info
 from localspec.engine.llama.model import why_no_heads as why_no_heads
 from localspec.engine.llama.model import why_no_layers as why_no_layers
-from localspec.engine.llama.model import wide_vectors as wide_vectors
 from localspec.engine.llama.pictures import PictureRows as PictureRows
 from localspec.engine.llama.pictures import begin_of_picture as begin_of_picture
 from localspec.engine.llama.pictures import is_picture as is_picture

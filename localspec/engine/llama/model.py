@@ -121,11 +121,6 @@ def system_info() -> str:
     return text.decode("utf-8", "replace").strip()
 
 
-def wide_vectors() -> bool:
-    """Return whether llama.cpp computes with 512-bit vectors on this CPU."""
-    return "AVX512 = 1" in system_info()
-
-
 def devices(*, gpus: bool) -> list[int]:
     """Return handles of this machine's GPUs that the build can use, or of its other devices."""
     get = declare("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)

@@ -32,7 +32,6 @@ from localspec.engine.llama import (
     gpus,
     read_tensor_names,
     why_no_heads,
-    wide_vectors,
 )
 from localspec.engine.pair import models as pair_models
 from localspec.engine.pair import profile as measuring
@@ -336,7 +335,7 @@ def choose_attention(
     if on_gpu:
         return attention, rows if has_states else rows * GPU_BATCH_FACTOR
     if target.cuttable:
-        attention = settings.cpu_flash_attention(n_ctx, wide=wide_vectors())
+        attention = settings.cpu_flash_attention(n_ctx)
     if has_states and attention != settings.flash_attention:
         # Only the states of rows that are computed at once can be read.
         rows = min(rows, PICTURE_PASS_ROWS if reads_pictures else CPU_PASS_ROWS)

@@ -27,7 +27,6 @@ from benchmarks.synthetic_targets import (
 from localspec.engine.cache.slot import ALL_TOKENS, TAIL_STATES, Slot
 from localspec.engine.llama import Context, NoKvSlot, States
 from localspec.engine.llama import model as binding
-from localspec.engine.pair import load as pair_load
 from localspec.engine.speculation.depth import RoundCosts
 from localspec.engine.speculation.drafters.block import BlockDraft
 from localspec.engine.speculation.drafters.draft_model import (
@@ -445,11 +444,8 @@ def test_a_sidecar_sees_all_of_a_long_prompt_of_which_few_states_are_kept(
 
 
 @skip_on("rpc", "cuda", why="a CPU alone attends without flash attention to a few long texts")
-def test_a_sidecar_reads_a_long_prompt_without_flash_attention(
-    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sidecar_reads_a_long_prompt_without_flash_attention(tmp_path: Path, load: Load) -> None:
     """Fewer rows are then computed at once, and the states of all of them are read."""
-    monkeypatch.setattr(pair_load, "wide_vectors", lambda: False)
     n_ctx = SHORT_CONTEXT_TOKENS + 256
     files = write_pair(tmp_path, shape=replace(SHAPE, n_ctx=n_ctx), recalls=True)
     engine = load(files, n_batch=512, n_ctx=n_ctx)
