@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.command import positive, say
+from benchmarks.load import load_report
 from localspec.engine import environment
 from localspec.errors import LocalspecError
-from localspec.machine import host
 from localspec.paths import default_paths
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     add("--context", type=positive, default=2048, help="tokens (2048)")
     options = parser.parse_args(arguments)
     try:
-        say(host.load_report())
+        say(load_report())
         return _compare(options)
     except (LocalspecError, OSError) as error:
         sys.stderr.write(f"localspec: {error}\n")

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.command import add_shared, positive, say
+from benchmarks.load import load_report
 from localspec.engine import environment
 from localspec.errors import LocalspecError
-from localspec.machine import host
+from localspec.machine.host import MAX_NOISE_CORES
 from localspec.paths import default_paths
 
 if TYPE_CHECKING:
@@ -166,10 +167,10 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
     from localspec.engine import llama
 
     llama.initialise()
-    before = host.load_report()
+    before = load_report()
     say(before)
     measured = measure(plan, say)
-    load_after = host.load_report()
+    load_after = load_report()
     limits = report.Limits()
     settings = plan.engine_settings(None)
     noise = max((run.others or 0.0 for entry in measured for run in entry.runs), default=0.0)
@@ -185,7 +186,7 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
         f"before: {before}",
         f"after: {load_after}",
         f"other processes' work during a run: {noise * 100:.0f} % of a core at most"
-        + (" (WARNING: more than 10 %)" if noise > host.MAX_NOISE_CORES else ""),
+        + (" (WARNING: more than 10 %)" if noise > MAX_NOISE_CORES else ""),
         f"resident memory: {largest:.0f} MB at most; from the first run of a pair to its last "
         f"{grown:+.0f} MB at most",
     ]

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import engine
 from benchmarks.command import say
+from benchmarks.load import load_report
 from benchmarks.measuring.runs import PLAIN, Setting
 from localspec import machine
 from localspec.engine import environment
 from localspec.errors import InvalidRequest, LocalspecError
-from localspec.machine import host
 
 if TYPE_CHECKING:
     from benchmarks.measuring.interleaved import Plan
@@ -136,7 +136,7 @@ def _check(options: argparse.Namespace, plan: Plan) -> int:
     from benchmarks.measuring.interleaved import measure
 
     tests = None if options.no_tests else _tests()
-    before = host.load_report()
+    before = load_report()
     details = _details(options, plan)
     measured = measure(plan, say)
     limits = report.Limits(auto_server_mean=1.2, python=0.05)

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from benchmarks import goals
+from benchmarks.load import load_report
 from localspec.client.api import Client
 from localspec.errors import NoDaemon
-from localspec.machine import host
 
 TIME_GOAL_MS = 400
 MEMORY_GOAL_MB = 60
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("scripts/bench start", description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args(arguments)
-    sys.stdout.write(f"{host.load_report()}\n")
+    sys.stdout.write(f"{load_report()}\n")
     runs = [_start() for _ in range(options.runs + 1)][1:]  # the first one reads from disk
     ok = goals.met("until the daemon answers", [ms for ms, _ in runs], TIME_GOAL_MS, "ms")
     ok &= goals.met("held with nothing loaded", [mb for _, mb in runs], MEMORY_GOAL_MB, "MB")

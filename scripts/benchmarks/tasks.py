@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.command import add_shared, positive, say
+from benchmarks.load import load_report
 from localspec.engine import environment
 from localspec.errors import LocalspecError
-from localspec.machine import host
 
 if TYPE_CHECKING:
     from benchmarks.texts.tasks import Task
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(options: argparse.Namespace) -> int:
     from benchmarks.texts.measure import Plan, markdown, measure
 
-    tasks, before = _tasks(options), host.load_report()
+    tasks, before = _tasks(options), load_report()
     say(before)
     runs = measure(
         Plan(

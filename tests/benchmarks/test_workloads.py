@@ -13,6 +13,7 @@ import jinja2
 import pytest
 
 from benchmarks import synthetic
+from benchmarks.load import load_report
 from benchmarks.measuring.workloads import BIG, TINY, WORKLOADS, build, shape, text, workload
 from localspec.engine.llama import Model
 from localspec.machine import host
@@ -115,6 +116,6 @@ def test_the_load_of_our_own_processes_is_left_out() -> None:
 
 
 def test_a_report_on_the_load_is_one_line() -> None:
-    line = host.load_report(0.05)
+    line = load_report(0.05)
     assert "load average" in line
     assert "\n" not in line

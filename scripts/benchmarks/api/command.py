@@ -25,11 +25,11 @@ from benchmarks.api import (
 )
 from benchmarks.api.shared import Bench, Section
 from benchmarks.command import add_shared, positive, say
+from benchmarks.load import load_report
 from benchmarks.measuring.report import verdict_line
 from benchmarks.measuring.workloads import SIZES, workload
 from localspec.engine.pair.models import physical_cores
 from localspec.errors import LocalspecError
-from localspec.machine import host
 from localspec.paths import default_paths
 
 PARTS = {
@@ -103,14 +103,14 @@ def _measure(options: argparse.Namespace) -> int:
     sizes = SIZES[options.size]
     work = Path(options.work or default_paths().cache / "bench").absolute()
     bench = Bench(options, sizes, options.threads or physical_cores(), work)
-    before = host.load_report()
+    before = load_report()
     say(before)
     sections = {name: part.measure(bench) for name, part in PARTS.items() if name in names}
     notes = [
         f"{platform.machine()}, {os.cpu_count()} cores, {bench.threads} threads; synthetic pair "
         f"{sizes.name}: target {sizes.target}, draft {sizes.draft}",
         f"before: {before}",
-        f"after: {host.load_report()}",
+        f"after: {load_report()}",
     ]
     sys.stdout.write(report(notes, sections))
     if options.json is not None:
