@@ -98,7 +98,7 @@ def command(names: tuple[str, ...], **options: Any) -> int:
     if options["schema"]:
         from localspec.extras.bench import report
 
-        render.verbatim(report.SCHEMA.read_text(encoding="utf-8").rstrip())
+        render.verbatim(report.schema_text())
         return 0
     if names[:1] == ("compare",):
         from localspec.extras.bench import report, text

@@ -1,6 +1,6 @@
 """The report of a bench, as `--json` writes it and `bench compare` reads it.
 
-schema.json describes it. Times are milliseconds unless a name says otherwise. Rates are tokens per
+`schema_text` describes it. Times are milliseconds unless a name says otherwise. Rates are tokens per
 second, from an answer's first token to its last, as llama-server counts. "plain" means the target
 alone, "speculative" means with drafts as usual.
 """
@@ -18,7 +18,6 @@ from msgspec import Struct, field
 from localspec.errors import UsageError
 
 VERSION = 1
-SCHEMA = Path(__file__).with_name("schema.json")
 Mode = Literal["plain", "speculative"]
 Sampling = Literal["greedy", "own"]
 Verdict = Literal["faster", "same", "off", "slower", "unclear", "not measured"]
@@ -323,9 +322,10 @@ def read_report(name: str) -> Report:
 
 
 def schema_text() -> str:
+    """Return the JSON schema of a report."""
     described = msgspec.json.schema(Report)
     for definition in described["$defs"].values():  # some versions of msgspec leave the indentation
         if "description" in definition:
             definition["description"] = inspect.cleandoc(definition["description"])
     named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
-    return json.dumps(named, indent=1) + "\n"
+    return json.dumps(named, indent=1)
