@@ -326,7 +326,9 @@ class LineParser:
             return Line("none")
         if kind == "open":
             self.highlighter = Highlighter(fences.info.partition(" ")[0].strip("{}."))
-            return _make_label(fences)
+            # Colours show a language, whose name would read like a word of the text.
+            is_shown = " " not in fences.info and self.highlighter.colours
+            return _make_label(fences, "" if is_shown else fences.info)
         # Code by indentation follows an empty line and is in no list.
         code, expanded = remove_indent(line, _CODE_INDENT), line.expandtabs(_CODE_INDENT)
         is_indented = len(expanded) - len(code.expandtabs(_CODE_INDENT)) >= _CODE_INDENT
@@ -343,13 +345,12 @@ class LineParser:
         return copied_reader.parse_next(line)
 
 
-def _make_label(fences: Fences) -> Line:
-    """Return the line above a code block: the text before the fence, and the language."""
+def _make_label(fences: Fences, label: str) -> Line:
+    """Return the line above a code block: the text before the fence, and what is said of the block."""
     if not fences.before.strip():
-        kind: Literal["label", "none"] = "label" if fences.info else "none"
-        return Line(kind, fences.info, style=DIM, apart=True)
+        return Line("label" if label else "none", label, style=DIM, apart=True)
     item = _parse_text_line(f"{fences.before.expandtabs(_CODE_INDENT)}x")
-    return Line("label", item.text[:-1] + fences.info, item.first, item.hang, DIM)
+    return Line("label", item.text[:-1] + label, item.first, item.hang, DIM)
 
 
 def _parse_text_line(line: str) -> Line:
@@ -555,6 +556,11 @@ class Highlighter:
             return get_lexer_by_name(self._language)
         except ClassNotFound:
             return None
+
+    @property
+    def colours(self) -> bool:
+        """Whether the language is known and colours are drawn."""
+        return self._lexer is not None and not os.environ.get("NO_COLOR")
 
     def highlight_line(self, line: str) -> str:
         """Return the block's next complete line with escape codes."""
