@@ -61,15 +61,20 @@ class AsyncDaemon:
         self._failed_at = -RESTART_DELAY_S
 
     async def run(
-        self, call: Callable[[CancellableClient], _Result], *, patient: bool = True
+        self,
+        call: Callable[[CancellableClient], _Result],
+        *,
+        patient: bool = True,
+        starts: bool = True,
     ) -> _Result:
         """Return the result of `call`. Cancelling the task closes the connection, which frees the daemon.
 
         `patient` means that a person waits for the answer. Otherwise a daemon that could not be started is
-        not started again for RESTART_DELAY_S. Raises LocalspecError if no daemon is running, or the daemon
-        answered with an error.
+        not started again for RESTART_DELAY_S, and without `starts` none is. Raises LocalspecError if no
+        daemon is running, or the daemon answered with an error.
         """
-        autostart = patient or time.monotonic() - self._failed_at >= RESTART_DELAY_S
+        may_start = patient or time.monotonic() - self._failed_at >= RESTART_DELAY_S
+        autostart = starts and may_start
         client = CancellableClient(self._socket_path, autostart=autostart)
         try:
             return await asyncio.to_thread(call, client)

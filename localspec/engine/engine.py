@@ -29,6 +29,7 @@ from localspec.protocol.frames import (
     Failed,
     Frame,
     Generate,
+    InfillPrompt,
     Reading,
     Started,
     TokenLogprob,
@@ -112,12 +113,18 @@ class Engine:
                 self._ahead.put_back(turn)
 
     def _has_room_for_guess(self, tokenized: TokenizedRequest) -> bool:
-        """Give what a client guesses that it will ask a slot, if no other text has to make room."""
-        slots = self.pair.shared.slots
-        plan = slots.plan(SlotRequest(tokenized.tokens))
+        """Return whether no other text has to make room for what a client guesses that it will ask.
+
+        An editor's older text may make room for its next one.
+        """
+        slots, request = self.pair.shared.slots, tokenized.request
+        plan = slots.plan(SlotRequest(tokenized.tokens, min_move=request.n_cache_reuse))
         n_unread = len(tokenized.tokens) - plan.n_kept
-        tokenized.slot = plan.slot
-        keeps = plan.n_kept == plan.n_offered and 2 * plan.n_kept >= plan.slot.n_past
+        is_editor = isinstance(request.prompt, InfillPrompt)
+        keeps = not plan.slot.n_past or (is_editor and plan.slot.volatile_from is not None)
+        if not keeps:
+            tokenized.slot = plan.slot
+            keeps = plan.n_kept == plan.n_offered and 2 * plan.n_kept >= plan.slot.n_past
         return slots.free and keeps and n_unread <= slots.count_free_cells()
 
     def _emit(self, frame: Frame) -> None:

@@ -422,8 +422,9 @@ class LocalspecOptions(Request):
       choices. Errors of that time then come in the stream, too.
     - `private`: no file stores the state that the engine computes for the prompt, and no log its
       text. Otherwise states of long prompts are stored, so that they need not be prefilled again.
-    - `ahead`: the question is only begun, in a conversation that exists: it is read while nobody
-      waits, and nothing is answered or saved. Any other request ends that.
+    - `ahead`: the question is only begun, in a conversation that exists, or /infill only announces
+      the text around the cursor: it is read while nobody waits, and nothing is answered or saved.
+      Any other request ends that.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None

@@ -8,6 +8,7 @@ import pytest
 
 from localspec.daemon.worker.queue import Admission, Job
 from localspec.errors import QueueFull, Unavailable
+from localspec.protocol.frames import Generate, TextPrompt
 from tests.support.asynchronous import asynchronous
 
 
@@ -35,6 +36,15 @@ async def test_slots_are_given_in_order_up_to_the_limit() -> None:
     finished.set()
     await asyncio.gather(*tasks)
     assert (log, admission.running, admission.waiting) == ([0, 1, 2, 3], 0, 0)
+
+
+def test_what_is_read_ahead_takes_no_chats_place() -> None:
+    admission = Admission(parallel=1, limit=0)
+    guess, chat = (
+        Job.of(Generate(1, TextPrompt("x"), priority=kind)) for kind in ("ahead", "chat")
+    )
+    admission._start(guess)
+    assert admission.check_room(chat)
 
 
 @asynchronous

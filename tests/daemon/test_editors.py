@@ -147,6 +147,18 @@ def test_a_warm_up_fills_the_cache(served: Home) -> None:
     assert_same_text(cold, answer, **place)
 
 
+def test_an_announced_text_is_read_while_nobody_waits(served: Home) -> None:
+    place = {"input_prefix": ABOVE + "# announced\n", "input_suffix": "\n", **BEST}
+    announcement = {**HOLE, **place, "localspec": {"ahead": True}}
+    assert infill(served, **announcement)["content"] == ""
+    timings = infill(served, **place)["timings"]
+    assert timings["cache_ahead_n"] > 8
+    assert timings["prompt_n"] <= 2
+    with served.streaming("go on", max_tokens=400, ignore_eos=True):
+        until(lambda: running(served) == 1, "a chat")
+        assert served.request("POST", "/infill", announcement).status == 409
+
+
 def test_an_answer_ends_soon_after_its_time_limit(served: Home) -> None:
     """With `t_max_predict_ms` an answer ends at the end of the line after that time."""
     endless = 'root ::= ("some code\\n"){250}'  # lines without an end of their own

@@ -163,7 +163,8 @@ Reply = Callable[[str, dict[str, Any]], "list[bytes] | None"]
 class Scripted(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """A server that answers each request with the bytes that `reply` returns for its target and body.
 
-    With None it waits until the client has closed the connection, and counts that in `left`.
+    With None it waits until the client has closed the connection, and counts that in `left`. Announcements
+    of a document are `announced`, and answered without text.
     """
 
     daemon_threads = True
@@ -172,6 +173,7 @@ class Scripted(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(str(path), _Handler)
         self.reply = reply
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.announced: list[dict[str, Any]] = []
         self.left = 0
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -188,8 +190,13 @@ class _Handler(socketserver.StreamRequestHandler):
             if line.lower().startswith(b"content-length:"):
                 length = int(line.split(b":")[1])
         body = json.loads(self.rfile.read(length) or b"{}")
-        self.server.requests.append((target, body))
-        pieces = self.server.reply(target, body)
+        pieces: list[bytes] | None
+        if (body.get("localspec") or {}).get("ahead"):
+            self.server.announced.append(body)
+            pieces = json_response({"content": ""})
+        else:
+            self.server.requests.append((target, body))
+            pieces = self.server.reply(target, body)
         if pieces is None:
             self.rfile.read()
             self.server.left += 1

@@ -101,10 +101,10 @@ function replace(range, text) {
   fire("text", { document, contentChanges: [{ range, text }] });
 }
 
-function moveTo(offset) {
+function moveTo(offset, kind) {
   const at = document.positionAt(offset);
   editor.selection = new Range(at, at);
-  fire("selection", { textEditor: editor });
+  fire("selection", { textEditor: editor, kind });
 }
 
 async function suggest(triggerKind) {
@@ -157,6 +157,8 @@ const ops = {
   type: (text) => insert(text),
   key: (name) => keys[name](),
   move: (offset) => moveTo(offset),
+  click: (offset) => moveTo(offset, 2),
+  save: () => fire("save", document),
   command: (name) => registered[`localspec.${name}`](),
   set: (name, value) => ((overrides[name] = value), fire("configuration", { affectsConfiguration: () => true })),
 };
@@ -168,6 +170,7 @@ const vscode = {
       Object.assign(this, { insertText, range });
     }
   },
+  TextEditorSelectionChangeKind: { Keyboard: 1, Mouse: 2, Command: 3 },
   InlineCompletionTriggerKind: { Invoke: 0, Automatic: 1 },
   StatusBarAlignment: { Right: 2 },
   languages: {

@@ -142,7 +142,10 @@ def completion_requests(request: NativeCompletionRequest) -> list[frames.Generat
 
 
 def infill_requests(request: InfillRequest) -> list[frames.Generate]:
-    """Return the engine requests of an editor, which have priority over chats. Raises InvalidRequest."""
+    """Return the engine requests of an editor, which have priority over chats. Raises InvalidRequest.
+
+    With `localspec.ahead` it is the request that reads the same prompt while nobody waits.
+    """
     prompt = frames.InfillPrompt(
         request.input_prefix,
         request.input_suffix,
@@ -150,7 +153,10 @@ def infill_requests(request: InfillRequest) -> list[frames.Generate]:
         request.prompt,
         max(request.n_predict or request.max_tokens or 0, 0),
     )
-    return _native_requests(request, lambda: [prompt], "editor")
+    requests = _native_requests(request, lambda: [prompt], "editor")
+    if request.localspec is not None and request.localspec.ahead:
+        return [msgspec.structs.replace(requests[0], priority="ahead", max_tokens=0)]
+    return requests
 
 
 def _native_requests(

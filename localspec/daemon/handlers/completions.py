@@ -163,9 +163,10 @@ async def infill(request: Request) -> Response:
     """Handle POST /infill."""
     arrival = state_of(request).editors.next_arrival()
     body = await read_body(request, InfillRequest)
-    # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
-    editor = None if body.n_predict == 0 else editor_position(request, body, arrival)
     requests = llama_server.infill_requests(body)
+    # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
+    is_warm_up = body.n_predict == 0 or requests[0].priority == "ahead"
+    editor = None if is_warm_up else editor_position(request, body, arrival)
     run = _native_run(request, body, requests, "fim", editor)
     return await _respond(request, body, LlamaServerShape, run)
 
@@ -196,6 +197,9 @@ async def _native_run(
         pair = await daemon.resolve_pair("", request.receive, role)
     answer = _text_answer(request, body, pair, requests)
     answer.notes.news = None
+    if requests[0].priority == "ahead":
+        _check_idle(daemon, pair)
+        answer.choices[0].on_end = None
     shape = LlamaServerShape(answer, body, partial(daemon.pairs.info, pair.name))
     context = nullcontext() if editor is None else daemon.editors.completing(editor)
     reading = shape.reading if body.return_progress else None
@@ -299,8 +303,7 @@ async def prepare_chat(
         if turn is None or not turn.continues:
             raise InvalidRequest.at("localspec.ahead", "needs a conversation that exists.")
         pair = pair or await daemon.resolve_pair(body.model, request.receive)
-        if daemon.pairs.info(pair.name) is None or daemon.pairs.busy or is_on_battery():
-            raise Conflict("It is read ahead in idle time only.")
+        _check_idle(daemon, pair)
         requests[0] = begin_question(requests[0])
     if turn and turn.cut_answer:
         continue_constraint(requests, turn.cut_answer.content)
@@ -310,6 +313,12 @@ async def prepare_chat(
     notes = answer_notes(request, pair, turn, note)
     answer = PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end, notes=notes)
     return pair, requests, answer
+
+
+def _check_idle(daemon: DaemonState, pair: PairFiles) -> None:
+    """Raise Conflict if a pair reads nothing ahead now, because it is not loaded or somebody waits."""
+    if daemon.pairs.info(pair.name) is None or daemon.pairs.busy or is_on_battery():
+        raise Conflict("It is read ahead in idle time only.")
 
 
 def answer_notes(

@@ -183,7 +183,8 @@ class Job:
 
     @classmethod
     def of(cls, request: frames.Generate) -> Job:
-        most, editor = request.max_tokens, request.priority == "editor"
+        # What is read ahead takes no chat's place, because any request that gets one ends it.
+        most, editor = request.max_tokens, request.priority != "chat"
         match request.prompt:  # its length in characters is estimated: a token counts as four
             case frames.ChatPrompt(messages=messages):
                 characters = sum(len(message.content or "") for message in messages)

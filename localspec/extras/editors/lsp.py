@@ -250,6 +250,9 @@ def _without_overlapping(pieces: list[Piece], piece: Piece) -> list[Piece]:
 _MAX_SUGGESTION_TOKENS = 64
 _MAX_SUGGESTION_MS = 3000
 _QUIET_S = 1.0  # time without a request after which visited places are prefilled
+_SETTLE_S = 0.2  # time after which a document that was opened or saved is announced
+# A document of so many characters is read from its beginning, wherever in it a completion is wanted.
+_MAX_WHOLE_CHARS = 6000
 _SAMPLING = {"top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"]}
 EDIT_HINT = "Begin the selection with a comment: # localspec: add types"  # short enough for one row
 
@@ -361,6 +364,30 @@ class EditorSession:
             request |= {"n_predict": 0, "response_fields": [""]}
             with contextlib.suppress(LocalspecError):  # the next completion reports the error
                 await self._daemon.run(lambda client: client.infill(request), patient=False)
+
+    def announce(self, document: Document) -> None:
+        """Have a document that was opened or saved prefilled for its first completion while nobody waits."""
+        if self._prefill_task:
+            self._prefill_task.cancel()
+        self._prefill_task = asyncio.create_task(self._prefill(document))
+
+    async def _prefill(self, document: Document) -> None:
+        await asyncio.sleep(_SETTLE_S)
+        if self._cursor and self._cursor[0] is document:
+            line = self._cursor[1]
+        elif sum(map(len, document.lines)) <= _MAX_WHOLE_CHARS:
+            line = len(document.lines) - 1
+        else:
+            return  # nobody knows where in it the cursor is
+        if self._pending_completions or line >= len(document.lines):
+            return
+        place = Position(line, len(document.content(line)))
+        request = self._completion_request(document, place)
+        request |= {"n_predict": 0, "response_fields": [""], "localspec": {"ahead": True}}
+        with contextlib.suppress(LocalspecError):  # somebody waits, or no daemon runs
+            await self._daemon.run(
+                lambda client: client.infill(request), patient=False, starts=False
+            )
 
     def lines(self, uri: str, first: int, last: int) -> Lines:
         """Return lines of a document, limited to those that exist.
@@ -691,6 +718,7 @@ class Protocol(LanguageServerProtocol):
         document = Document(item.uri, item.text, kind.value, str(item.language_id), item.version)
         self._server.desk.documents[item.uri] = document
         self._server.desk.next_edits.note(document)
+        self._server.desk.announce(document)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
@@ -824,6 +852,12 @@ def create_server(desk: EditorSession, folder: Path) -> Server:
     options = types.CodeActionOptions(code_action_kinds=["", _REWRITE])
     server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(list_code_actions)
     server.feature(INLINE_EDIT)(suggest_edits)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+    def announce(params: types.DidSaveTextDocumentParams) -> None:
+        if document := desk.documents.get(params.text_document.uri):
+            desk.announce(document)
+
     for name in ("textDocument/didFocus", "textDocument/didShowInlineEdit"):
         server.feature(name)(lambda *_: None)
     for name in (EXPLAIN, EDIT, ACCEPT_EDIT, REJECT_EDIT):

@@ -177,6 +177,29 @@ def test_visited_places_are_prefilled_when_idle(
         asyncio.run(asyncio.wait_for(type_in_both(server), PATIENCE))
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_document_is_announced_as_its_first_completion_asks(home: Home, is_long: bool) -> None:
+    async def announce(server: Scripted) -> None:
+        session = lsp.EditorSession(AsyncDaemon(str(server.server_address)))
+        text = "".join(f"line {n}\n" for n in range(4000 if is_long else 40))
+        uri, document = "file:///one.py", Document("file:///one.py", text, "utf-8")
+        session.documents[uri] = document
+        session.announce(document)
+        if is_long:  # where the cursor is in it shows the first key
+            session.move_cursor(document, 2000)
+        while not server.announced:
+            await asyncio.sleep(0.01)
+        (before,) = server.announced
+        await session.suggest(uri, 2001 if is_long else 30, 0)
+        ((_, asked),) = server.requests
+        begun, whole = (body["input_prefix"] + body["prompt"] for body in (before, asked))
+        assert begun.startswith(whole.rstrip("\n")) or whole.startswith(begun)
+        assert asked["input_extra"] == before["input_extra"]
+
+    with scripted(home.root / "s", lambda *_: json_response({"content": "()"})) as server:
+        asyncio.run(asyncio.wait_for(announce(server), PATIENCE))
+
+
 def test_a_failed_start_is_not_repeated_at_once() -> None:
     started: list[bool] = []
 

@@ -569,6 +569,37 @@ def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
     assert editor.wrong == []
 
 
+def context(body: dict[str, Any]) -> list[Any]:
+    """Return what a request says of the text around the cursor."""
+    return [body[name] for name in ("input_extra", "input_prefix", "prompt", "input_suffix")]
+
+
+def test_a_buffer_is_announced_as_its_first_suggestion_asks(desk: Desk) -> None:
+    announced = desk.server.announced
+    desk.editor.value("localspec#context#take()")  # places of earlier tests
+    announced.clear()
+    editor = desk.open("\n".join(f"line {n}" for n in range(200)))
+    wait_for(lambda: announced, "the opened buffer")
+    editor.type("A")
+    wait_for(lambda: desk.server.requests, "a request")
+    before, (_, asked) = announced[-1], desk.server.requests[-1]
+    assert before["n_predict"] == 0
+    assert before["input_prefix"] == asked["input_prefix"] == ""
+    editor.type("x\x1b")
+    editor.until("mode()", "n")
+    desk.server.requests.clear()
+    editor.type(":call cursor(100, 1) | write\r")
+    wait_for(
+        lambda: desk.server.requests, "the saved buffer, with the place in it that was visited"
+    )
+    editor.type("i")
+    wait_for(lambda: len(desk.server.requests) > 1, "a request")
+    (_, before), (_, asked) = desk.server.requests
+    assert (before["n_predict"], before["localspec"]) == (0, {"ahead": False})
+    assert context(before) == context(asked)
+    assert editor.wrong == []
+
+
 def test_the_language_server_asks_with_the_same_text(desk: Desk) -> None:
     lines = [f"{'日' * (n % 40)}x{n}" + " y" * (n * 7 % 90) for n in range(1500)]
     text = "\n".join([*lines[:900], "é" * 40_000, *lines[900:], ""])

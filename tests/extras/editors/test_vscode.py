@@ -154,6 +154,24 @@ def test_a_suggestion_is_typed_through_and_accepted(replies: Replies) -> None:
 
 
 @needs_node
+@pytest.mark.parametrize("how", ["click", "save"])
+def test_a_document_is_announced_as_its_first_suggestion_asks(replies: Replies, how: str) -> None:
+    with coding(replies.home) as code:
+        announced = replies.server.announced
+        wait_for(lambda: announced, "the opened document")
+        announced.clear()
+        code(how, *([CODE.index("return") + len("return")] if how == "click" else []))
+        wait_for(lambda: announced, "the document again")
+        code("type", " ")
+        replies.wait_for("/infill", 1)
+        (asked,) = replies.bodies("/infill")
+        assert announced[-1]["n_predict"] == 0
+        assert asked["prompt"] == announced[-1]["prompt"] + " "
+        for name in ("input_extra", "input_prefix", "input_suffix"):
+            assert asked[name] == announced[-1][name]
+
+
+@needs_node
 def test_another_suggestion_is_asked_for(replies: Replies) -> None:
     with coding(replies.home) as code:
         code("type", " ")

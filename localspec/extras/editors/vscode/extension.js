@@ -24,6 +24,12 @@ module.exports = function activate(vscode, extension, command) {
       return enabled && languages[document.languageId] !== false && SCHEMES.includes(document.uri.scheme);
     },
     hasProposal: () => edits.hunks.length > 0,
+    // Have a prompt read while nobody waits. No daemon is started for it, and nothing is shown.
+    readAhead(fields, signal) {
+      const settings = { ...desk.settings(), start: false };
+      const model = settings.model ? { model: settings.model } : {};
+      daemon.ask(settings, "/infill", { ...fields, ...model }, signal, () => {}).catch(() => {});
+    },
     // Ask the daemon, and show in the status bar that it works and what came of it.
     async ask(path, fields, signal, event) {
       const [settings, since] = [desk.settings(), Date.now()];
@@ -98,17 +104,20 @@ module.exports = function activate(vscode, extension, command) {
     actions.cancel();
     for (const each of [last, editor]) if (each) edits.note(each.document);
     last = editor && { document: editor.document, line: editor.selection.active.line };
+    if (editor) ghost.announce(editor);
   }
-  function moved({ textEditor }) {
+  function moved({ textEditor, kind }) {
     if (textEditor !== window.activeTextEditor) return;
     const { document, selection } = textEditor;
     last = { document, line: selection.active.line };
     if (ghost.isBusy && !ghost.left(document, selection.active)) ghost.stop();
+    if (kind > vscode.TextEditorSelectionChangeKind.Keyboard) ghost.announce(textEditor);
     if (desk.hasProposal() && Math.abs(edits.hunks[0].line - last.line) > 20) edits.drop();
   }
   extension.subscriptions.push(
     ...[item, { dispose: actions.cancel }, ...Object.entries(actions).map(register)],
     vscode.languages.registerInlineCompletionItemProvider(SCHEMES.map((scheme) => ({ scheme })), ghost),
+    workspace.onDidSaveTextDocument((saved) => saved === window.activeTextEditor?.document && ghost.announce(window.activeTextEditor)),
     workspace.onDidChangeTextDocument((event) => edits.changed(event)),
     workspace.onDidChangeConfiguration((event) => event.affectsConfiguration("localspec") && (actions.cancel(), draw({}))),
     window.onDidChangeActiveTextEditor(activated),

@@ -22,11 +22,12 @@ function trim(text, after, below) {
 
 class Ghost {
   constructor(vscode, desk) {
-    Object.assign(this, { vscode, desk, got: null, isContinued: false });
+    Object.assign(this, { vscode, desk, got: null, isContinued: false, timer: null, announced: null });
   }
 
   // What the editor calls. A suggestion that is being typed goes on without a request.
   async provideInlineCompletionItems(document, position, { triggerKind }, token) {
+    this.announced?.abort();
     if (!this.desk.wants(document) || this.desk.hasProposal()) return [];
     if (!this.left(document, position)) {
       this.stop();
@@ -91,6 +92,20 @@ class Ghost {
     this.isContinued = true;
     await this.vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
     this.isContinued = false;
+  }
+
+  // A document was opened or saved, or the cursor went elsewhere: the first suggestion there finds its prompt
+  // read. The next key or anybody's request ends it.
+  announce(editor) {
+    clearTimeout(this.timer);
+    this.announced?.abort();
+    this.timer = setTimeout(() => {
+      const { document, selection } = editor;
+      if (!this.desk.wants(document) || this.isBusy) return;
+      this.announced = new AbortController();
+      const fields = { ...context.fields(document, selection.active), n_predict: 0, response_fields: [""] };
+      this.desk.readAhead({ ...fields, localspec: { ahead: true } }, this.announced.signal);
+    }, 200);
   }
 
   get isBusy() {

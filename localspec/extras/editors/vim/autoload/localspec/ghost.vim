@@ -6,6 +6,8 @@ let s:asked = {}
 let s:timer = 0       " until it is asked
 let s:warming = {}    " the request that reads ahead
 let s:quiet = 0       " the timer until then
+let s:announcing = 0  " the one until a buffer is announced
+let s:announced = {}  " the place that was read ahead last
 let s:typing = 0      " whether anything was typed since the editor was started
 
 " A key was typed, or the cursor has moved, in Insert mode.
@@ -16,7 +18,12 @@ function! localspec#ghost#typed() abort
   let place = s:place()
   if s:same(place, s:ghost) || empty(s:ghost) && s:same(place, s:asked)
     return
-  elseif s:goes_on(place)
+  endif
+  if get(s:warming, 'quiet')
+    call localspec#http#cancel(s:warming)
+    let s:warming = {}
+  endif
+  if s:goes_on(place)
     call s:show()
     return
   endif
@@ -45,8 +52,13 @@ endfunction
 " Not in a macro, nor while one is recorded: what its keys do must not hang on what is suggested. Not
 " beyond a line's end either, where 'virtualedit' lets the cursor go.
 function! s:wanted() abort
-  return get(g:, 'localspec_enabled', 1) && &buftype ==# '' && &modifiable && !&paste && mode() =~# '^i' && !pumvisible()
+  return s:suits() && !&paste && mode() =~# '^i' && !pumvisible()
         \ && empty(reg_executing() .. reg_recording()) && !getcurpos()[3]
+endfunction
+
+" Whether suggestions are on in this buffer.
+function! s:suits() abort
+  return get(g:, 'localspec_enabled', 1) && &buftype ==# '' && &modifiable
         \ && get(get(g:, 'localspec_filetypes', {}), &filetype, 1)
 endfunction
 
@@ -281,20 +293,30 @@ endfunction
 " the cursor, so that the next key's request has only that key to read.
 function! localspec#ghost#rest() abort
   call timer_stop(s:quiet)
-  let s:quiet = timer_start(1000, {_ -> localspec#guarded(function('s:warm'))})
+  let s:quiet = timer_start(1000, {_ -> localspec#guarded(function('s:warm'), 0)})
 endfunction
 
-function! s:warm() abort
-  if !s:typing || &buftype !=# '' || !get(g:, 'localspec_enabled', 1)
+" A buffer was opened or saved, or the cursor rests: the first suggestion here finds its prompt read. This
+" starts no daemon, and the next key or anybody's request ends it.
+function! localspec#ghost#announce() abort
+  call timer_stop(s:announcing)
+  let s:announcing = timer_start(200, {_ -> localspec#guarded(function('s:warm'), 1)})
+endfunction
+
+function! s:warm(announced) abort
+  let place = extend(s:place(), {'tick': b:changedtick})
+  if !s:suits() || (a:announced ? place == s:announced : !s:typing)
+    return
+  elseif !empty(s:request) || !empty(s:warming)
+    return a:announced ? 0 : localspec#ghost#rest()
+  endif
+  let taken = localspec#context#take() && s:typing
+  if !taken && !a:announced
     return
   endif
-  if !empty(s:request) || !empty(s:warming)
-    call localspec#ghost#rest()
-    return
-  endif
-  if !localspec#context#take()
-    return
-  endif
-  let fields = extend(localspec#context#fields(line('.'), getline('.'), col('.') - 1), {'n_predict': 0, 'stream': v:true, 'response_fields': ['']})
-  let s:warming = localspec#http#ask('/infill', extend(fields, localspec#model()), {_ -> 0}, {_ -> extend(s:, {'warming': {}})})
+  let s:announced = place
+  let fields = extend(localspec#context#fields(place.lnum, place.before .. place.after, strlen(place.before)), {
+        \ 'n_predict': 0, 'stream': v:true, 'localspec': {'ahead': taken ? v:false : v:true}, 'response_fields': ['']})
+  let s:warming = localspec#http#ask('/infill', extend(fields, localspec#model()), {_ -> 0}, {_ -> extend(s:, {'warming': {}})}, taken)
+  let s:warming = s:warming.live ? extend(s:warming, {'quiet': !taken}) : {}
 endfunction

@@ -112,15 +112,15 @@ function! s:mark(answer) abort
 endfunction
 
 " Send a request; `event` is called with each event of the answer, and `ended` once: with '' where the
-" answer is whole, else with a sentence. Where no daemon listens, it is started first. The request, for
-" localspec#http#cancel.
-function! localspec#http#ask(target, fields, event, ended) abort
+" answer is whole, else with a sentence. Where no daemon listens, it is started first, unless the last argument
+" is 0. The request, for localspec#http#cancel.
+function! localspec#http#ask(target, fields, event, ended, start = 1) abort
   let request = {'live': 1, 'event': a:event, 'ended': a:ended, 'answer': localspec#http#answer()}
   let body = s:json(a:fields)
   let request.bytes = join([
         \ 'POST ' .. a:target .. ' HTTP/1.1', 'Host: localspec', 'Content-Type: application/json',
         \ 'User-Agent: localspec-vim', 'Connection: close', 'Content-Length: ' .. strlen(body), '', body], "\r\n")
-  call s:connect(request, 1)
+  call s:connect(request, a:start)
   return request
 endfunction
 
