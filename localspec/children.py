@@ -243,7 +243,6 @@ class Child:
             process.kill()
 
     def close(self) -> None:
-        """End the process, if there is one."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:

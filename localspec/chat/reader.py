@@ -443,12 +443,10 @@ class PlainReader:
         self.decided = 0
 
     def feed(self, text: str) -> list[Piece]:
-        """Return the text as it is."""
         self.decided += len(text)
         return [Text("content", text, self.decided - len(text))] if text else []
 
     def finish(self, text: str = "") -> list[Piece]:
-        """Return the last text."""
         return self.feed(text)
 
 

@@ -99,7 +99,6 @@ prompt = "Explain $input"
 
 
 def folder() -> Path:
-    """Return the folder of the template files."""
     return paths.default_paths().config / "templates"
 
 

@@ -561,7 +561,6 @@ class Endings:
         return True
 
     def send_failure(self, request_id: int, error: Exception) -> None:
-        """Send the frame of an error."""
         self._emit(make_failure(request_id, error))
 
 

@@ -251,7 +251,6 @@ class Sequence:
 
     @property
     def has_pictures(self) -> bool:
-        """Whether there are pictures in its prompt."""
         return bool(self._pictures)
 
     def picture_at(self, position: int) -> PictureRows:

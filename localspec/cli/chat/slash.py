@@ -181,7 +181,6 @@ def _fetch_pairs(talk: Conversation) -> dict[str, Any]:
 
 
 def pair_names(talk: Conversation) -> list[str]:
-    """Return the names of the installed pairs."""
     return [entry["name"] for entry in _fetch_pairs(talk)["pairs"]]
 
 

@@ -53,7 +53,6 @@ class Text:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Return `text` in one style."""
     return Text(text, [style] * len(text))
 
 
@@ -311,7 +310,6 @@ class LineParser:
         return self._fences.open
 
     def parse_next(self, line: str) -> Line:
-        """Parse the next line."""
         fences = self._fences
         kind = fences.classify_next(line)
         if kind == "code":
@@ -467,7 +465,6 @@ class Fences:
         return bool(self._fence)
 
     def classify_next(self, line: str) -> Literal["open", "code", "close", "text"]:
-        """Return what the next line is."""
         if self._fence:
             closing = _CLOSES.match(line)
             if not closing or not closing["fence"].startswith(self._fence):

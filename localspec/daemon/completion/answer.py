@@ -332,7 +332,6 @@ class Shape(ABC):
         return ()
 
     def pings(self) -> Sequence[object]:
-        """Return the events of a ping."""
         return self.pings_early()
 
 

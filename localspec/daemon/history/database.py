@@ -205,7 +205,6 @@ def empty_log(db: sqlite3.Connection, file: Path) -> None:
 
 
 def size_bytes(db: sqlite3.Connection) -> int:
-    """Return the size of the file."""
     (pages,), (page_bytes,) = (
         db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
     )

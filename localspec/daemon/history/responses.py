@@ -30,8 +30,6 @@ CREATE INDEX responses_of ON responses (conversation, position);
 
 @dataclass(frozen=True, slots=True)
 class NewResponse:
-    """A response to store."""
-
     id: str  # the client's name for it
     body: str  # JSON
     continues: str | None = None  # the id of the response before it

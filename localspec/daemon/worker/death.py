@@ -259,7 +259,6 @@ class MappedFiles:
         self._marks = {file: _file_mark(file) for file in model_files}
 
     def changed_file(self) -> Path | None:
-        """Return the first file that has changed, or None."""
         return next((file for file, mark in self._marks.items() if _file_mark(file) != mark), None)
 
     def crash_cause(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> bytes:

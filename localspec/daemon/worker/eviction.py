@@ -62,7 +62,6 @@ class MemorySnapshot:
 
     @classmethod
     def measure(cls, holdings: Sequence[PairMemory]) -> MemorySnapshot:
-        """Measure this machine."""
         from localspec import machine
 
         host = machine.Host.current()

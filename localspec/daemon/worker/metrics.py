@@ -71,8 +71,6 @@ class Rate:
 
 @dataclass(slots=True)
 class TokenSums:
-    """Tokens of answers."""
-
     prompt: int = 0
     cached: int = 0
     generated: int = 0
@@ -152,8 +150,6 @@ class Metrics:
 
 @dataclass(slots=True)
 class GenerationWatch:
-    """One generation."""
-
     metrics: Metrics
     elsewhere: bool = False  # whether it runs on another server
     began: float = field(default_factory=time.monotonic)

@@ -163,7 +163,6 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a request runs in it."""
         return bool(self._running)
 
     @property

@@ -155,7 +155,6 @@ class Pictures:
         return sum(encoded.n_bytes for encoded in list(self._cache.values()))
 
     def close(self) -> None:
-        """End the process."""
         self._child.kill()  # a thread that waits for it sees its end
         with self._lock:
             self._child.close()

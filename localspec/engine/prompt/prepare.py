@@ -467,7 +467,6 @@ class Preparer:
                 return answer_tokenize(self._pair.vocab, request)
 
     def render(self, prompt: ChatPrompt) -> str:
-        """Return the text of a chat prompt."""
         return self.rendered(prompt).text
 
     def rendered(self, prompt: ChatPrompt) -> RenderedPrompt:

@@ -63,7 +63,6 @@ class TemplateRenderer:
         self._process.spellings = spellings
 
     def render(self, prompt: ChatPrompt) -> str:
-        """Return the text of `rendered`."""
         return self.rendered(prompt).text
 
     def rendered(self, prompt: ChatPrompt) -> RenderedPrompt:

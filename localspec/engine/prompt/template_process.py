@@ -87,7 +87,6 @@ class TemplateProcess:
         return self._child
 
     def close(self) -> None:
-        """Kill the child."""
         if self._child is not None:
             self._child.close()
             self._child = None

@@ -72,7 +72,6 @@ class ThoughtLimit(Guide):
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the answer is in its thoughts."""
         return self._states[-1].place.region == "thoughts"
 
     @property
@@ -130,7 +129,6 @@ class ThoughtLimit(Guide):
         return tokens[state.forced :]
 
     def _next_state(self, state: _State, token: int) -> _State:
-        """Return the state that follows `state` after `token`."""
         if state.place.region == "text":
             return state
         text = state.held + self._piece(token).decode("latin-1")

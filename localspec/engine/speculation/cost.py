@@ -88,7 +88,6 @@ class WidthHistory:
         self._last = self._n_repeats = 0
 
     def note(self, rows: int) -> None:
-        """Note a pass of `rows` rows."""
         self._n_repeats = self._n_repeats + 1 if rows == self._last else 0
         self._last = rows
 

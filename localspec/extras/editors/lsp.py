@@ -75,7 +75,6 @@ class Document:
 
     @property
     def line_end(self) -> str:
-        """The line end of the text."""
         first = self.lines[0]
         return first[len(first.rstrip(_LINE_END_CHARACTERS)) :] or "\n"
 

@@ -203,8 +203,6 @@ def _llama_vscode(machine: EditorEnvironment) -> str:
 
 
 class EditorSettings(NamedTuple):
-    """The settings of one editor."""
-
     about: str  # the file that they belong in
     text: Callable[[EditorEnvironment], str]
     tcp: bool = False  # they need a TCP listener

@@ -47,7 +47,6 @@ class EagleShape:
 
     @property
     def head_length(self) -> int:
-        """The length of an attention head."""
         return next(length for length in (64, 32, 16, 8, 4, 2) if self.width % length == 0)
 
     @property

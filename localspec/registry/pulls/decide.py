@@ -116,7 +116,6 @@ class _Decider:
                 self._earlier = record
 
     def run(self) -> Decision:
-        """Make the decision."""
         request, sentence = self._request, ""
         if request.pair:
             pair, listed = request.pair, self._list_beside(request.pair)

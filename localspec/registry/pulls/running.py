@@ -200,8 +200,6 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of a daemon."""
-
     def __init__(self, make_job: Callable[[PullTarget], Job], unfinished: UnfinishedPulls) -> None:
         self._make_job, self._unfinished = make_job, unfinished
         self._lock = threading.Lock()

@@ -255,7 +255,6 @@ class GatedMatcher(Guide):
         return self._bound_numbers(WholeMatcher(grammar, self._surroundings.n_vocab), prefix)
 
     def _next(self, state: _State, token: int) -> _State:
-        """Return the state that follows `state` after `token`."""
         if state.place is None:
             return state
         if state.inner is not None:

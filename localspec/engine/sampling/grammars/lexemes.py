@@ -169,7 +169,6 @@ class _Gatherer:
         self._pending = list(grammar.rules.items())
 
     def gather(self) -> Grammar:
-        """Return the rewritten grammar."""
         for symbol, alternatives in self._pending:  # `_divide` appends to this list.
             self._rules[symbol] = [self._rewrite(items) for items in alternatives]
         return Grammar(self._rules, self._grammar.root)
@@ -529,7 +528,6 @@ class _Writer:
         self._named = sorted(token for token in named if token < tokens.size)
 
     def write(self) -> str:
-        """Return the grammar in Lark."""
         self._queue.append(("start", [(Reference(self._grammar.root),)]))
         for name, alternatives in self._queue:  # Writing a rule appends those that it refers to.
             sequences = (self._write_sequence(items, name.isupper()) for items in alternatives)

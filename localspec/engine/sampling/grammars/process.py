@@ -83,7 +83,6 @@ class GrammarProcess:
         return outcome.sources
 
     def close(self) -> None:
-        """End the process, if it was started."""
         with self._starting:
             self._child.close()
 
