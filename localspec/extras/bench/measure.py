@@ -127,7 +127,11 @@ def measure(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) 
 def _run_bench(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) -> Report:
     server = DaemonServer(model)
     start, started_at = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    say("Loading the pair …")
+    others = sum(server.status()[state] for state in ("running", "waiting"))
+    beside = f" beside {others} other request{'s' * (others > 1)}, which takes longer" * bool(
+        others
+    )
+    say(f"Loading the pair{beside} …")
     warm_up = Bench(server, plan, None, ())
     warm_up.warm_up()
     status = server.status()

@@ -10,7 +10,7 @@ from localspec.cli.terminal.figures import format_share
 from localspec.extras.bench import text
 from localspec.extras.bench.report import Report, Round, Run, Workload
 from localspec.extras.bench.summary import acceptance_by_position
-from localspec.extras.bench.text import format_interval, format_ratio
+from localspec.extras.bench.text import format_estimate, format_interval
 
 _STYLE = """
 h1 { overflow-wrap: anywhere }
@@ -119,7 +119,7 @@ def _draw_speed_ups(report: Report) -> Iterator[str]:
     bars = []
     for name, estimate in rows:
         interval = format_interval(estimate)
-        label = format_ratio(estimate.value) + (f" ({interval})" if interval else "")
+        label = format_estimate(estimate) + (f" ({interval})" if interval else "")
         width = 60 * estimate.value / highest  # per cent, beside which the text has room
         bars.append(
             f'<dt>{escape_html(name)}</dt><dd><i style="width:{width:.1f}%"></i>{label}</dd>'

@@ -117,7 +117,7 @@ def _phrase_key(workload: Workload) -> str:
 def _format_range(group: Sequence[Workload]) -> str:
     """Return the speed-ups of a group in brackets, unless its verdict says enough."""
     values = sorted(estimate.value for work in group if (estimate := work.speed_up or work.latency))
-    if group[0].verdict in ("off", "same") or not values:
+    if _phrase_key(group[0]) in ("off", "same", _TOO_FEW) or not values:
         return ""
     digits = 2 if group[0].verdict in ("slower", "unclear") else 1
     low, high = (f"{value:.{digits}f}" for value in (values[0], values[-1]))

@@ -70,7 +70,10 @@ def format_ratio(value: float) -> str:
 
 
 def format_estimate(estimate: Estimate | None) -> str:
-    return "" if estimate is None else format_ratio(estimate.value)
+    """Return a speed-up as text. With too few answers for an interval, its value would mean nothing."""
+    if estimate is None:
+        return ""
+    return "too few" if estimate.low is None else format_ratio(estimate.value)
 
 
 def format_interval(estimate: Estimate | None) -> str:
@@ -129,10 +132,9 @@ def print_report(report: Report) -> None:
 
 def list_facts(report: Report) -> list[tuple[str, str]]:
     """Return what was measured, as names and values."""
-    machine, overall, speed_up = report.machine, report.overall, ""
-    if overall:
-        interval = format_interval(overall)
-        speed_up = format_ratio(overall.value) + (f" ({interval})" if interval else "")
+    machine, speed_up = report.machine, format_estimate(report.overall)
+    interval = format_interval(report.overall)
+    speed_up += (f" ({interval})" if interval else " answers to be sure") * bool(speed_up)
     took = (
         f"{len(report.runs)} in {format_duration(report.seconds)}, {report.tokens} tokens at most"
     )
@@ -325,7 +327,7 @@ def print_comparison(first: Report, second: Report, names: tuple[str, str]) -> N
                 work.sampling,
                 _format_change(work.plain, counterpart.plain),
                 _format_change(work.speculative, counterpart.speculative),
-                " → ".join(format_ratio(estimate.value) for estimate in speed_ups),
+                " → ".join(map(format_estimate, speed_ups)),
                 {None: "", True: "overlap", False: "apart"}[overlaps[-1]],
             ]
         )

@@ -356,14 +356,14 @@ def test_a_single_gain_without_drafts_is_unclear() -> None:
 @pytest.mark.parametrize(
     ("value", "drafted", "sentence"),
     [
-        (0.7, 0, "Too few answers to be sure for prose (0.70×)."),
-        (0.85, 300, "Too few answers to be sure for prose (0.85×)."),
+        (0.7, 0, "Too few answers to be sure for prose."),
+        (0.85, 300, "Too few answers to be sure for prose."),
         # The verdict would be "off", but the pair lost time.
-        (0.92, 0, "Too few answers to be sure for prose (0.92×)."),
+        (0.92, 0, "Too few answers to be sure for prose."),
         (0.99, 0, "Not worth it here: off by itself for prose."),
-        (0.99, 300, "Too few answers to be sure for prose (0.99×)."),
-        (1.5, 300, "Too few answers to be sure for prose (1.50×)."),
-        (20.0, 300, "Too few answers to be sure for prose (20.00×)."),
+        (0.99, 300, "Too few answers to be sure for prose."),
+        (1.5, 300, "Too few answers to be sure for prose."),
+        (20.0, 300, "Too few answers to be sure for prose."),
     ],
 )
 def test_too_few_answers_for_an_interval_say_nothing_of_the_speed(
@@ -371,12 +371,13 @@ def test_too_few_answers_for_an_interval_say_nothing_of_the_speed(
 ) -> None:
     acceptance = Acceptance(drafted, drafted // 2, drafted, 0.0, 0.0, 0.0, 0.0, max(value, 1.0))
     verdict = summary.judge(Estimate(value), acceptance, 400)
-    assert (
-        summary.summarize_verdicts(
-            [Workload("prose", "text", "greedy", verdict, speed_up=Estimate(value))]
-        )
-        == sentence
-    )
+    side = reports.Side(2, 100, 20.0, 1.0, 1.0)
+    work = Workload("prose", "text", "greedy", verdict, side, side, Estimate(value))
+    work.acceptance = acceptance
+    assert summary.summarize_verdicts([work]) == sentence
+    shown = [*text.workload_row(work), text.format_estimate(work.speed_up)]
+    assert "too few" in shown
+    assert "×" not in "".join(shown)
 
 
 def test_shipped_prompts_differ_and_fit_a_small_context() -> None:
@@ -518,6 +519,8 @@ def test_tables_fit_their_terminal(columns: int) -> None:
     for work in workload_rows:
         work.plain = work.speculative = side
         work.identical = True
+    for work in workload_rows[::2]:
+        work.speed_up = Estimate(0.58)
     tables = text.fit_tables(workload_rows, columns)
     lines = [line for rows in tables for line in layout.table(rows, columns)]
     assert all(layout.cells(line) <= columns for line in lines)

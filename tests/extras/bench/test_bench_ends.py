@@ -35,6 +35,7 @@ from localspec.extras.bench.report import Round
 from localspec.extras.bench.running import Bench, BenchPlan, Trial, plan_trials
 from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
 from tests.support.patience import PATIENCE
+from tests.support.terminal import terminal
 
 SCHEMA = functools.cache(lambda: json.loads(reports.schema_text()))
 
@@ -283,6 +284,17 @@ def test_closing_the_terminal_still_writes_the_page(prompts: Path) -> None:
         os.close(master)
         run.wait(timeout=PATIENCE)
     assert "Interrupted: these are the answers" in page.read_text()
+
+
+def test_a_bench_beside_another_answer_says_so_while_it_loads(prompts: Path) -> None:
+    with scripted_home() as home:
+        home.must_run("load")
+        with home.streaming("forever") as response:
+            response.readline()
+            with terminal(home.environment, "bench", "--prompts", str(prompts)) as session:
+                session.expect("Loading the pair beside 1 other request, which takes longer")
+                session.process.send_signal(signal.SIGINT)
+                session.wait()
 
 
 def test_a_busy_machine_is_noticed(prompts: Path) -> None:
