@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localspec.chat.families.command_r import COMMAND_R
 from localspec.chat.families.deepseek import DEEPSEEK_R1
 from localspec.chat.families.functionary import FUNCTIONARY_3_2
 from localspec.chat.families.gemma import GEMMA
@@ -51,6 +52,23 @@ FENCED_CALL = (
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>led\n```json\n{NOTE}```<｜tool▁call▁end｜>"
 )
 ATEM = '<atem:invoke name="led">\n<atem:parameter name="note">on</atem:parameter>\n</atem:invoke>'
+
+KEYS = CallFormat(
+    "found",
+    ("<tool_call>",),
+    "\n</tool_call>",
+    middle="\n",
+    again="\n</tool_call>\n<tool_call>",
+    parameter=("<key>", "</key>\n<value>", "</key>\n<value>", "</value>"),
+)
+ARRAY = CallFormat(
+    "found",
+    ("<calls>",),
+    "}]</calls>",
+    lead='[{"name": "',
+    middle='", "arguments": ',
+    again='}, {"name": "',
+)
 
 # By the format and the end of the prompt: what a model does, its answer, and what that means.
 DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
@@ -218,6 +236,33 @@ DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
         "a marker of thoughts in a call of Gemma": (
             '<|tool_call>call:led{note:<|"|><channel|><|"|>}<tool_call|>',
             ("", "", [("led", '{"note": "<channel|>"}')]),
+        ),
+    },
+    (KEYS, ""): {
+        "keys and values in one line": (
+            "<tool_call>led<key>note</key><value>on</value></tool_call>",
+            ("", "", ON),
+        ),
+        "keys and values with more line ends": (
+            "<tool_call>\nled\n<key>note</key> \n<value>on</value>\n\n</tool_call>",
+            ("", "", ON),
+        ),
+    },
+    (ARRAY, ""): {
+        "a compact array": (f'<calls>[{{"name":"led","arguments":{NOTE}}}]</calls>', ("", "", ON)),
+        "an array in lines": (
+            f'<calls>\n[\n {{"name" : "led",\n "arguments": {NOTE}\n }}\n]\n</calls>',
+            ("", "", ON),
+        ),
+        "an array that is not closed": (
+            f'<calls>[{{"name": "led", "arguments": {NOTE}}}] Done.',
+            ("Done.", "", ON),
+        ),
+    },
+    (COMMAND_R, ""): {
+        "an action in one line": (
+            f'Action:\n```json\n[{{"tool_name": "led", "parameters": {NOTE}}}]\n```',
+            ("", "", ON),
         ),
     },
     (KIMI_K3, "<|open|>think<|sep|>"): {

@@ -28,7 +28,8 @@ from localspec.protocol.calls import (
 
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
-_PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
+# Blanks, and places between brackets, quotes and tags, where a model may write blanks of its own.
+_PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+|(?<=[\[\]{{}}>,:\"])(?=[\[\]{{}}<,:\"`]))")
 # A call, or an array of calls, of which only the bracket may have come.
 _JSON_START = re.compile(r"\{|\[\s*(?:\{|\Z)")
 _MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
@@ -37,11 +38,13 @@ _INCOMPLETE, MISMATCH = -1, -2  # returned instead of the end of a literal
 
 
 def match_literal(literal: str, text: str, at: int) -> int:
-    """Return where `literal` ends in `text` if it begins at `at`; its blanks match any blanks.
+    """Return where `literal` ends in `text` if it begins at `at`; blanks may differ outside of its words.
 
     Returns _INCOMPLETE if the text ends within the literal, and MISMATCH if it differs.
     """
-    parts = [*filter(None, _PARTS.split(literal))]
+    parts = _PARTS.split(literal)
+    if not parts[-1]:  # behind the last blanks, which may be followed by those of a value
+        parts.pop()
     for number, part in enumerate(parts):
         actual = text[at : at + max(len(part), 1)]
         if part == CALL_ID_PLACEHOLDER:
@@ -50,6 +53,8 @@ def match_literal(literal: str, text: str, at: int) -> int:
             if match.end() == len(text):
                 return _INCOMPLETE
             at = match.end()
+        elif not part:
+            at = skip_blanks(text, at) if number else at
         elif actual == part:
             at += len(part)
             if part.isspace() and number + 1 < len(parts):
@@ -65,13 +70,14 @@ def match_literal(literal: str, text: str, at: int) -> int:
 
 def closing_parts(form: CallFormat) -> list[str]:
     """Return the markers that end the calls of a format, of which a model may leave out the last."""
-    return re.split(r"(?<=>)(?=<)|\s+", form.close.strip())
+    return re.split(r"(?<=>)(?=<)|(?<=[\]}])(?=[\]}`]|<[|/])|\s+", form.close.strip())
 
 
-def _line_end_optional(literal: str) -> str:
-    """Return an expression of a literal, which some models write without the line end behind it."""
+def _loose_pattern(literal: str) -> str:
+    """Return an expression of a literal whose blanks may differ, and whose last line end may be missing."""
     text = literal.removesuffix("\n")
-    return re.escape(text) + ("\n?" if text != literal else "")
+    parts = (re.escape(part) if part.strip() else r"\s*" for part in _PARTS.split(text))
+    return "".join(parts) + ("\n?" if text != literal else "")
 
 
 class LiteralCalls(CallReader):
@@ -95,14 +101,15 @@ class LiteralCalls(CallReader):
         self._in_value = False  # a parameter's value has begun and is not complete
         self._value_end = form.parameter[3].strip()[-1] if form.parameter else ">"
         self._is_object = False  # the call that is being read is a JSON object with its name
-        separators = (_line_end_optional(literal) for literal in form.parameter[1:3])
+        separators = (_loose_pattern(literal) for literal in form.parameter[1:3])
         self._separator = re.compile("|".join(separators).replace(TYPE_PLACEHOLDER, r"\w+"))
         # Line ends between tags may be missing.
         self._middle = (form.middle.rstrip() if self._has_tags else "") or form.middle
         self._next_tag: re.Pattern[str] | None = None
         parts = closing_parts(form)
-        # The last part closes a call in JSON, and the first one a call whose last marker is missing.
-        self._closers = [form.close, *([parts[-1]] if form.kind == "named" else []), parts[0]]
+        # The last part closes a call in JSON, and the first ones a call whose last marker is missing.
+        shorter = ("".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+        self._closers = [form.close, *([parts[-1]] if form.kind == "named" else []), *shorter]
         if form.kind == "named" and form.parameter:
             self._next_tag = re.compile(f"{re.escape(form.parameter[0])}|{re.escape(parts[0])}")
 
@@ -147,7 +154,7 @@ class LiteralCalls(CallReader):
                     can_continue = self._read_end(final=final)
 
     def _read_name(self, pieces: list[CallPiece]) -> bool:
-        start = match_literal(self._before, self.raw, self._at)
+        start = match_literal(self._before, self.raw, skip_blanks(self.raw, self._at))
         end, name, call_id = start, "", ""
         if (json_start := self._find_json(start)) is not None:
             if json_start >= 0:
@@ -231,7 +238,7 @@ class LiteralCalls(CallReader):
         schema = properties.get(key) if isinstance(properties, dict) else None
         types = schema_types(schema, self._schema)
         if text_separator != value_separator:  # the notation itself tells texts from other values
-            is_text = separator[0].rstrip("\n") == text_separator.rstrip("\n")
+            is_text = "".join(separator[0].split()) == "".join(text_separator.split())
             types = {"string"} if is_text else {"object"}
         value = self._read_value(separator.end(), types, final=final)
         self._in_value = value is None
