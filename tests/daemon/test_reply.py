@@ -118,6 +118,22 @@ def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
     )
 
 
+def test_items_are_a_list_where_an_object_is_allowed_too() -> None:
+    mark = "]<]minimax[>["
+    either = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}
+    tools = {"find": {"type": "object", "properties": {"by": either}}}
+    for inside, expected in [
+        ("<item>a]<]minimax[>[</item>]<]minimax[>[<item>b]<]minimax[>[</item>", ["a", "b"]),
+        ("<of>a]<]minimax[>[</of>", {"of": "a"}),
+    ]:
+        answer = (
+            f'{mark}<tool_call>{mark}<invoke name="find">{mark}<by>{mark}{inside}{mark}</by>'
+            f"{mark}</invoke>{mark}</tool_call>"
+        )
+        result = parse_answer(AnswerReader(MINIMAX_M3, tools), answer, 1000)
+        assert result == ("", "", [("find", {"by": expected})])
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("inside", "expected"),

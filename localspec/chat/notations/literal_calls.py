@@ -381,9 +381,10 @@ class _Elements:
 
     def _value(self, text: str, children: list[tuple[str, Any]], schema: Any) -> Any:
         types = schema_types(schema, self._root)
-        is_list = "object" not in types and all(key == "item" for key, _ in children)
         if children:
+            is_list = "object" not in types or ("array" in types and len(dict(children)) == 1)
+            is_list = is_list and all(key == "item" for key, _ in children)
             return [value for _, value in children] if is_list else dict(children)
         if not text.strip() and types & {"array", "object"}:
-            return [] if is_list and "array" in types else {}
+            return {} if "object" in types else []
         return convert_value(text, types)
