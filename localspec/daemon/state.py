@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from localspec.config import Config, explain_unread_variables
+from localspec.daemon.completion.agents import AgentSessions
 from localspec.daemon.completion.files import Converter
 from localspec.daemon.completion.llama_server import Editors
 from localspec.daemon.history.store import ConversationStore
@@ -50,6 +51,7 @@ class DaemonState:
     stop: Callable[[], None]
     configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
+    agents: AgentSessions = field(default_factory=AgentSessions)
     converter: Converter = field(default_factory=Converter)
     # The chats that are being answered: by the id of the answer, its pair and its requests.
     running_chats: dict[str, tuple[PairFiles, Sequence[Generate]]] = field(default_factory=dict)
@@ -167,6 +169,8 @@ class DaemonState:
         The engine comes first, because it may be writing. Then follow the files, also of old engines.
         """
         self.recordings.forget(name)
+        if name is None:
+            self.agents.beginnings.clear()
         await self.pairs.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
         await self.unload_retired_drafts()

@@ -425,6 +425,8 @@ class LocalspecOptions(Request):
     - `ahead`: the question is only begun, in a conversation that exists, or /infill only announces
       the text around the cursor: it is read while nobody waits, and nothing is answered or saved.
       Any other request ends that.
+    - `agent`: with `ahead`, instead of a conversation: the agent whose requests this process
+      forwards. What its last session began with is read, if one was seen.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
@@ -433,6 +435,7 @@ class LocalspecOptions(Request):
     progress: OrDefault[bool] = False
     private: OrDefault[bool] = False
     ahead: OrDefault[bool] = False
+    agent: Annotated[str, Meta(max_length=64)] | None = None
 
 
 # Length in tokens from which a cached chunk may be moved to another position; 0: none may be moved.

@@ -479,6 +479,47 @@ def test_how_a_client_sends_answers_back_is_learned(home: Home) -> None:
     assert not home.request("GET", "/localspec/statistics").json["read_ahead"]
 
 
+def test_the_beginning_of_an_agents_session_is_read_while_it_starts(home: Home) -> None:
+    folder = home.root / "config"
+    folder.mkdir()
+    (folder / "mine.jinja").write_text(
+        "{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}|assistant|{% endif %}"
+    )
+    (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "mine.jinja"\n')
+    RunningDaemon(home)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    announced = {"ahead": True, "agent": "pi"}
+
+    def announce() -> int:
+        messages = [{"role": "user", "content": ""}]
+        body = {"messages": messages, "localspec": announced}
+        return home.request("POST", "/v1/chat/completions", body).status
+
+    def begin_session(task: str, **options: Any) -> dict[str, Any]:
+        messages = [
+            {"role": "system", "content": "You may use tools, or write a text. " * 9},
+            {"role": "user", "content": task},
+        ]
+        body = {"messages": messages, "tools": [tool], "max_tokens": 4, **options}
+        answer = home.request("POST", "/v1/chat/completions", body)
+        timings: dict[str, Any] = answer.json["timings"]
+        return timings
+
+    begin_session("One?")  # nobody knows yet that this process is an agent
+    assert announce() == 404
+    begin_session("Two?", localspec={"private": True})
+    assert announce() == 404
+    begin_session("Three?")
+    home.run("unload")
+    assert announce() == 409
+    home.run("load")
+    assert announce() == 200
+    assert begin_session("Four?")["cache_ahead_n"] > 100
+    home.request("DELETE", "/localspec/conversations")
+    assert announce() == 404
+
+
 def test_a_custom_template_and_defaults_override_the_file(home: Home) -> None:
     """An edit takes effect with the next question."""
     folder = home.root / "config"

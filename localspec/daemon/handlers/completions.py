@@ -70,6 +70,7 @@ from localspec.protocol.requests import (
     DetokenizeRequest,
     GenerationRequest,
     InfillRequest,
+    LocalspecOptions,
     NativeCompletionRequest,
     NativeRequest,
     TemplateRequest,
@@ -298,16 +299,20 @@ async def prepare_chat(
     requests = await asyncio.to_thread(chat_frames, body, call_form, turn.id if turn else None)
     agent = request.headers.get("user-agent", "")
     requests[0].client = name_client(agent, request.url.path, is_ours=from_our_client())
-    is_ahead = bool(body.localspec and body.localspec.ahead)
-    if is_ahead:
+    pair = pair or await daemon.resolve_pair(body.model, request.receive)
+    options = body.localspec or LocalspecOptions()
+    if options.agent and request.client:
+        requests[0] = daemon.agents.begin(request.client, options.agent, pair.name)
+    elif options.ahead:
         if turn is None or not turn.continues:
             raise InvalidRequest.at("localspec.ahead", "needs a conversation that exists.")
-        pair = pair or await daemon.resolve_pair(body.model, request.receive)
-        _check_idle(daemon, pair)
         requests[0] = begin_question(requests[0])
+    else:
+        daemon.agents.note(request.client, pair.name, requests[0])
+    if is_ahead := requests[0].priority == "ahead":
+        _check_idle(daemon, pair)
     if turn and turn.cut_answer:
         continue_constraint(requests, turn.cut_answer.content)
-    pair = pair or await daemon.resolve_pair(body.model, request.receive)
     on_end = turn.store_answer if turn else figures_callback(daemon.conversations, body, pair.name)
     on_end = None if is_ahead else on_end
     notes = answer_notes(request, pair, turn, note)

@@ -12,14 +12,16 @@ import hmac
 import os
 import re
 import socket
+import threading
+from collections.abc import Callable
 
 _POLL_INTERVAL_S = 0.5
 _TOKEN_HEADER = re.compile(rb"\r\n(?:authorization: *bearer|x-api-key:) *(\S+) *(?=\r\n)", re.I)
 _REFUSAL = b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-def start(socket_path: str, token: str) -> str:
-    """Start a bridge in a process of its own, and return its address.
+def start(socket_path: str, token: str, announce: Callable[[], None]) -> str:
+    """Start a bridge in a process of its own, which also calls `announce`, and return its address.
 
     The process ends with the calling one, also after that has become another program.
     """
@@ -32,6 +34,7 @@ def start(socket_path: str, token: str) -> str:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):  # the terminal, or pipes whose readers wait for their end
             os.dup2(null, descriptor)
+        threading.Thread(target=announce, daemon=True).start()
         asyncio.run(_forward(listener, socket_path, token, agent))
     finally:
         os._exit(0)

@@ -8,7 +8,8 @@ import shlex
 import shutil
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import click
@@ -49,7 +50,7 @@ def _run(name: str | None, words: tuple[str, ...], only_print: bool, **values: A
         size = f"{context:,} tokens" if context else "unknown size"
         render.note(f"{agent.title} uses {view['name']}, with a context of {size}.")
         token = secrets.token_hex()
-        url = bridge.start(client.socket_path, token)
+        url = bridge.start(client.socket_path, token, partial(_announce, name, view["name"]))
     endpoint = Endpoint(url or f"http://{_LISTEN}", token, view["name"], context)
     variables, arguments = agent.launch(endpoint)
     hosts = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
@@ -66,6 +67,13 @@ def _run(name: str | None, words: tuple[str, ...], only_print: bool, **values: A
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would the agent
         signal.signal(number, signal.SIG_DFL)
     return os.execve(str(program), command, {**os.environ, **variables})
+
+
+def _announce(agent: str, pair: str) -> None:
+    """Say whose requests come from this process. The daemon reads how that agent's sessions begin."""
+    chat = {"model": pair, "messages": [{"role": "user", "content": ""}]}
+    with suppress(LocalspecError):  # no session was seen, or somebody waits
+        PairsClient(autostart=False).chat({**chat, "localspec": {"ahead": True, "agent": agent}})
 
 
 def check_pair(agent: Agent, view: dict[str, Any]) -> int:

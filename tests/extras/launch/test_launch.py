@@ -153,6 +153,25 @@ def test_the_bridge_serves_only_who_has_the_token_and_outlives_a_daemon(agents: 
             process.kill()
 
 
+def test_the_bridge_says_whose_requests_it_forwards(agents: Home) -> None:
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    process, shown = start(agents, "pi", "wait")
+    with process:
+        try:
+            body = {"max_tokens": 9, "messages": [{"role": "user", "content": "say x"}]}
+            headers = {"X-Api-Key": shown["token"], "Content-Type": "application/json"}
+            ahead = {"messages": body["messages"], "localspec": {"ahead": True, "agent": "pi"}}
+
+            def is_known() -> bool:
+                data = json.dumps({**body, "tools": [tool]}).encode()
+                urllib.request.urlopen(urllib.request.Request(shown["url"], data, headers)).read()
+                return agents.request("POST", "/v1/chat/completions", ahead).status == 200
+
+            wait_for(is_known, "the beginning of a session of pi")
+        finally:
+            process.kill()
+
+
 def test_an_agent_that_leaves_frees_its_slot(agents: Home) -> None:
     agents.use_fake("--pace", "0.2")
     process, shown = start(agents, "pi", "wait")
