@@ -169,8 +169,7 @@ class DaemonState:
         The engine comes first, because it may be writing. Then follow the files, also of old engines.
         """
         self.recordings.forget(name)
-        if name is None:
-            self.agents.beginnings.clear()
+        self.agents.beginnings.clear()
         await self.pairs.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
         await self.unload_retired_drafts()

@@ -30,12 +30,11 @@ class AgentSessions:
     def note(self, peer: Address | None, pair: str, request: Generate) -> None:
         """Keep how an agent's session begins, from a request with tools that is not private."""
         agent, prompt = peer and self._agents.get(peer), request.prompt
-        if not agent or request.private or request.tools is None:
-            return
-        if not isinstance(prompt, ChatPrompt) or prompt.pictures:
+        if not agent or request.private or not (request.tools and isinstance(prompt, ChatPrompt)):
             return
         roles = [message.role for message in prompt.messages]
         if "user" in roles and "assistant" not in roles:
             messages = [*prompt.messages[: roles.index("user")], Message("user", "")]
-            begun = msgspec.structs.replace(prompt, messages=messages, continued="content")
-            self.beginnings[agent, pair] = begun
+            self.beginnings[agent, pair] = msgspec.structs.replace(
+                prompt, messages=messages, continued="content", pictures=[]
+            )

@@ -59,8 +59,8 @@ def editor_position(request: Request, body: InfillRequest, arrival: int) -> Edit
     slot = body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
     editor: Hashable = body.user, slot
     is_socket = client is not None and client.host == UNIX_HOST
-    if client is not None and is_socket:
-        editor = UNIX_HOST, client.port, body.user, slot
+    if is_socket:
+        editor = client, body.user, slot
     elif not body.user:
         program = request.headers.get("user-agent")
         editor = client.host if client else None, program, body.id_slot, text

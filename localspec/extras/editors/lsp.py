@@ -250,8 +250,7 @@ _MAX_SUGGESTION_TOKENS = 64
 _MAX_SUGGESTION_MS = 3000
 _QUIET_S = 1.0  # time without a request after which visited places are prefilled
 _SETTLE_S = 0.2  # time after which a document that was opened or saved is announced
-# A document of so many characters is read from its beginning, wherever in it a completion is wanted.
-_MAX_WHOLE_CHARS = 6000
+_MAX_WHOLE_LINES = 160  # of a document that a prompt has from its beginning, wherever the cursor is
 _SAMPLING = {"top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"]}
 EDIT_HINT = "Begin the selection with a comment: # localspec: add types"  # short enough for one row
 
@@ -358,35 +357,30 @@ class EditorSession:
         document, line = self._cursor
         self._visited.rest(document, line)
         if self._visited.send_waiting():
-            place = Position(line, len(document.content(line)))
-            request = self._completion_request(document, place)
-            request |= {"n_predict": 0, "response_fields": [""]}
-            with contextlib.suppress(LocalspecError):  # the next completion reports the error
-                await self._daemon.run(lambda client: client.infill(request), patient=False)
+            await self._prefill(document, line)
+
+    async def _prefill(self, document: Document, line: int, *, ahead: bool = False) -> None:
+        """Let the daemon prefill a completion; `ahead`: in idle time, if a daemon runs."""
+        request = self._completion_request(document, Position(line, len(document.content(line))))
+        request |= {"n_predict": 0, "response_fields": [""], "localspec": {"ahead": ahead}}
+        with contextlib.suppress(LocalspecError):  # the next completion reports the error
+            await self._daemon.run(
+                lambda client: client.infill(request), patient=False, starts=not ahead
+            )
 
     def announce(self, document: Document) -> None:
         """Have a document that was opened or saved prefilled for its first completion while nobody waits."""
         if self._prefill_task:
             self._prefill_task.cancel()
-        self._prefill_task = asyncio.create_task(self._prefill(document))
+        self._prefill_task = asyncio.create_task(self._prefill_announced(document))
 
-    async def _prefill(self, document: Document) -> None:
+    async def _prefill_announced(self, document: Document) -> None:
         await asyncio.sleep(_SETTLE_S)
-        if self._cursor and self._cursor[0] is document:
-            line = self._cursor[1]
-        elif sum(map(len, document.lines)) <= _MAX_WHOLE_CHARS:
-            line = len(document.lines) - 1
-        else:
-            return  # nobody knows where in it the cursor is
-        if self._pending_completions or line >= len(document.lines):
-            return
-        place = Position(line, len(document.content(line)))
-        request = self._completion_request(document, place)
-        request |= {"n_predict": 0, "response_fields": [""], "localspec": {"ahead": True}}
-        with contextlib.suppress(LocalspecError):  # somebody waits, or no daemon runs
-            await self._daemon.run(
-                lambda client: client.infill(request), patient=False, starts=False
-            )
+        last = len(document.lines) - 1
+        owner, line = self._cursor or (None, last)
+        is_known = owner is document  # else it is read to its end, and begins alike if it is short
+        if not self._pending_completions and (is_known or last <= _MAX_WHOLE_LINES):
+            await self._prefill(document, min(line, last) if is_known else last, ahead=True)
 
     def lines(self, uri: str, first: int, last: int) -> Lines:
         """Return lines of a document, limited to those that exist.

@@ -587,15 +587,17 @@ def test_a_buffer_is_announced_as_its_first_suggestion_asks(desk: Desk) -> None:
     assert before["input_prefix"] == asked["input_prefix"] == ""
     editor.type("x\x1b")
     editor.until("mode()", "n")
-    desk.server.requests.clear()
     editor.type(":call cursor(100, 1) | write\r")
-    wait_for(
-        lambda: desk.server.requests, "the saved buffer, with the place in it that was visited"
-    )
+
+    def sent(*, silent: bool) -> list[dict[str, Any]]:
+        bodies = [body for _, body in desk.server.requests if (body["n_predict"] == 0) == silent]
+        return [body for body in bodies if body["input_prefix"].count("\n") == 99]
+
+    wait_for(lambda: sent(silent=True), "the saved buffer, with the place in it that was visited")
     editor.type("i")
-    wait_for(lambda: len(desk.server.requests) > 1, "a request")
-    (_, before), (_, asked) = desk.server.requests
-    assert (before["n_predict"], before["localspec"]) == (0, {"ahead": False})
+    wait_for(lambda: sent(silent=False), "a request")
+    before, asked = sent(silent=True)[0], sent(silent=False)[0]
+    assert before["localspec"] == {"ahead": False}
     assert context(before) == context(asked)
     assert editor.wrong == []
 

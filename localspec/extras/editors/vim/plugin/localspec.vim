@@ -24,6 +24,6 @@ augroup localspec
   autocmd BufReadPost * call localspec#noted(1)
   autocmd BufEnter,InsertEnter * call localspec#noted(0)
   autocmd BufLeave,BufWritePost * call localspec#left()
-  autocmd BufReadPost,BufWritePost,CursorHold * call localspec#ghost#announce()
+  autocmd BufReadPost,BufWritePost,CursorHold * call localspec#ghost#rest(1)
   autocmd CursorHold,CursorHoldI * call localspec#rests()
 augroup END

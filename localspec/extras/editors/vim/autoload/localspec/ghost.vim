@@ -6,7 +6,6 @@ let s:asked = {}
 let s:timer = 0       " until it is asked
 let s:warming = {}    " the request that reads ahead
 let s:quiet = 0       " the timer until then
-let s:announcing = 0  " the one until a buffer is announced
 let s:announced = {}  " the place that was read ahead last
 let s:typing = 0      " whether anything was typed since the editor was started
 
@@ -291,16 +290,11 @@ endfunction
 
 " A quiet moment will come: what was visited meanwhile is read by the daemon then, with the text around
 " the cursor, so that the next key's request has only that key to read.
-function! localspec#ghost#rest() abort
+" With an argument a buffer was opened or saved, or the cursor rests: the first suggestion here finds its
+" prompt read. This starts no daemon, and the next key or anybody's request ends it.
+function! localspec#ghost#rest(announced = 0) abort
   call timer_stop(s:quiet)
-  let s:quiet = timer_start(1000, {_ -> localspec#guarded(function('s:warm'), 0)})
-endfunction
-
-" A buffer was opened or saved, or the cursor rests: the first suggestion here finds its prompt read. This
-" starts no daemon, and the next key or anybody's request ends it.
-function! localspec#ghost#announce() abort
-  call timer_stop(s:announcing)
-  let s:announcing = timer_start(200, {_ -> localspec#guarded(function('s:warm'), 1)})
+  let s:quiet = timer_start(a:announced ? 200 : 1000, {_ -> localspec#guarded(function('s:warm'), a:announced)})
 endfunction
 
 function! s:warm(announced) abort
