@@ -78,6 +78,9 @@ def run(options: AskOptions) -> int:
         stdin_alone = _is_piped() and not options.files
         message = inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
         raise ContextExceeded(message) from error
+    finally:
+        if options.no_log:
+            client.forget_private()
     return _finish(client, response, request, options)
 
 

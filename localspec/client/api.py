@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -82,6 +83,11 @@ class Client:
     def shutdown(self) -> dict[str, Any]:
         """Ask the daemon to finish the running requests and end."""
         return self._json("POST", "/localspec/shutdown", {}, timeout=10.0)
+
+    def forget_private(self) -> None:
+        """Have engines forget what they hold of private requests. A failure is no concern of the caller."""
+        with contextlib.suppress(errors.LocalspecError):
+            self._json("DELETE", "/localspec/conversations/private", timeout=10.0)
 
     def reset(self) -> dict[str, Any]:
         """Use a pair again that was set aside after crashes, and forget that safe mode was needed."""

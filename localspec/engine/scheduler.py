@@ -40,7 +40,7 @@ from localspec.engine.speculation.drafters.ngram import MAX_MATCH_TOKENS
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, uses_rejection
 from localspec.errors import EXCEEDS_CONTEXT, ContextExceeded
-from localspec.protocol.frames import Generate
+from localspec.protocol.frames import PRIVATE, Generate
 
 
 def format_token_count(tokens: int) -> str:
@@ -536,7 +536,7 @@ class Scheduler:
             # What was read before an interruption counts, too.
             begin = sequence.tally.cached - sequence.tally.ahead
             sequence.slot.ahead = range(begin, sequence.slot.n_past)
-        elif (conversation := sequence.slot.conversation) is not None:
+        elif (conversation := sequence.slot.conversation) not in (None, PRIVATE):
             # What was cached is known already, but for what tells a repeated question from others.
             start = max(sequence.tally.cached - MAX_MATCH_TOKENS, 0)
             for part in split_pictures(sequence.tokens[start:]):

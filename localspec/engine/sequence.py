@@ -23,6 +23,7 @@ from localspec.engine.statistics import RequestStatistics, list_counts
 from localspec.engine.text_stream import Chunk, LineRules, TextStream
 from localspec.protocol.frames import (
     ANONYMOUS_CLIENTS,
+    PRIVATE,
     Delta,
     Done,
     Generate,
@@ -53,12 +54,14 @@ def expect_answer_tokens(request: Generate) -> int:
 
 
 def saved_conversation(request: Generate) -> str | None:
-    """Return the conversation as which a request's text is saved; None if it is not saved.
+    """Return the conversation that a request's text belongs to; None if it belongs to none and is not saved.
 
     A request without a conversation is saved for anyone unless it is private. An editor's is not, because
     its text changes with each key.
     """
-    if request.private or not request.cache_prompt or request.priority == "editor":
+    if request.private:
+        return request.conversation or PRIVATE
+    if not request.cache_prompt or request.priority == "editor":
         return request.conversation
     return request.conversation or ANONYMOUS_CLIENTS
 

@@ -31,6 +31,7 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 _HEADER = struct.Struct("<I")
 # The name under which states are saved for requests that name no conversation.
 ANONYMOUS_CLIENTS = "clients"
+PRIVATE = "private"  # stands for the conversation of private requests; nothing of it is saved
 
 
 class Frame(msgspec.Struct, tag=True, omit_defaults=True):

@@ -422,6 +422,7 @@ class LocalspecOptions(Request):
       choices. Errors of that time then come in the stream, too.
     - `private`: no file stores the state that the engine computes for the prompt, and no log its
       text. Otherwise states of long prompts are stored, so that they need not be prefilled again.
+      What is held of it in memory goes with DELETE /localspec/conversations/private.
     - `ahead`: the question is only begun, in a conversation that exists, or /infill only announces
       the text around the cursor: it is read while nobody waits, and nothing is answered or saved.
       Any other request ends that.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prompt_toolkit.history import FileHistory
 
-from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.daemons import Home, RunningDaemon, real_home, wait_for
 
 
 def find_words(home: Home, *words: str) -> dict[str, list[str]]:
@@ -131,6 +131,17 @@ def test_deleted_texts_are_in_no_file(home: Home, seed: int) -> None:
     person.check()
     daemon.stop()
     assert not find_words(home, *person.gone)
+
+
+def test_nothing_of_a_private_question_is_kept_once_it_is_answered() -> None:
+    word = f"{random.getrandbits(64):016x}"
+    with real_home(log_prompts="true") as home:
+        question = f"What is {' '.join([word] * 20)}?"
+        assert home.run("ask", "--no-log", "-n", "8", question).returncode == 0
+        assert not find_words(home, word)
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 1}
+        timings = home.request("POST", "/v1/chat/completions", body).json["timings"]
+        assert timings["cache_n"] < 8  # what any question begins with
 
 
 def test_typed_lines_of_other_conversations_stay(home: Home, daemon: RunningDaemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import weakref
 from functools import partial
 from pathlib import Path
@@ -366,6 +368,55 @@ def test_forgotten_conversation_is_gone_from_memory_and_disk(
     assert engine.ask(TEXT, 4, private=True).done.timings.cache_n == 0
     engine.pair.close()
     assert not list(tmp_path.glob("*/*"))
+
+
+def find_tokens(root: object, tokens: list[int]) -> list[str]:
+    """Return the types of the objects reachable from another in which these tokens follow each other."""
+    needle = np.array(tokens, np.int32).tobytes()
+    skipped = (type, types.ModuleType, types.FunctionType)
+    seen, waiting, found = {id(root)}, [root], []
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (list, tuple)) and all(isinstance(part, int) for part in each[:2]):
+            each_bytes = b""
+            if all(isinstance(part, int) and -(1 << 31) <= part < 1 << 31 for part in each):
+                each_bytes = np.array(each, np.int32).tobytes()
+        elif isinstance(each, np.ndarray) and each.dtype.kind == "i":
+            each_bytes = each.astype(np.int32).tobytes()
+        else:
+            each_bytes = b""
+        if needle in each_bytes:
+            found.append(type(each).__name__)
+        for part in gc.get_referents(each):
+            if id(part) not in seen and not isinstance(part, skipped):
+                seen.add(id(part))
+                waiting.append(part)
+    return found
+
+
+@pytest.mark.parametrize("how", ["private", None])
+def test_no_object_holds_a_token_sequence_of_a_forgotten_private_request(
+    load: Load, contextual_files: PairFiles, tmp_path: Path, how: str | None
+) -> None:
+    """It was read by drafts and n-grams, and moved to the memory for prompts by other texts."""
+    engine = load_with_states(load, contextual_files, tmp_path, parallel=1)
+    marker = [41, 77, 12, 93, 58, 26, 81, 64]
+    secret = [*TEXT[:40], *marker, *TEXT[40:]]
+    answer = engine.ask(secret, 24, speculative=drafting(3), private=True).all_tokens
+    engine.ask([*answer, 5, 6], 8, private=True)
+    for first in (401, 402, 403):
+        engine.ask([first, *TEXT[:-90]], 8)
+    for lane in engine.pair.lanes:  # as when the context is full
+        while lane.slots.evict():
+            pass
+    assert find_tokens(engine, marker)
+    engine.engine.forget(how)
+    engine.answers.clear()  # the test's own
+    assert find_tokens(engine.engine, marker) == []
+    engine.pair.close()
+    assert not any(
+        np.array(marker, np.int32).tobytes() in path.read_bytes() for path in tmp_path.rglob("*.*")
+    )
 
 
 @on_the_same_machines

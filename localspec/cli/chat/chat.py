@@ -66,6 +66,8 @@ def run(options: AskOptions) -> int:
         except EOFError:
             break
         _handle_line(chat, line)
+    if options.no_log:
+        chat.talk.client.forget_private()
     return 0
 
 

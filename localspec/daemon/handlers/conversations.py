@@ -13,6 +13,7 @@ from localspec.daemon.http.requests import (
 )
 from localspec.daemon.state import state_of
 from localspec.protocol.conversations import ConversationList, Forgotten
+from localspec.protocol.frames import PRIVATE
 
 _MAX_NUMBER = 10_000  # of conversations in a list, and of days in statistics
 
@@ -48,6 +49,9 @@ async def show(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     name = request.path_params["name"]
     daemon = state_of(request)
+    if name == PRIVATE:  # of which engines hold something, and nothing else does
+        await daemon.pairs.forget(PRIVATE)
+        return json_response(Forgotten(0, PRIVATE))
     removed = await daemon.conversations.run(lambda conversations: conversations.remove(name))
     await daemon.forget_states(removed)
     return json_response(Forgotten(1, removed))
