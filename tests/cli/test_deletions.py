@@ -12,6 +12,7 @@ from localspec.cli.command_names import SYNONYMS
 from tests.support.commands import list_commands
 from tests.support.daemons import Home
 from tests.support.extras import has_command
+from tests.support.many import in_pipes
 from tests.support.terminal import terminal
 
 # Each command that deletes, by its other names too, and what it asks at a terminal.
@@ -97,13 +98,13 @@ def snapshot(home: Home) -> dict[str, bytes]:
 LINES = [line for line in DELETIONS if has_command(line.split()[0]) or line.split()[0] in SYNONYMS]
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_without_a_terminal_nothing_is_deleted(furnished: Home, line: str) -> None:
+@pytest.mark.parametrize("stdin", ["", "n\n", "y\n"])
+def test_without_a_terminal_nothing_is_deleted(furnished: Home, stdin: str) -> None:
     before = snapshot(furnished)
-    for stdin in ("", "n\n", "y\n"):
-        run = furnished.run(*line.split(), stdin=stdin)
-        assert (run.returncode, run.stdout) == (2, ""), run.stderr
-        assert "add --yes" in run.stderr
+    runs = in_pipes(furnished.environment, [(line.split(), {}) for line in LINES], stdin)
+    for line, run in zip(LINES, runs, strict=True):
+        assert (run.code, run.out) == (2, ""), (line, run.err)
+        assert "add --yes" in run.err, line
     assert snapshot(furnished) == before
     assert not furnished.socket.exists()
 

@@ -15,7 +15,7 @@ import pytest
 from localspec.config import KEYS, Config, load_config
 from tests.support.daemons import Home, RunningDaemon, wait_for
 from tests.support.extras import has_command, needs
-from tests.support.many import in_pipes
+from tests.support.many import Job, in_pipes
 
 # A daemon that does not watch its files, so that it learns of changes only from the client.
 BLIND = """
@@ -48,53 +48,57 @@ def make_pairs(home: Home, count: int) -> list[str]:
     return [str(file) for file in files]
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("depth", "-1", -1),
-        ("gpu_layers", "-1", -1),
-        ("depth", "auto", -1),
-        ("threads", "auto", 0),
-        ("exact", "on", True),
-        ("idle_unload", "0.5", 0.5),
-        ("idle_unload", "never", 0.0),
-    ],
-)
-def test_values_are_accepted_as_people_type_them(
-    home: Home, key: str, text: str, value: Any
-) -> None:
-    run = home.run("config", "set", key, text)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert tomllib.loads(config_file(home).read_text()) == {key: value}
-    assert home.run("config", "get", key).stdout.strip() == json.dumps(value)
-    assert home.run("config", "set", f"{key}={text}").returncode == 0
-    assert home.run("config", "unset", key).returncode == 0
+TYPED = [
+    ("depth", "-1", -1),
+    ("gpu_layers", "-1", -1),
+    ("depth", "auto", -1),
+    ("threads", "auto", 0),
+    ("exact", "on", True),
+    ("idle_unload", "0.5", 0.5),
+    ("idle_unload", "never", 0.0),
+]
+
+
+def test_values_are_accepted_as_people_type_them(home: Home) -> None:
+    jobs: list[Job] = [
+        (["config", *words.split()], {})
+        for key, text, _ in TYPED
+        for words in (f"set {key} {text}", f"get {key}", f"set {key}={text}", f"unset {key}")
+    ]
+    runs = in_pipes(home.environment, jobs)
+    assert [(run.code, run.err) for run in runs] == [(0, "")] * len(jobs)
+    assert [json.loads(run.out) for run in runs[1::4]] == [value for _, _, value in TYPED]
     assert tomllib.loads(config_file(home).read_text()) == {}
+    for key, text, value in TYPED[:2]:
+        home.must_run("config", "set", key, text)
+        assert tomllib.loads(config_file(home).read_text())[key] == value
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "message"),
-    [
-        ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
-        ("parallel", "many", "must be a whole number"),
-        ("exact", "perhaps", "must be true or false"),
-        ("kv_type", "f32", "must be one of f16, q8_0, q5_1, q4_0"),
-        ("context", "8", "'context' must be 0 (auto) or between 256 and 16777216, not 8."),
-        ("threads", "513", "'threads' must be between 0 "),
-        ("depth", "-2", "between -1 and 64, not -2"),
-        ("watchdog", "nan", "between 1 and 86400, not nan"),
-        ("idle_unload", "inf", "between 0 and 10000000, not inf"),
-        ("listen", "0.0.0.0:8099", "can be reached from other machines"),
-        ("listen", "8099", "must be an address and a port"),
-        ("pair", "", "must be a pair's name"),
-        ("pair", "default", "cannot be 'default'"),
-        ("pair", "a\x1bb", "contains an unprintable character"),
-        ("pair", "a\udcffb", "contains an unprintable character"),
-    ],
-)
-def test_an_unusable_value_is_refused(fake_home: Home, key: str, text: str, message: str) -> None:
-    run = fake_home.run("config", "set", key, text)
-    assert (run.returncode, message in run.stderr) == (2, True), run.stderr
+REFUSED = [
+    ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
+    ("parallel", "many", "must be a whole number"),
+    ("exact", "perhaps", "must be true or false"),
+    ("kv_type", "f32", "must be one of f16, q8_0, q5_1, q4_0"),
+    ("context", "8", "'context' must be 0 (auto) or between 256 and 16777216, not 8."),
+    ("threads", "513", "'threads' must be between 0 "),
+    ("depth", "-2", "between -1 and 64, not -2"),
+    ("watchdog", "nan", "between 1 and 86400, not nan"),
+    ("idle_unload", "inf", "between 0 and 10000000, not inf"),
+    ("listen", "0.0.0.0:8099", "can be reached from other machines"),
+    ("listen", "8099", "must be an address and a port"),
+    ("pair", "", "must be a pair's name"),
+    ("pair", "default", "cannot be 'default'"),
+    ("pair", "a\x1bb", "contains an unprintable character"),
+    ("pair", "a\udcffb", "contains an unprintable character"),
+]
+
+
+def test_an_unusable_value_is_refused(fake_home: Home) -> None:
+    jobs: list[Job] = [(["config", "set", key, text], {}) for key, text, _ in REFUSED]
+    for (key, text, message), run in zip(
+        REFUSED, in_pipes(fake_home.environment, jobs), strict=True
+    ):
+        assert (run.code, message in run.err) == (2, True), (key, text, run.err)
     assert not config_file(fake_home).exists()
 
 

@@ -1,7 +1,8 @@
 """Many commands from one Python, each in a fork of it, which saves their starts: many.py JOBS [pipes].
 
 JOBS is JSON: the words of each job and its additional environment. A marker line follows each job's output;
-with `pipes` one line of JSON is printed instead, with the exit code, stdout and stderr of each job.
+with `pipes` one line of JSON is printed instead, with the exit code, stdout and stderr of each job, which
+reads what this program reads.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Completed(NamedTuple):
     err: str
 
 
-def in_pipes(environment: dict[str, str], jobs: Sequence[Job]) -> list[Completed]:
-    """Run the jobs, and return what each wrote and its exit code."""
+def in_pipes(environment: dict[str, str], jobs: Sequence[Job], stdin: str = "") -> list[Completed]:
+    """Run the jobs, each with the same input, and return what each wrote and its exit code."""
     completed = subprocess.run(
         [sys.executable, "-m", "tests.support.many", json.dumps(jobs), "pipes"],
-        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=PATIENCE,
+        env=environment, input=stdin.encode(), stdout=subprocess.PIPE, timeout=PATIENCE,
     )  # fmt: skip
     return [Completed(*result) for result in json.loads(completed.stdout)]
 
@@ -63,10 +64,13 @@ def _run(words: list[str], variables: dict[str, str]) -> int:
         return 1
 
 
-def _fork(words: list[str], variables: dict[str, str], out: int = 1, err: int = 2) -> int:
+def _fork(
+    words: list[str], variables: dict[str, str], out: int = 1, err: int = 2, given: int = 0
+) -> int:
     sys.stdout.flush()
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.dup2(given, 0)
     os.dup2(out, 1)
     os.dup2(err, 2)
     try:
@@ -78,9 +82,15 @@ def _fork(words: list[str], variables: dict[str, str], out: int = 1, err: int = 
         os._exit(1)
 
 
-def _piped(words: list[str], variables: dict[str, str]) -> Completed:
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        code = _fork(words, variables, out.fileno(), err.fileno())
+def _piped(words: list[str], variables: dict[str, str], stdin: bytes) -> Completed:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        tempfile.TemporaryFile() as given,
+    ):
+        given.write(stdin)
+        given.seek(0)
+        code = _fork(words, variables, out.fileno(), err.fileno(), given.fileno())
         for file in (out, err):
             file.seek(0)
         return Completed(code, out.read().decode(), err.read().decode())
@@ -92,7 +102,8 @@ def _main() -> None:
     gc.freeze()
     jobs = json.loads(sys.argv[1])
     if sys.argv[2:]:
-        json.dump([_piped(*job) for job in jobs], sys.stdout)
+        stdin = sys.stdin.buffer.read()
+        json.dump([_piped(words, variables, stdin) for words, variables in jobs], sys.stdout)
         return
     for job in jobs:
         _fork(*job)
