@@ -17,6 +17,12 @@ from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, Running, drafting
 
 Load = Callable[..., Running]
+SAMPLINGS = (
+    GREEDY,
+    Sampling(temperature=0.8, seed=3),
+    Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3),
+    Sampling(temperature=0.0, repeat_penalty=1.2),
+)
 BAD = 77  # a token whose embedding is NaN
 PROMPT = [300, 17, 402, 255]
 
@@ -42,20 +48,10 @@ def test_target_with_nan_logits_is_not_loaded(
 
 @pytest.mark.parametrize("attention", ["auto", "off"])
 @pytest.mark.parametrize("on_device", ["", "first", "none"])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        GREEDY,
-        Sampling(temperature=0.8, seed=3),
-        Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3),
-        Sampling(temperature=0.0, repeat_penalty=1.2),
-    ],
-)
 def test_text_with_nan_logits_ends_its_request_alone(
     contextual_files: PairFiles,
     load: Load,
     tmp_path: Path,
-    sampling: Sampling,
     on_device: str,
     attention: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,23 +73,24 @@ def test_text_with_nan_logits_ends_its_request_alone(
     files = PairFiles("spoiled", file, contextual_files.draft)
     engine = load(files, choose_on_device=bool(on_device), flash_attention=attention)
     truth = engine.ask(PROMPT, 30).tokens
-    engine.forget()
-    bystander = engine.start(PROMPT, 30, GREEDY, drafting(2))
-    engine.engine.step()
-    victim = engine.start([5, BAD, 9], 30, sampling, drafting(2))
-    late = engine.start([5, 6, BAD], 30, sampling)
-    engine.finish()
-    for request in (victim, late):
-        failed = engine.answers[request].failed
-        assert failed.code == "internal_error"
-        assert file in failed.message
-        assert "damaged" in failed.message
-    tokens = engine.answers[bystander].tokens
-    if tokens != truth:
-        assert worst_gap(file, PROMPT, tokens) < NEAR_TIE
-    engine.ask([5, BAD, *range(60)], 0)  # the prompt is read, but its logits are not used
-    assert engine.ask([5, 6, 7], 12).tokens  # no slot retains NaN
-    assert engine.ask([5, 6, 7], 12, sampling).done
+    for sampling in SAMPLINGS:
+        engine.forget()
+        bystander = engine.start(PROMPT, 30, GREEDY, drafting(2))
+        engine.engine.step()
+        victim = engine.start([5, BAD, 9], 30, sampling, drafting(2))
+        late = engine.start([5, 6, BAD], 30, sampling)
+        engine.finish()
+        for request in (victim, late):
+            failed = engine.answers[request].failed
+            assert failed.code == "internal_error"
+            assert file in failed.message
+            assert "damaged" in failed.message
+        tokens = engine.answers[bystander].tokens
+        if tokens != truth:
+            assert worst_gap(file, PROMPT, tokens) < NEAR_TIE
+        engine.ask([5, BAD, *range(60)], 0)  # the prompt is read, but its logits are not used
+        assert engine.ask([5, 6, 7], 12).tokens  # no slot retains NaN
+        assert engine.ask([5, 6, 7], 12, sampling).done
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
