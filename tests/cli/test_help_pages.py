@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from wcwidth import wcswidth
 
 from localspec.cli import topics
@@ -31,9 +28,15 @@ from tests.support.terminal import terminal
         ("changelog", "changelog"),
     ],
 )
-def test_a_pipe_gets_the_source_of_a_page(home: Home, words: str, topic: str) -> None:
+def test_words_find_a_page(words: str, topic: str) -> None:
+    assert topics.find(tuple(words.split())) == topic
+
+
+@pytest.mark.parametrize("words", ["pairs", "editors vim"])
+def test_a_pipe_gets_the_source_of_a_page(home: Home, words: str) -> None:
     result = home.run("help", *words.split())
-    assert (result.returncode, result.stdout) == (0, topics.source(topic)), result.stderr
+    source = topics.source(words.replace(" ", "/"))
+    assert (result.returncode, result.stdout) == (0, source), result.stderr
 
 
 @needs("editors")
@@ -48,9 +51,7 @@ def test_commands_come_before_pages_and_pages_before_synonyms(home: Home) -> Non
     ("word", "suggestion"),
     [
         ("quickstrat", "did you mean quickstart?"),
-        ("configuraton", "configuration"),
         ("emcas", "editors/emacs"),
-        ("statu", "did you mean status?"),
         ("daemon", "did you mean status?"),
         ("xyzzy", ""),
     ],
@@ -100,13 +101,13 @@ def test_titles_come_first_in_any_order_of_words(words: str, first: str) -> None
     assert past == sorted(past)
 
 
-@given(st.permutations(["model", "answer", "draft"]), st.sampled_from([str.lower, str.upper]))
-def test_the_order_of_words_changes_nothing(words: list[str], cased: Callable[[str], str]) -> None:
-    found = topics.search([cased(word) for word in words])
-    assert found == topics.search(["answer", "draft", "model"])
+def test_order_and_case_of_words_change_nothing() -> None:
+    found = topics.search(["answer", "draft", "model"])
+    assert found == topics.search(["draft", "MODEL", "Answer"])
+    assert found == topics.search(["MODEL", "ANSWER", "DRAFT"])
     for section in found:
         text = topics.source(section.topic).lower()
-        assert all(word in text for word in words)
+        assert all(word in text for word in ("answer", "draft", "model"))
 
 
 def test_help_lists_the_pages(home: Home) -> None:
