@@ -1,4 +1,4 @@
-"""Speculation is lossless on the shipped pair: real weights, and 20 prompts with 128 tokens each."""
+"""Speculation is lossless on the shipped pair: real weights, and 10 prompts with 96 tokens each."""
 
 from __future__ import annotations
 
@@ -17,29 +17,19 @@ from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 from tests.support.running import PLAIN, Running, drafting, running
 
 FOLDER = Path(localspec.__file__).parent / "builtin"
-LENGTH = 128
+LENGTH = 96
 QUESTIONS = (
     "What does shutil.copytree do?",
-    "What does os.path.join return?",
     "Which parameters does subprocess.run take?",
     "Show an example of json.dumps.",
-    "What does re.sub raise?",
-    "Which function finds an executable on the path?",
     "What is collections.Counter?",
     "Who was Mozart?",
-    "How do I round a number?",
-    "What does itertools.chain do?",
 )
 CODE = (
     "import os\n\ndef main(argv):\n    ",
-    "class Stack:\n    def __init__(self):\n",
     "def read_lines(path):\n    with open(path) as file:\n",
-    "for name in sorted(os.listdir(folder)):\n",
     "import argparse\nparser = argparse.ArgumentParser(",
-    "try:\n    import json\nexcept ImportError:\n",
     "def fibonacci(n):\n    a, b = 0, 1\n",
-    "@property\ndef name(self):\n    return ",
-    "if __name__ == '__main__':\n",
     "async def handle(reader, writer):\n    data = await ",
 )
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
