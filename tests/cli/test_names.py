@@ -272,7 +272,7 @@ def list_groups() -> list[click.Group]:
 
 
 @given(data=st.data())
-@settings(max_examples=1000)
+@settings(max_examples=200)
 def test_a_suggestion_is_an_existing_command_and_not_the_opposite(data: st.DataObject) -> None:
     group = data.draw(st.sampled_from(list_groups()))
     names = group.list_commands(CONTEXT)
@@ -285,7 +285,7 @@ def test_a_suggestion_is_an_existing_command_and_not_the_opposite(data: st.DataO
 
 
 @given(slip=slips([name for pair in command_names.OPPOSITES for name in pair], 2))
-@settings(max_examples=1000)
+@settings(max_examples=200)
 def test_a_misspelled_long_name_is_not_taken_for_its_opposite(slip: tuple[str, str]) -> None:
     name, word = slip
     for name_a, name_b in command_names.OPPOSITES:

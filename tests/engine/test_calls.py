@@ -79,7 +79,7 @@ from tests.support.vocabularies import CONTROL, VocabularyOnly, vocabulary, with
 from tests.support.written_calls import carried_pieces, learn, write_calls
 
 # Of the random answers of each format.
-SEEDS = range(SEED, SEED + count_examples(5, "LOCALSPEC_TEST_CALLS"))
+SEEDS = range(SEED, SEED + count_examples(2, "LOCALSPEC_TEST_CALLS"))
 FORMATS = {
     "hermes": HERMES,
     "tags": TAGS,

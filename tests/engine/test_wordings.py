@@ -109,7 +109,7 @@ def render_prompt(name: str, conversation: list[tuple[str, str]], **more: Any) -
 
 @pytest.mark.parametrize("name", list_names())
 def test_prompt_has_every_text_in_order_or_the_refusal_names_a_role(name: str) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(CONVERSATIONS | ORDERLY)
     def check(conversation: list[tuple[str, str]]) -> None:
         try:
