@@ -106,7 +106,7 @@ def test_a_fixed_policy_costs_what_is_computed(depth: int) -> None:
 
 
 @pytest.mark.parametrize("costs", EXAMPLE_COSTS)
-@pytest.mark.parametrize("rate", [0.95, 0.9, 0.7, 0.4, 0.2, 0.0])
+@pytest.mark.parametrize("rate", [0.95, 0.7, 0.4, 0.0])
 def test_auto_stays_near_the_best_fixed_depth(rate: float, costs: str) -> None:
     trace = make_trace(random_hits(rate, 2000))
     result = regret(trace, cost_profile(EXAMPLE_COSTS[costs]), range(1, 9), passes=2)
@@ -180,7 +180,7 @@ def test_auto_is_no_slower_than_plain_if_changes_of_width_are_expensive(
 ) -> None:
     target, draft = (CostTable(table, change=ChangeCost(2.1, 2.4)) for table in ON_GPU[pair])
     profile = CostProfile(target, draft, 0.2)
-    traces = [make_text([rate] * 300, seed) for seed in range(1, 5)]
+    traces = [make_text([rate] * 300, seed) for seed in range(1, 3)]
 
     def spent_ms(depth: int | None, calibrations: list[Calibration]) -> float:
         pairs = zip(traces, calibrations, strict=True)
@@ -319,7 +319,7 @@ def test_a_pass_that_waited_does_not_end_drafting(rate: float) -> None:
         return last_half_ms(replay)
 
     undisturbed = replay(0, 0.0)
-    for waiting in range(20, 44):
+    for waiting in range(20, 44, 3):
         assert undisturbed / replay(waiting, 50.0) > 0.93, waiting
 
 

@@ -425,9 +425,9 @@ def test_fixed_depth_ignores_costs() -> None:
     assert set(replay.depths[:-6]) == {5}
 
 
-LENGTH = 2500
+LENGTH = 1500
 TRACES = [
-    *(steady(alpha, LENGTH) for alpha in (0.0, 0.1, 0.2, 0.4, 0.7, 0.9, 0.95, 1.0)),
+    *(steady(alpha, LENGTH) for alpha in (0.0, 0.2, 0.4, 0.7, 0.95, 1.0)),
     bursty(0.95, 0.1, 40, LENGTH),
     bursty(0.95, 0.1, 200, LENGTH),
     calibrated(LENGTH),
@@ -537,9 +537,7 @@ def test_replayed_costs_are_the_measured_ones() -> None:
     assert always == pytest.approx(100 * (TARGET_MS[4] + 3 * STEP_MS + OVERHEAD_MS))
 
 
-@pytest.mark.parametrize(
-    ("clients", "alpha"), [(2, 0.4), (2, 0.95), (4, 0.0), (4, 0.8), (4, 0.95), (8, 0.4), (8, 0.95)]
-)
+@pytest.mark.parametrize(("clients", "alpha"), [(2, 0.95), (4, 0.0), (4, 0.8), (8, 0.4), (8, 0.95)])
 def test_several_clients_are_never_slower_than_without_drafts(clients: int, alpha: float) -> None:
     """This holds in total from the first texts of a pair, where rows of several texts cost more."""
     dearer = 0.02
