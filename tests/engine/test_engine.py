@@ -423,9 +423,9 @@ def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule:
     bias = dict.fromkeys(ask_fresh(contextual, PROMPT, 1).tokens, 100.0)
     # The first token is fixed by a prompt that ends with it, so that one distribution is tested.
     prompt = [*PROMPT, *bias]
-    answers = [contextual.ask(prompt, 3, sampling, speculative) for _ in range(800)]
+    answers = [contextual.ask(prompt, 3, sampling, speculative) for _ in range(500)]
     assert all(answer.done.speculation.verification == rule for answer in answers[:3])
-    assert sum(answer.done.speculation.accepted for answer in answers) > 100
+    assert sum(answer.done.speculation.accepted for answer in answers) > 60
     assert measure_follower_z(contextual, prompt, answers, sampler, N_VOCAB) < 4.5
 
 
@@ -555,7 +555,7 @@ def read_rss() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts pages through /proc")
-def test_thousands_of_rounds_take_no_memory(cycle: Running) -> None:
+def test_a_thousand_rounds_take_no_memory(cycle: Running) -> None:
     def run_rounds(count: int) -> None:
         end = cycle.engine.rounds + count
         while cycle.engine.rounds < end:
@@ -563,11 +563,11 @@ def test_thousands_of_rounds_take_no_memory(cycle: Running) -> None:
             cycle.answers.clear()
         gc.collect()
 
-    run_rounds(500)
+    run_rounds(300)
     rss_before = read_rss()
-    run_rounds(1500)
-    # 1500 rounds of 4 rows × 512 logits × 4 bytes would be 12 MB, the rounds' objects more.
-    assert read_rss() - rss_before < 4_000_000
+    run_rounds(700)
+    # 700 rounds of 4 rows × 512 logits × 4 bytes would be 5.7 MB, the rounds' objects more.
+    assert read_rss() - rss_before < 3_000_000
 
 
 def test_timings_exclude_the_first_token(contextual: Running) -> None:

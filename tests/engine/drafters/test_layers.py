@@ -646,6 +646,7 @@ def test_sampled_drafts_keep_the_target_distribution(contextual: Running) -> Non
     assert measure_z(contextual) < 4.5
 
 
+@pytest.mark.parametrize("contextual", ["eagle3"], indirect=True)
 def test_wrong_residual_changes_the_distribution(
     contextual: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -469,10 +469,10 @@ def test_sampled_drafts_keep_the_target_distribution(drafting_engine: Running) -
 
 
 def test_wrong_residual_changes_the_distribution(
-    drafting_engine: Running, monkeypatch: pytest.MonkeyPatch
+    contextual_engine: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_rejected_from_draft(monkeypatch)
-    assert measure_z(drafting_engine, "rejection") > 4.5
+    assert measure_z(contextual_engine, "rejection") > 4.5
 
 
 @skip_on(
