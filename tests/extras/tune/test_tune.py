@@ -171,7 +171,10 @@ def test_after_a_deletion_drafts_of_its_text_are_accepted_as_before(
     assert count_accepted() == before
 
 
-def test_a_new_tuned_draft_replaces_the_one_before(home: Home, tmp_path: Path) -> None:
+def test_a_tuned_draft_goes_with_the_next_one_and_with_what_it_learned(
+    home: Home, tmp_path: Path
+) -> None:
+    """The next one replaces it. A question that is taken back and the whole history remove it."""
     name, _ = ask(home)
     client = TuneClient(str(home.root / "run" / "localspec.sock"))
     for number in (1, 2):
@@ -183,19 +186,11 @@ def test_a_new_tuned_draft_replaces_the_one_before(home: Home, tmp_path: Path) -
         "draft-2.gguf",
         "record.json",
     ]
-
-
-def test_a_draft_goes_with_a_question_that_is_taken_back(home: Home) -> None:
-    name, _ = ask(home)
     home.chat(QUESTION, localspec={"conversation": name})
     folder = put_tuned_draft(home, name)
     assert home.request("POST", f"/localspec/conversations/{name}/undo", {}).status == 200
     assert not folder.exists()
-
-
-def test_all_drafts_go_with_the_whole_history(home: Home) -> None:
-    ask(home)
-    folder = put_tuned_draft(home)
+    put_tuned_draft(home)
     assert home.request("DELETE", "/localspec/conversations").status == 200
     assert not folder.exists()
 
