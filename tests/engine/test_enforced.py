@@ -210,7 +210,7 @@ def is_possible(schema: Any, value: Any) -> bool | None:
     return accepts(schema, value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=6))
 @example(
     {
@@ -229,7 +229,7 @@ def test_valid_values_stay_possible_when_keywords_are_dropped(
         assert is_possible(schema, value) is not False, value
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=6))
 def test_possible_values_are_valid_if_nothing_is_dropped(
     schema: Any, candidates: list[Any]
@@ -372,7 +372,7 @@ ENDLESS: list[Any] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(ENDLESS), st.sampled_from(b"0123456789"), st.integers(0, 2**32))
 def test_model_that_prefers_digits_comes_to_an_end(schema: Any, digit: int, seed: int) -> None:
     """The model repeats a digit as long as it is allowed, and otherwise closes what is open."""
@@ -399,7 +399,7 @@ def test_model_that_prefers_digits_comes_to_an_end(schema: Any, digit: int, seed
             assert len(run) <= MAX_DIGITS + 25, data
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([{"type": kind} for kind in ("number", "object", "array", "string")]),
     st.integers(0, 2**32),
