@@ -468,9 +468,21 @@ def write_editor(repository: Repository, name: str) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("save", ["no", "place", "rename", "error"])
-@pytest.mark.parametrize("cleanup", ["default", "verbatim", "whitespace", "scissors"])
-@pytest.mark.parametrize("sign", ["#", ";"])
+@pytest.mark.parametrize(
+    ("save", "cleanup", "sign"),
+    [
+        ("place", "default", "#"),
+        ("rename", "default", ";"),
+        ("rename", "verbatim", "#"),
+        ("place", "verbatim", ";"),
+        ("place", "whitespace", "#"),
+        ("rename", "whitespace", ";"),
+        ("rename", "scissors", "#"),
+        ("place", "scissors", ";"),
+        ("no", "default", "#"),
+        ("error", "verbatim", ";"),
+    ],
+)
 def test_only_a_saved_message_is_committed(
     repository: Repository, save: str, cleanup: str, sign: str
 ) -> None:
@@ -602,12 +614,26 @@ def using(repository: Repository) -> dict[str, str]:
     return {"GIT_EDITOR": str(file), "SEEN": str(repository.root / ".git" / "seen")}
 
 
-CLEANUPS = ["default", "strip", "scissors"]
+OURS = "# Ours\n\nIssue: \n"
 
 
-@pytest.mark.parametrize("words", [(), ("-v",), ("-n", "--no-status")])
-@pytest.mark.parametrize("cleanup", [*CLEANUPS, *(f"--cleanup={mode}" for mode in CLEANUPS)])
-@pytest.mark.parametrize("template", ["", "# Ours\n\nIssue: \n"])
+@pytest.mark.parametrize(
+    ("cleanup", "words", "template"),
+    [
+        ("default", (), ""),
+        ("default", ("-v",), OURS),
+        ("strip", ("-n", "--no-status"), ""),
+        ("strip", (), OURS),
+        ("scissors", ("-v",), ""),
+        ("scissors", ("-n", "--no-status"), OURS),
+        ("--cleanup=default", ("-n", "--no-status"), ""),
+        ("--cleanup=default", ("-v",), OURS),
+        ("--cleanup=strip", ("-v",), ""),
+        ("--cleanup=strip", (), OURS),
+        ("--cleanup=scissors", (), ""),
+        ("--cleanup=scissors", ("-v",), OURS),
+    ],
+)
 def test_only_a_proposal_that_was_used_is_committed(
     repository: Repository,
     using: dict[str, str],
@@ -649,9 +675,19 @@ def test_the_command_that_is_shown_for_vim_uses_a_proposal(
     assert repository.message() == "Add a\n\nBecause."
 
 
-@pytest.mark.parametrize("sign", [";", "auto"])
-@pytest.mark.parametrize("words", [(), ("-v",), ("--no-status",), ("--cleanup=scissors",)])
-@pytest.mark.parametrize("template", ["", "#1: \n"])
+@pytest.mark.parametrize(
+    ("words", "sign", "template"),
+    [
+        ((), ";", ""),
+        ((), "auto", "#1: \n"),
+        (("-v",), ";", "#1: \n"),
+        (("-v",), "auto", ""),
+        (("--no-status",), ";", ""),
+        (("--no-status",), "auto", "#1: \n"),
+        (("--cleanup=scissors",), ";", "#1: \n"),
+        (("--cleanup=scissors",), "auto", ""),
+    ],
+)
 def test_a_proposal_is_a_comment_with_any_sign(
     repository: Repository, using: dict[str, str], sign: str, words: tuple[str, ...], template: str
 ) -> None:
