@@ -398,8 +398,10 @@ def test_answer_is_a_call_or_follows_the_response_format(caller: Running, name: 
         "required": ["z"],
     }
     constraint = Constraint("json_schema", json.dumps(response_schema))
-    outcomes = set()
+    outcomes = set[bool]()
     for at in range(12):
+        if at >= 4 and len(outcomes) == 2:
+            break
         tool_set = ToolSet(FORMATS[name], draw_tools(rng))
         beginning, tail = ['{"z', ""][at % 2], end_of_prompt(tool_set.format)
         beginning = tool_set.format.answer + beginning if beginning else ""
@@ -929,7 +931,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.dictionaries(KEYWORDS, JSON, max_size=4), st.sampled_from(sorted(FORMATS)))
 def test_schema_of_any_shape_compiles_or_is_reported(
     caller: Running, schema: dict[str, Any], name: str
