@@ -166,7 +166,7 @@ def test_answers_to_random_requests_have_the_published_shape(api: Home, path: st
         method for method, route, _, header in ENDPOINTS if not header and route == path
     ]
 
-    @settings(max_examples=FACTOR * 25, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=FACTOR * 12, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def send_random_request(data: st.DataObject) -> None:
         method = data.draw(st.sampled_from([*path_methods * 8, *METHODS]))
