@@ -312,6 +312,12 @@ def test_other_answers_have_no_next_turn(chats: Chats, options: dict[str, Any]) 
     assert slot_texts(chats) == texts
 
 
+def test_a_prompt_is_not_kept_behind_its_request(chats: Chats) -> None:
+    word = "oysters" * 9
+    chats.chat([question(word + "x" * 4000)], private=True, read_ahead=False)
+    assert all(word not in str(value) for value in vars(chats.preparer).values())
+
+
 def test_nothing_is_read_into_the_slots_of_others(chats: Chats) -> None:
     """All slots hold a text, and each stays but that of the answer."""
     for number in range(chats.pair.models.parallel + 1):

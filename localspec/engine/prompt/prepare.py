@@ -111,7 +111,7 @@ class Preparer:
         renderer.watch(self._special.spellings)
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
-        self._rendered = ""  # The text of the last chat prompt.
+        self._tail = ""  # The end of the last chat prompt, of which no more is kept.
         self._rows: list[PictureRows] = []  # The pictures of the last prompt.
         self._infill_text = make_text_tokenizer(vocab)
         # Uses the costs measured at loading, so that prompts do not change while an editor is in use.
@@ -200,14 +200,14 @@ class Preparer:
             raise InvalidRequest(
                 "This model writes text and computes no embeddings.", param="model"
             )
-        self._rendered = ""
+        self._tail = ""
         self._check_certain(request)
         reasoning = bool(request.thoughts)
         note = self._set_thoughts(request)
         tokens = self.tokens(request.prompt, pictures)
         rows = tuple(self._rows)
         settings = self._resolve_settings(request.sampling)
-        tail, vocab = self._rendered[-TAIL_CHARS:], self._pair.vocab
+        tail, vocab = self._tail, self._pair.vocab
         texts = (vocab.tokenize(t, add_special=False, parse_special=True) for t in request.shown)
         shown = frozenset(shown[0] for shown in texts if len(shown) == 1)
         check_tokens(vocab, request.stop_token_ids, "stop_token_ids")
@@ -298,7 +298,7 @@ class Preparer:
             return None
         piece = partial(vocab.piece, special=True)
         n_tokens = limit.tokens if limit is not None else NO_LIMIT
-        return ThoughtLimit(n_tokens, markers, self._rendered[-TAIL_CHARS:], piece, vocab.size)
+        return ThoughtLimit(n_tokens, markers, self._tail, piece, vocab.size)
 
     def _loop_guard(
         self, request: Generate, thoughts: ThoughtLimit | None, tokens: list[int]
@@ -484,7 +484,7 @@ class Preparer:
             markers = [END_THINK]
         elif answers and prefix.lstrip().startswith(THINK):
             markers = [THINK, END_THINK]
-        self._rendered = text
+        self._tail = text[-TAIL_CHARS:]
         if rendered.special is None:
             return RenderedPrompt(text + prefix)
         text += prefix
