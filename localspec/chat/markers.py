@@ -37,7 +37,7 @@ _CALL_PARTS = re.compile(r'\\.|["{}[\]]|' + "|".join(map(re.escape, _MESSAGE_END
 _BEHIND_JSON = -1  # as a `depth`
 _CHANNEL_NAME = re.compile(r"\s*(\w+)")
 _FUNCTION_NAME = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
-_TO_ITSELF = re.compile(r"\bto=self\b")
+_ADDRESSEE = re.compile(r"\bto=([\w.-]+)", re.ASCII)
 # Kimi K3 writes sections, and its prompts end with the opening of its thoughts or its text. Functionary
 # 3.2 says whom a text is for, and its prompts end with the marker of that. Other markers of texts are
 # left out.
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
     region: "start" is before all text, and "behind" is behind thoughts, where only blanks were so far.
     close: the marker that ends the thoughts. in_message: whether the end of a message ends the region
-    instead. name: the function that a message calls. depth: how deep the place is in the call's JSON; 0 is
+    instead. name: the function that a message is for. depth: how deep the place is in the call's JSON; 0 is
     before it. in_string: whether it is inside a string of that.
     """
 
@@ -124,7 +124,7 @@ class AnswerMarkers:
         """Return what the first characters of `text` are, which is not empty.
 
         Of 0 characters that is not certain before more text has come. final: no more will come. in_call: they
-        are read as a call, whose arguments may contain markers of thoughts.
+        are read as a call, whose arguments may contain markers; in a message, as a value in tags.
         """
         if place.region in ("start", "behind"):
             return self._begin(place, text, final)
@@ -142,8 +142,8 @@ class AnswerMarkers:
         if not found:
             return kind, len(text) if final else certain_length(text, marks), place
         at, mark = min(found)
-        if at:
-            return kind, at, place
+        if at or (in_call and place.in_message):
+            return kind, at or len(mark), place
         if place.close:
             return "", len(mark), Place("behind")
         if place.in_message:
@@ -204,10 +204,11 @@ class AnswerMarkers:
         function = _FUNCTION_NAME.search(channel)
         if name != "analysis" or CHANNEL not in sender:
             function = function or _FUNCTION_NAME.search(sender)
-        following = Place("text", in_message=True)
+        addressee = match[1] if not name and (match := _ADDRESSEE.search(head)) else "user"
+        following = Place("text", "", True, "" if addressee == "user" else addressee)
         if function and name != "final":
             following = Place("call", "", True, function[1])
-        elif name == "analysis" or (not name and _TO_ITSELF.search(head)):
+        elif name == "analysis" or addressee == "self":
             following = Place("thoughts", in_message=True)
         return "end", at + len(_MESSAGE), following
 

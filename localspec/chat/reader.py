@@ -139,6 +139,8 @@ class AnswerReader:
             self._begun = ""
         while self._held:
             in_call = self._reader is not None
+            if self._reader is not None and self._place.in_message:
+                in_call = self._reader.in_value
             kind, count, place = self._markers.take(
                 self._place, self._held, final=final, in_call=in_call
             )
@@ -158,6 +160,9 @@ class AnswerReader:
     def _take(self, kind: Kind, text: str) -> None:
         if kind == "call":
             self._read_message(self._place.name, text)
+            return
+        if self._place.in_message and not self._place.name:  # calls are messages of their own
+            self._emit("reasoning" if self.thinking else "content", text, self._at - len(text))
             return
         if not self._text:
             self._text_at = self._at - len(text)
@@ -180,14 +185,14 @@ class AnswerReader:
             self._state = "text" if following.region == "thoughts" else "first"
 
     def _read_message(self, name: str, text: str) -> None:
-        """Read more of a message to a function. It is a call if it has JSON, and otherwise text."""
+        """Read more of a message to a function. It is a call if it has JSON and there are tools."""
         if self._state == "first":
             self._text += text
             start = self._text.lstrip()[:1]
             if not start:
                 return
             text, self._text = self._text, ""
-            self._state = "call" if start in '{"' else "text"
+            self._state = "call" if start in '{"' and self._tools else "text"
             self._reader = JsonCalls(call=new_call(name)) if self._state == "call" else None
             self._opening_at = -1
         if self._reader is not None:
@@ -198,7 +203,7 @@ class AnswerReader:
     def _end_message(self, name: str, *, is_cut: bool = False) -> None:
         if self._reader is not None:
             self._accept([] if self._reader.is_finished else self._reader.end())
-        elif self._state == "first":
+        elif self._state == "first" and self._tools:
             self._accept([new_call(name), *([] if is_cut else [Arguments("{}")])])
         self._reader, self._text = None, ""
 

@@ -126,12 +126,28 @@ DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
             ("c", "", ON),
         ),
         "no message at all": ("plain <b>", ("plain <b>", "", [])),
+        "a call that the answer shows": (
+            f"{FINAL}So:\n```json\n{JSON_CALL}\n```\n<tool_call>{JSON_CALL}</tool_call>",
+            (f"So:\n```json\n{JSON_CALL}\n```\n<tool_call>{JSON_CALL}</tool_call>", "", []),
+        ),
+        "a call that thoughts name": (
+            f"{THOUGHTS}a <tool_call>{JSON_CALL}</tool_call> b{END}{START}{FINAL}c",
+            ("c", f"a <tool_call>{JSON_CALL}</tool_call> b", []),
+        ),
     },
     (MUSE, START): {
         "thoughts behind a call of Muse": (
             f" to=led{MESSAGE}<atem:function_calls>\n{ATEM}\n</atem:function_calls><|eom|>{START}"
             f" to=self{MESSAGE}hm<|eom|>{START} to=user{MESSAGE}c",
             ("c", "hm", ON),
+        ),
+        "a call of Muse that thoughts and the answer show": (
+            f" to=self{MESSAGE}a {ATEM} b<|eom|>{START} to=user{MESSAGE}c\n{ATEM}",
+            (f"c\n{ATEM}", f"a {ATEM} b", []),
+        ),
+        "the end of a message in a value of Muse": (
+            f" to=led{MESSAGE}{ATEM.replace('on<', '<|eom|><')}<|eom|>{START} to=user{MESSAGE}c",
+            ("c", "", [("led", '{"note": "<|eom|>"}')]),
         ),
     },
     (TAGS, ""): {
@@ -315,6 +331,14 @@ def test_deviations_mean_what_the_model_meant(
         for piece in pieces:
             if isinstance(piece, Text):
                 assert answer[piece.at :].startswith(piece.text)
+
+
+@pytest.mark.parametrize("text", [NOTE, ""])
+def test_a_message_to_a_function_is_text_without_tools(text: str) -> None:
+    for parts in cuts(f"{TO_LED}{text}{END}{START}{FINAL}c"):
+        reader = AnswerReader(tail=START)
+        pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
+        assert collect(pieces) == (f"{text}c", "", [])
 
 
 STOP_ON = NOTE.replace("on", "STOP")

@@ -29,6 +29,8 @@ WALKS_PER_SCHEMA = 10
 MAX_BYTES = 1000
 TOKENIZER = LLTokenizer("byte")
 TEXT = [*b' "}]\\n,<ab17', *"é😀".encode()]
+# What readers may stumble over, and the grammar allows in texts alone.
+SNIPPETS = r"\u00e1 \ud83d\ude00 \/ <think> </think> <|eom|> <|end|> >>>get".split()
 FLAT: list[dict[str, Any]] = [
     {"type": "string"},
     {"type": "string", "maxLength": 5},
@@ -62,6 +64,10 @@ def walk(matcher: LLMatcher, rng: Random) -> str | None:
         allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()[:256]) if bias]
         if not allowed:
             return text.decode()
+        if rng.random() < 0.05:
+            snippet = rng.choice(SNIPPETS).encode()
+            text += snippet[: matcher.try_consume_tokens(list(snippet))]
+            continue
         likely = [byte for byte in allowed if byte in TEXT]
         byte = rng.choice(likely if likely and rng.random() < 0.9 else allowed)
         matcher.consume_token(byte)

@@ -147,8 +147,10 @@ class CallReader(ABC):
     """Reads what follows a marker: one or more calls.
 
     Feed it text until `is_finished`. `is_broken` means that this was not a call, and that `raw`, all that was
-    read, is plain text.
+    read, is plain text. `in_value` means that a value in tags has begun, which may contain markers.
     """
+
+    in_value = False
 
     def __init__(self) -> None:
         self.is_finished = False

@@ -98,7 +98,6 @@ class LiteralCalls(CallReader):
         self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
         self._members = Members()  # the parameters read so far
         self._has_tags = bool(form.parameter or form.elements)
-        self._in_value = False  # a parameter's value has begun and is not complete
         self._value_end = form.parameter[3].strip()[-1] if form.parameter else ">"
         self._is_object = False  # the call that is being read is a JSON object with its name
         separators = (_loose_pattern(literal) for literal in form.parameter[1:3])
@@ -121,7 +120,7 @@ class LiteralCalls(CallReader):
         self.raw += text
         pieces: list[CallPiece] = []
         # A long value is read only where what closes it may have come.
-        waits = self._state == "parameters" and (self._form.elements or self._in_value)
+        waits = self._state == "parameters" and (self._form.elements or self.in_value)
         if waits and self._value_end not in text:
             return [], ""
         self._read(pieces, final=False)
@@ -229,6 +228,7 @@ class LiteralCalls(CallReader):
             return False
         separator = self._separator.search(self.raw, start)
         if separator is None or (separator.end() == len(self.raw) and not final):
+            self.in_value = separator is not None
             return False
         key = self.raw[start : separator.start()]
         if self._next_tag is not None and (not key or "\n" in key):  # a tag that is not closed
@@ -241,7 +241,7 @@ class LiteralCalls(CallReader):
             is_text = "".join(separator[0].split()) == "".join(text_separator.split())
             types = {"string"} if is_text else {"object"}
         value = self._read_value(separator.end(), types, final=final)
-        self._in_value = value is None
+        self.in_value = value is None
         if value is None:
             return False
         pieces += self._members.add(key, convert_value(value, types))
