@@ -81,11 +81,11 @@ class AnswerReader:
         self._constrained, self._plain_calls = constrained, plain_calls
         self._openings = call_markers(self._form, self._tools)
         # At the end of an answer that must be calls, the beginning of thoughts is not text either.
-        pairs = [*thoughts, *REASONING_MARKERS] if reasoning else []
+        # The line end behind a marker may be missing.
+        pairs = [(o.rstrip(), close) for o, close in (*thoughts, *REASONING_MARKERS) if reasoning]
         self._awaited = [*self._openings, *(opening for opening, _ in pairs if required)]
         self._holds_blanks = bool(self._openings or plain_calls)
-        names = self._tools if form.recipient else ()
-        own = pairs[: len(thoughts)]
+        own, names = pairs[: len(thoughts)], self._tools if form.recipient else ()
         self._markers = AnswerMarkers(pairs, tail, names, own=own, channels=reasoning)
         self._place, self._begun = self._markers.start, self._markers.begun
         # What is not classified yet, and classified text that is not decided yet: each with its place.

@@ -248,6 +248,10 @@ DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
             "c<|channel>thought\nhm<channel|>d<|channel>thought\n<channel|>",
             ("cd", "hm", []),
         ),
+        "thoughts of Gemma without a line end": (
+            "<|channel>thought<channel|>c<|channel>thought<channel|>d",
+            ("cd", "", []),
+        ),
         "a stray closing marker of Gemma": ("c<channel|>", ("c", "", [])),
         "a marker of thoughts in a call of Gemma": (
             '<|tool_call>call:led{note:<|"|><channel|><|"|>}<tool_call|>',
