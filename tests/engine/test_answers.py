@@ -27,6 +27,7 @@ from localspec.engine.text_stream import TextStream
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.pieces import Arguments, Call, Piece, Text
+from tests.support.mixtures import ARRAY, KEYS
 
 LED = {
     "type": "object",
@@ -52,23 +53,6 @@ FENCED_CALL = (
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>led\n```json\n{NOTE}```<｜tool▁call▁end｜>"
 )
 ATEM = '<atem:invoke name="led">\n<atem:parameter name="note">on</atem:parameter>\n</atem:invoke>'
-
-KEYS = CallFormat(
-    "found",
-    ("<tool_call>",),
-    "\n</tool_call>",
-    middle="\n",
-    again="\n</tool_call>\n<tool_call>",
-    parameter=("<key>", "</key>\n<value>", "</key>\n<value>", "</value>"),
-)
-ARRAY = CallFormat(
-    "found",
-    ("<calls>",),
-    "}]</calls>",
-    lead='[{"name": "',
-    middle='", "arguments": ',
-    again='}, {"name": "',
-)
 
 # By the format and the end of the prompt: what a model does, its answer, and what that means.
 DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {

@@ -7,6 +7,7 @@ deviation. So the meaning of the whole is that of its parts, in their order.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -367,6 +368,49 @@ def llama(rng: Random, calls: Calls) -> str:
     return f"{rng.choice(['', '<|python_tag|>'])}{json_call(rng, *calls[0], key='parameters')}"
 
 
+KEYS = CallFormat(
+    "found",
+    ("<tool_call>",),
+    "\n</tool_call>",
+    middle="\n",
+    again="\n</tool_call>\n<tool_call>",
+    parameter=("<key>", "</key>\n<value>", "</key>\n<value>", "</value>"),
+)
+ARRAY = CallFormat(
+    "found",
+    ("<calls>",),
+    "}]</calls>",
+    lead='[{"name": "',
+    middle='", "arguments": ',
+    again='}, {"name": "',
+)
+
+
+def found(form: CallFormat) -> Write:
+    """Return a writer of literals with blanks of its own between their brackets, quotes and tags."""
+    gap = re.compile(r'\s+|(?<=[]>,:{[}"])(?=[]<:{[}"])')
+
+    def write(rng: Random, calls: Calls) -> str:
+        def loose(literal: str) -> str:
+            return gap.sub(lambda _: blank(rng), literal)
+
+        text = form.opens[0]
+        for at, (name, arguments) in enumerate(calls):
+            text += f"{loose(form.again if at else form.lead)}{name}{loose(form.middle)}"
+            if form.parameter:
+                opening, separator, _, close = form.parameter
+                text += "".join(
+                    f"{blank(rng)}{opening}{key}{loose(separator)}{plain(value)}{close}"
+                    for key, value in arguments.items()
+                )
+            else:
+                text += json_of(rng, arguments)
+        is_closed = rng.random() < 0.7 or form is not ARRAY
+        return text + (loose(form.close) if is_closed else "}]")
+
+    return write
+
+
 class Messages(Style):
     """Answers that are messages, in any order, with heads as gpt-oss and Muse Glimmer write them."""
 
@@ -378,10 +422,10 @@ class Messages(Style):
             match kind:
                 case "thoughts":
                     mixture.add("", start + self._head_of_thoughts(rng))
-                    mixture.add("reasoning", rng.choice(THOUGHTS))
+                    mixture.add("reasoning", rng.choice([*THOUGHTS, self._draw_text(rng)]))
                 case "text":
                     mixture.add("", start + self._head_of_text(rng))
-                    text = rng.choice(TEXTS)
+                    text = self._draw_text(rng)
                     mixture.add(
                         "content", f"{text}{STOP}" if stops and rng.random() < 0.5 else text
                     )
@@ -397,6 +441,11 @@ class Messages(Style):
     def ending(self, rng: Random, kind: str, *, is_last: bool) -> str:
         """Return what ends a message; the last one's is the end of the answer."""
         return "" if is_last else "<|end|>"
+
+    def _draw_text(self, rng: Random) -> str:
+        """Return a text, which may show a call."""
+        write = rng.choice([self.write, hermes, block])
+        return rng.choice([*TEXTS, f"So:\n{write(rng, [draw_call(rng)])}."])
 
     def _head_of_thoughts(self, rng: Random) -> str:
         stray = ["", "", "<|channel|>commentary to=assistant", "<|channel|>final"]
@@ -496,6 +545,8 @@ STYLES: dict[str, Style] = {
     "minimax m3": Style(MINIMAX_M3, minimax, ("<mm:think>", "</mm:think>")),
     "deepseek r1": Style(DEEPSEEK_R1, fenced),
     "command r": Style(COMMAND_R, actions),
+    "found in keys": Style(KEYS, found(KEYS)),
+    "found in an array": Style(ARRAY, found(ARRAY)),
     "gpt-oss": Messages(HARMONY, message_json),
     "muse": MuseMessages(MUSE, atem),
 }
