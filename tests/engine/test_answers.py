@@ -236,6 +236,10 @@ DEVIATIONS: dict[tuple[CallFormat, str], dict[str, tuple[str, Read]]] = {
             "<|channel>thought<channel|>c<|channel>thought<channel|>d",
             ("cd", "", []),
         ),
+        "a call of Gemma that the next one ends": (
+            '<|tool_call>call:now{}\n<|tool_call>call:led{note:<|"|><|tool_call><|"|>}<tool_call|>',
+            ("", "", [("now", "{}"), ("led", '{"note": "<|tool_call>"}')]),
+        ),
         "a stray closing marker of Gemma": ("c<channel|>", ("c", "", [])),
         "a marker of thoughts in a call of Gemma": (
             '<|tool_call>call:led{note:<|"|><channel|><|"|>}<tool_call|>',

@@ -50,7 +50,9 @@ class GemmaCall(CallReader):
     def _end(self) -> int:
         """Return where the call ends, -1 if it is not complete; a text may contain the marker."""
         if not self.raw.lstrip().startswith("{"):
-            return _find_outside_quotes(self.raw, GEMMA.close)
+            marks = (GEMMA.close, GEMMA.opens[0])  # the next call ends one that nothing closes
+            ends = (_find_outside_quotes(self.raw, mark) for mark in marks)
+            return min((end for end in ends if end >= 0), default=-1)
         value = _JSON_OBJECT.match(self.raw)
         assert value is not None  # the expression also matches an empty text
         return value.end() if self.raw.startswith(GEMMA.close, value.end()) else -1
