@@ -85,7 +85,7 @@ def command(
     no_projector: bool,
     pooling: str | None,
     **server: str | None,
-) -> int:
+) -> None:
     server_options = {key: value for key, value in server.items() if value is not None}
     if (target is None) == ("upstream" not in server_options):
         raise UsageError("Give either --target or --upstream.")
@@ -95,7 +95,8 @@ def command(
                 "--draft, --no-draft, --projector, --no-projector and --pooling are for files; a server has "
                 "its own."
             )
-        return _add_upstream(name, server_options, {"roles": list(roles), "replace": replace})
+        _add_upstream(name, server_options, {"roles": list(roles), "replace": replace})
+        return
     if server_options:
         raise UsageError(f"--{next(iter(server_options)).replace('_', '-')} needs --upstream.")
     assert target is not None
@@ -115,10 +116,9 @@ def command(
     pairs.print_installed(entry["name"], entry["size"], entry["roles"])
     for note in entry["notes"]:
         render.line(f"note: {note}")
-    return 0
 
 
-def _add_upstream(name: str, server: dict[str, str], others: dict[str, Any]) -> int:
+def _add_upstream(name: str, server: dict[str, str], others: dict[str, Any]) -> None:
     for key in {"key_file", "ca"} & server.keys():
         server[key] = inputs.absolute(server[key])
     if "fallback" in server:
@@ -129,4 +129,3 @@ def _add_upstream(name: str, server: dict[str, str], others: dict[str, Any]) -> 
     render.line(pairs.format_first_use(name, entry["roles"]))
     if url.startswith("http://") and {"key_env", "key_file"} & server.keys():
         render.line("note: the key goes over the network unencrypted; use https, or a tunnel.")
-    return 0

@@ -84,14 +84,13 @@ complete --no-files --command ask --arguments "(%(func)s_ask)"
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @flag("--hook", help="Record the last failed command as well.")
-def command(shell: str, hook: bool) -> int:
+def command(shell: str, hook: bool) -> None:
     render.verbatim(_script(shell))
     if hook:
         failures = extras.load("shell", "failures")
         if failures is None:
             raise UsageError("--hook needs localspec's extra 'shell', which is not installed.")
         render.verbatim(failures.hook(shell))
-    return 0
 
 
 def _script(shell: str) -> str:

@@ -19,19 +19,17 @@ from localspec.paths import default_paths
     "  localspec config set idle_unload 0",
 )
 @click.pass_context
-def command(context: click.Context) -> int:
+def command(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         settings.show()
-    return 0
 
 
 @command.command(
     help="Print the path of the configuration file.",
     epilog='Example: cat "$(localspec config path)"',
 )
-def path() -> int:
+def path() -> None:
     render.path(default_paths().config_file)
-    return 0
 
 
 @command.command(
@@ -39,16 +37,14 @@ def path() -> int:
     epilog="Examples:\n\n\b\n  localspec config show\n  localspec config show --json",
 )
 @json_option
-def show(as_json: bool) -> int:
+def show(as_json: bool) -> None:
     settings.show(as_json=as_json)
-    return 0
 
 
 @command.command(help="Print one value.", epilog="Example: localspec config get pair")
 @click.argument("key", shell_complete=suggest.keys)
-def get(key: str) -> int:
+def get(key: str) -> None:
     settings.get(key)
-    return 0
 
 
 @command.command(
@@ -60,10 +56,9 @@ def get(key: str) -> int:
 )
 @click.argument("key", shell_complete=suggest.keys)
 @click.argument("value", required=False, shell_complete=suggest.values)
-def set_(key: str, value: str | None) -> int:
+def set_(key: str, value: str | None) -> None:
     name, equals, text = key.partition("=")
     settings.change(name, text if equals and value is None else value)
-    return 0
 
 
 @command.command(
@@ -71,15 +66,13 @@ def set_(key: str, value: str | None) -> int:
     epilog="Example: localspec config unset context",
 )
 @click.argument("key", shell_complete=suggest.keys)
-def unset(key: str) -> int:
+def unset(key: str) -> None:
     settings.change(key, None)
-    return 0
 
 
 @command.command(
     help="Edit the configuration file in $EDITOR; it is checked before it is saved.",
     epilog="Example: localspec config edit",
 )
-def edit() -> int:
+def edit() -> None:
     settings.edit()
-    return 0

@@ -41,11 +41,12 @@ _limit_option = number_option(
 @_limit_option
 @json_option
 @click.pass_context
-def command(context: click.Context, limit: int, as_json: bool) -> int:
-    return 0 if context.invoked_subcommand else _print_list(limit, as_json=as_json)
+def command(context: click.Context, limit: int, as_json: bool) -> None:
+    if not context.invoked_subcommand:
+        _print_list(limit, as_json=as_json)
 
 
-def _print_list(limit: int, *, as_json: bool) -> int:
+def _print_list(limit: int, *, as_json: bool) -> None:
     conversations = ConversationsClient().conversations(limit)
     if as_json:
         render.record(conversations)
@@ -53,7 +54,6 @@ def _print_list(limit: int, *, as_json: bool) -> int:
         render.dim("The history is empty.")
     else:
         history.listing(conversations)
-    return 0
 
 
 @command.command(
@@ -61,8 +61,8 @@ def _print_list(limit: int, *, as_json: bool) -> int:
 )
 @_limit_option
 @json_option
-def listed(limit: int, as_json: bool) -> int:
-    return _print_list(limit, as_json=as_json)
+def listed(limit: int, as_json: bool) -> None:
+    _print_list(limit, as_json=as_json)
 
 
 @command.command(
@@ -74,7 +74,7 @@ def listed(limit: int, as_json: bool) -> int:
 @click.argument("words", nargs=-1, required=True, metavar="TEXT...")
 @_limit_option
 @json_option
-def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     text = " ".join(words)
     if not text.strip():
         advice = "To list all conversations: localspec history"
@@ -86,7 +86,6 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
         history.matches(conversations)
     if not conversations:
         raise LocalspecError(f"No conversation contains '{text}'.")
-    return 0
 
 
 @command.command(
@@ -99,7 +98,7 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
 @flag("-x", "--extract", "first", help="Print only the first code block of the last answer.")
 @flag("--xl", "--extract-last", "final", help="Print only its last code block.")
 @json_option
-def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> int:
+def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> None:
     if answer + first + final + as_json > 1:
         raise click.UsageError("Use only one of --last, -x, --xl and --json.")
     conversation = ConversationsClient().conversation(name)
@@ -111,7 +110,6 @@ def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> in
         render.answer(extract.last_answer(conversation))
     else:
         history.conversation(conversation)
-    return 0
 
 
 @command.command(
@@ -142,8 +140,7 @@ def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     help="Export all conversations as JSON, one per line.",
     epilog="Example: localspec history export > history.jsonl",
 )
-def export() -> int:
+def export() -> None:
     client = ConversationsClient()
     for conversation in reversed(client.conversations(10_000)):
         render.record(client.conversation(conversation["id"]))
-    return 0

@@ -72,7 +72,7 @@ def _add(found: list[dict[str, Any]]) -> int:
 @_folders
 @flag("--measure", help="Load each draft with TARGET and measure the speed-up; best first.")
 @json_option
-def drafts_command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
+def drafts_command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> None:
     client = PairsClient()
     pair, paths = inputs.resolve_pair(target), list(map(inputs.absolute, folders))
     report: dict[str, Any] = {}
@@ -81,4 +81,3 @@ def drafts_command(target: str, folders: tuple[str, ...], measure: bool, as_json
             if report["measuring"] and not as_json:
                 progress.show(f"measuring {report['measuring']}", 0, 0)
     (render.record if as_json else pairs.drafts)(report)
-    return 0

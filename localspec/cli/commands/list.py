@@ -18,17 +18,16 @@ from localspec.errors import LocalspecError
 @flag("-a", "--all", "everything", help="Also list pairs available to pull.")
 @flag("--disk", help="List models of other programs, like `localspec import`.")
 @json_option
-def list_command(everything: bool, disk: bool, as_json: bool) -> int:
+def list_command(everything: bool, disk: bool, as_json: bool) -> None:
     if disk:
         (render.record if as_json else pairs.disk)(import_.look(()))
-        return 0
+        return
     listed = PairsClient().pairs(everything=everything)
     if as_json:
         render.record(listed)
-        return 0
+        return
     (pairs.catalogue if everything else pairs.pairs)(listed["pairs"], listed.get("configured", ""))
     pairs.problems(listed)
-    return 0
 
 
 @click.command(
@@ -42,7 +41,7 @@ def list_command(everything: bool, disk: bool, as_json: bool) -> int:
 @click.argument("words", metavar="[TEXT]...", nargs=-1)
 @flag("--fits", help="Only list pairs that fit.")
 @json_option
-def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
+def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> None:
     listed = PairsClient().pairs(everything=True)
     found = []
     for entry in listed["pairs"]:
@@ -53,7 +52,7 @@ def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
             found.append(entry)
     if as_json:
         render.record({**listed, "pairs": found})
-        return 0
+        return
     if words and not found:
         advice = "For a model on the Hugging Face hub: localspec pull OWNER/REPO"
         mistakes = "".join(f". {problem}" for problem in listed["problems"])
@@ -63,4 +62,3 @@ def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
     pairs.catalogue(found, listed.get("configured", ""))
     render.line(f"\n{pairs.format_memory(listed)}. To download one: localspec pull NAME")
     pairs.problems(listed)
-    return 0

@@ -19,13 +19,12 @@ _name = click.argument("name", required=False, default="", shell_complete=sugges
     epilog="Examples:\n\n\b\n  localspec load\n  localspec load coder-7b",
 )
 @_name
-def load_command(name: str) -> int:
+def load_command(name: str) -> None:
     client = PairsClient()
     states = client.load(inputs.resolve_pair(name) if name else "")
     with progress.spinning(client, "loading"), closing(states):
         *_, final_state = states
     render.line(f"{final_state['name']} is loaded.")
-    return 0
 
 
 @click.command(
@@ -33,10 +32,9 @@ def load_command(name: str) -> int:
     epilog="Examples:\n\n\b\n  localspec unload\n  localspec unload coder-7b",
 )
 @_name
-def unload_command(name: str) -> int:
+def unload_command(name: str) -> None:
     unloaded = PairsClient(autostart=False).unload(inputs.resolve_pair(name) if name else "")
     for pair_name in unloaded:
         render.line(f"{pair_name} has been unloaded.")
     if not unloaded:
         render.line(f"{name} is not loaded." if name else "No pair is loaded.")
-    return 0

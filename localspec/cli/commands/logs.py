@@ -25,11 +25,11 @@ _POLL_INTERVAL_S = 0.2  # between two looks at a log that is followed
 @number_option("-n", "--lines", default=20, show_default=True, help="Number of lines.")
 @flag("-f", "--follow", help="Follow the log.")
 @flag("--path", "only_path", help="Print the path of the log.")
-def command(lines: int, follow: bool, only_path: bool) -> int:
+def command(lines: int, follow: bool, only_path: bool) -> None:
     log = default_paths().log
     if only_path:
         render.path(log)
-        return 0
+        return
     if not log.exists() and not follow:
         raise NotFound(f"There is no log yet ({log}); the daemon has never been started.")
     data, inode = b"", 0
@@ -41,7 +41,6 @@ def command(lines: int, follow: bool, only_path: bool) -> int:
     _print_lines(data, lines)
     if follow:
         _follow(log, len(data), inode)
-    return 0
 
 
 def _print_lines(data: bytes, count: int) -> None:

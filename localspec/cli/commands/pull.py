@@ -210,9 +210,9 @@ def _print_choice(name: str, state: dict[str, Any]) -> None:
 )
 @json_option
 @click.pass_context
-def pulls_command(context: click.Context, as_json: bool) -> int:
+def pulls_command(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand:
-        return 0
+        return
     try:
         states = PairsClient(autostart=False).pulls()  # a list must not start what `stop` has ended
     except NoAnswer:
@@ -224,14 +224,13 @@ def pulls_command(context: click.Context, as_json: bool) -> int:
                 "No daemon is running, so nothing is pulled. What was interrupted goes on when it starts: "
                 "localspec start"
             )
-            return 0
+            return
     if as_json:
         render.record(states)
     elif states:
         pairs.pulls(states)
     else:
         render.line("No pulls are running. To start one: localspec pull NAME")
-    return 0
 
 
 @pulls_command.command(
@@ -239,7 +238,6 @@ def pulls_command(context: click.Context, as_json: bool) -> int:
     epilog="Example: localspec pulls cancel coder-7b",
 )
 @click.argument("name", shell_complete=suggest.pulls)
-def cancel(name: str) -> int:
+def cancel(name: str) -> None:
     state = PairsClient().cancel_pull(name)
     render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")
-    return 0

@@ -49,16 +49,15 @@ def rm_command(names: tuple[str, ...], yes: bool) -> int:
 @flag("--dry-run", help="Only show what would be deleted.")
 @yes_option
 @json_option
-def gc_command(dry_run: bool, yes: bool, as_json: bool) -> int:
+def gc_command(dry_run: bool, yes: bool, as_json: bool) -> None:
     question = "Delete all files that `localspec gc --dry-run` lists?"
     require_consent(yes=yes or dry_run, question=question)
     result = PairsClient().collect(dry_run=dry_run)
     if as_json:
         render.record(result)
-        return 0
+        return
     for file in result["files"]:
         render.line(file)
     verb = "would be freed" if dry_run else "freed"
     freed = f"{format_size(result['freed'])} {verb}."
     render.line(freed if result["files"] else "Nothing to delete.")
-    return 0

@@ -27,7 +27,7 @@ from localspec.paths import default_paths
 )
 @flag("--listen-anywhere", help="Allow an address that other machines can reach.")
 @flag("--json", "as_json", help="Output its status as one line of JSON.")
-def start_command(reset: bool, listen: str | None, listen_anywhere: bool, as_json: bool) -> int:
+def start_command(reset: bool, listen: str | None, listen_anywhere: bool, as_json: bool) -> None:
     client = Client()
     if listen:
         flags = {"listen": listen, **({"listen_anywhere": True} if listen_anywhere else {})}
@@ -44,25 +44,23 @@ def start_command(reset: bool, listen: str | None, listen_anywhere: bool, as_jso
         client.reset()
     if as_json:
         render.record(status)
-        return 0
+        return
     render.line(f"The daemon is running (pid {status['pid']}).")
     if status["listen"]:
         render.line(f"It listens on {status['listen']}; the token is in {status['token_file']}.")
-    return 0
 
 
 @click.command(
     help="Stop the daemon, which lets answers in progress finish, and start it again.",
     epilog="Example: localspec restart",
 )
-def restart_command() -> int:
+def restart_command() -> None:
     flags = _listen_flags()
     stop_daemon()
     client = Client()
     if flags:
         autostart.start(client.socket_path, flags)
     render.line(f"The daemon is running (pid {client.status()['pid']}).")
-    return 0
 
 
 def _listen_flags() -> list[str]:
@@ -83,9 +81,8 @@ def _listen_flags() -> list[str]:
     help="Stop the daemon. Answers in progress get a few seconds to finish.",
     epilog="Example: localspec stop",
 )
-def stop_command() -> int:
+def stop_command() -> None:
     stop_daemon()
-    return 0
 
 
 def stop_daemon() -> None:

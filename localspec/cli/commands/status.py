@@ -29,13 +29,12 @@ _REFRESH_INTERVAL_S = 1.0
 @flag("-v", "--verbose", help="Show everything: models, figures, paths.")
 @json_option
 @flag("-w", "--watch", help="Refresh every second until Ctrl-C.")
-def command(verbose: bool, as_json: bool, watch: bool) -> int:
+def command(verbose: bool, as_json: bool, watch: bool) -> None:
     client = Client(autostart=False)
     if watch:
         _watch(client, as_json=as_json, verbose=verbose)
     else:
         _show(_fetch_status(client), as_json=as_json, verbose=verbose)
-    return 0
 
 
 def _show(status: dict[str, Any], *, as_json: bool, verbose: bool) -> None:

@@ -22,17 +22,16 @@ _MAX_PROMPT_CHARS = 160  # shown of a prompt in the list
     "  localspec templates\n  localspec templates edit review",
 )
 @click.pass_context
-def command(context: click.Context) -> int:
+def command(context: click.Context) -> None:
     if context.invoked_subcommand is None:
-        return _print_list(as_json=False)
-    return 0
+        _print_list(as_json=False)
 
 
-def _print_list(*, as_json: bool) -> int:
+def _print_list(*, as_json: bool) -> None:
     entries = templates.list_templates()
     if as_json:
         render.record(entries)
-        return 0
+        return
     rows = [["NAME", "FROM", "PARAMETERS", "PROMPT"]]
     for entry in entries:
         prompt = entry["template"].get("prompt") or entry["template"].get("system") or ""
@@ -43,21 +42,19 @@ def _print_list(*, as_json: bool) -> int:
     for entry in entries:
         if entry["problem"]:
             render.line(entry["problem"])
-    return 0
 
 
 @command.command("list", help="List the templates.", epilog="Example: localspec templates list")
 @json_option
-def listed(as_json: bool) -> int:
-    return _print_list(as_json=as_json)
+def listed(as_json: bool) -> None:
+    _print_list(as_json=as_json)
 
 
 @command.command(help="Print a template's file.", epilog="Example: localspec templates show review")
 @click.argument("name", shell_complete=suggest.saved_templates)
-def show(name: str) -> int:
+def show(name: str) -> None:
     render.whole_text(templates.text(name))
     render.dim(f"Use it with: {templates.usage(name, templates.read(name))}")
-    return 0
 
 
 @command.command(
@@ -65,9 +62,8 @@ def show(name: str) -> int:
     epilog="Example: localspec templates edit review",
 )
 @click.argument("name", shell_complete=suggest.saved_templates)
-def edit(name: str) -> int:
+def edit(name: str) -> None:
     templates.edit(name)
-    return 0
 
 
 @command.command(help="Remove templates.", epilog="Example: localspec templates rm review")
@@ -75,10 +71,9 @@ def edit(name: str) -> int:
     "names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved_templates
 )
 @yes_option
-def rm(names: tuple[str, ...], yes: bool) -> int:
+def rm(names: tuple[str, ...], yes: bool) -> None:
     require_consent(yes=yes)
     templates.remove(list(names))
-    return 0
 
 
 @command.command(
@@ -86,6 +81,5 @@ def rm(names: tuple[str, ...], yes: bool) -> int:
     epilog='Example: ls "$(localspec templates path)"',
 )
 @click.argument("name", required=False, shell_complete=suggest.saved_templates)
-def path(name: str | None) -> int:
+def path(name: str | None) -> None:
     render.path(templates.folder() if name is None else templates.path(name))
-    return 0

@@ -17,7 +17,7 @@ from localspec.paths import default_paths, read_file
     epilog='Examples:\n\n\b\n  localspec token\n  export OPENAI_API_KEY="$(localspec token)"',
 )
 @json_option
-def command(as_json: bool) -> int:
+def command(as_json: bool) -> None:
     file = default_paths().token
     token = ""
     try:
@@ -33,8 +33,7 @@ def command(as_json: bool) -> int:
         )
     if as_json:
         render.record({"token": token, "file": str(file)})
-        return 0
+        return
     render.verbatim(token)
     if sys.stdout.isatty():
         render.note(f"It is stored in {file}. Whoever has it can do what you can.")
-    return 0

@@ -13,9 +13,8 @@ from localspec.cli import settings, suggest
     epilog="Examples:\n\n\b\n  localspec use coder-7b\n  localspec use",
 )
 @click.argument("name", required=False, default="", shell_complete=suggest.pairs)
-def command(name: str) -> int:
+def command(name: str) -> None:
     if name:
         settings.use(name)
     else:
         settings.get("pair")
-    return 0

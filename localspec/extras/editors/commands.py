@@ -57,7 +57,7 @@ def complete_command(
     no_log: bool,
     usage: bool,
     as_json: bool,
-) -> int:
+) -> None:
     prefix, suffix = split_at(place)
     lines_before, newline, line = prefix.rpartition("\n")
     request: dict[str, Any] = {
@@ -78,12 +78,11 @@ def complete_command(
     response = Client().infill(request)
     if as_json:
         render.record(response)
-        return 0
+        return
     # Code is printed as it is, not as Markdown.
     render.whole_text(response["content"] if has_fence else code_of(response["content"]))
     if usage:
         figures.statistics(response)
-    return 0
 
 
 def code_of(content: str) -> str:
@@ -141,18 +140,17 @@ _editor = click.argument("editor", type=click.Choice(list(_MODULES)))
 )
 @_editor
 @flag("--print", "only_print", help="Only print the file that would be written.")
-def install(editor: str, only_print: bool) -> int:
+def install(editor: str, only_print: bool) -> None:
     module = _MODULES[editor]
     if only_print:
         comment = {"emacs": ";;", "vscode": "//"}.get(editor, '"')
         render.verbatim(f"{comment} {module.file(editor)}\n{module.text(editor)}")
-        return 0
+        return
     render.line(f"Written: {module.install(editor)}")
     undo = f"localspec editor uninstall {editor}"
     render.line(f"It takes effect when the editor starts. To undo: {undo}")
     if editor != "vscode" and not shutil.which(editor):
         render.note(f"Note: {editor} is not on the PATH, so it may not be installed here.")
-    return 0
 
 
 @editor_command.command(
@@ -161,11 +159,10 @@ def install(editor: str, only_print: bool) -> int:
 )
 @_editor
 @yes_option
-def uninstall(editor: str, yes: bool) -> int:
+def uninstall(editor: str, yes: bool) -> None:
     require_consent(yes=yes)
     if not remove_installed(editor):
         render.line("It is not installed.")
-    return 0
 
 
 def remove_installed(*editors: str) -> bool:
@@ -182,12 +179,11 @@ def remove_installed(*editors: str) -> bool:
     epilog="Examples:\n\n\b\n  localspec editor config zed\n  localspec editor config minuet",
 )
 @click.argument("name", metavar="NAME", type=click.Choice(list(settings.SETTINGS)))
-def config(name: str) -> int:
+def config(name: str) -> None:
     local_settings = settings.read_environment(default_paths())
     for note in settings.setting_notes(name, local_settings):
         render.note(note)
     render.verbatim(settings.SETTINGS[name].text(local_settings))
-    return 0
 
 
 @click.command(
@@ -196,12 +192,11 @@ def config(name: str) -> int:
     "(textDocument/inlineCompletion, or plain completion), and the code actions explain and edit.",
     epilog="Examples:\n\n\b\n  localspec editor config helix\n  localspec lsp -m coder-7b",
 )
-def lsp_command(model: str | None) -> int:
+def lsp_command(model: str | None) -> None:
     servers.require_server("lsp")
     from localspec.extras.editors import lsp
 
     lsp.serve(inputs.resolve_pair(model) if model else "")
-    return 0
 
 
 @click.command(
@@ -210,9 +205,8 @@ def lsp_command(model: str | None) -> int:
     "is a chat: it runs nothing and changes no file.",
     epilog="Examples:\n\n\b\n  localspec editor config jetbrains\n  localspec acp -m coder-7b",
 )
-def acp_command(model: str | None) -> int:
+def acp_command(model: str | None) -> None:
     servers.require_server("acp")
     from localspec.extras.editors import acp
 
     acp.serve(inputs.resolve_pair(model) if model else "")
-    return 0

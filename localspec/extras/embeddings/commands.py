@@ -43,7 +43,7 @@ _SHOWN_NUMBERS = 4  # of a vector, where it is not printed as JSON
 @flag("--json", "as_json", help="Output one line of JSON for each text.")
 def command(
     files: tuple[str, ...], model: str | None, dimensions: int | None, truncate: bool, as_json: bool
-) -> int:
+) -> None:
     request: dict[str, Any] = {"truncate": truncate}
     if model:
         request["model"] = inputs.resolve_pair(model)
@@ -63,7 +63,6 @@ def command(
             numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN_NUMBERS])
             ellipsis = " …" if len(vector) > _SHOWN_NUMBERS else ""
             render.line(f"{name}: {len(vector)} numbers, {numbers}{ellipsis}")
-    return 0
 
 
 def _make_batches(names: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:

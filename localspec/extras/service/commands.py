@@ -37,18 +37,17 @@ def _manager() -> units.Systemd | units.Launchd:
     epilog="Example: localspec service install",
 )
 @flag("--print", "only_print", help="Only print the files that would be written.")
-def install(only_print: bool) -> int:
+def install(only_print: bool) -> None:
     manager = _manager()
     if only_print:
         for path, text in manager.files().items():
             render.verbatim(f"# {path}\n{text}")
-        return 0
+        return
     manager.require()
     with contextlib.suppress(NoDaemon), autostart.until_gone():
         Client(autostart=False).shutdown()
     manager.install()
     render.line(manager.state())
-    return 0
 
 
 @service_command.command(
@@ -56,10 +55,9 @@ def install(only_print: bool) -> int:
     epilog="Example: localspec service uninstall",
 )
 @yes_option
-def uninstall(yes: bool) -> int:
+def uninstall(yes: bool) -> None:
     require_consent(yes=yes)
     remove_installed()
-    return 0
 
 
 def remove_installed() -> None:
@@ -71,9 +69,8 @@ def remove_installed() -> None:
     help="Show whether the service is installed and active.",
     epilog="Example: localspec service status",
 )
-def status() -> int:
+def status() -> None:
     render.line(_manager().state())
-    return 0
 
 
 @click.command(

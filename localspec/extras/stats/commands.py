@@ -43,13 +43,13 @@ from localspec.paths import expand_user
     shell_complete=suggest.files,
     help="Write an HTML page to FILE; - is stdout.",
 )
-def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
+def command(days: int, pair: str, as_json: bool, html: str | None) -> None:
     if as_json and html:
         raise UsageError("--json and --html cannot be used together.")
     statistics = ConversationsClient().statistics(days, pair)
     if as_json:
         render.record(statistics)
-        return 0
+        return
     from localspec.extras.stats import page
 
     if html == "-":
@@ -61,7 +61,6 @@ def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
     else:
         page.print_statistics(statistics)
         _print_tuned_drafts(statistics)
-    return 0
 
 
 def _print_tuned_drafts(statistics: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ def command(
     port: int | None,
     context: int | None,
     **place: Any,
-) -> int:
+) -> None:
     if engine and form != "compose":
         raise UsageError("--engine is for --to compose.")
     location = Deployment(**place, port=port or 0, context=context or 0)
@@ -106,7 +106,6 @@ def command(
     else:
         text = export.render_script(exported, location, ENGINES[form](exported, location))
     render.verbatim(text.removesuffix("\n"))
-    return 0
 
 
 def _load_pair(name: str, *, with_tuned: bool) -> export.ExportedPair:
