@@ -628,7 +628,7 @@ def _fill_picture(lane: Lane, sequence: Sequence) -> int:
     if not sequence.picture_at(slot.n_past).is_indivisible:
         for position in range(slot.n_past, slot.n_past + len(step.read)):
             part = sequence.picture_at(position)
-            batch.add_embedding(part.rows[position - part.start], position, slot.id, False)
+            batch.add_embedding(part.rows[position - part.start], position, slot.id)
         return 0
     part = sequence.picture_at(slot.n_past)
     batch.both_ways = part.both_ways
@@ -639,7 +639,7 @@ def _fill_picture(lane: Lane, sequence: Sequence) -> int:
         if part.positions is not None:
             coordinates = [part.start + place for place in part.positions[index].tolist()]
             position = coordinates[0]
-        batch.add_embedding(part.rows[index], position, slot.id, False, coordinates)
+        batch.add_embedding(part.rows[index], position, slot.id, coordinates)
     return end
 
 

@@ -152,14 +152,9 @@ class Batch:
         return row
 
     def add_embedding(
-        self,
-        values: Floats,
-        position: int,
-        sequence: int,
-        logits: bool,
-        coordinates: Sequence[int] = (),
-    ) -> int:
-        """Append a row that has an embedding (n_embd,) in place of a token, and return its index.
+        self, values: Floats, position: int, sequence: int, coordinates: Sequence[int] = ()
+    ) -> None:
+        """Append a row without logits that has an embedding (n_embd,) in place of a token.
 
         coordinates: with M-RoPE, of which the first is the position.
 
@@ -167,7 +162,7 @@ class Batch:
         """
         if self.rows and not self._reads_embeddings:
             raise BadBatch("A batch holds either tokens or embeddings.")
-        row = self.add(0, position, sequence, logits)
+        row = self.add(0, position, sequence, logits=False)
         if self._embeddings is None:
             self._embeddings = np.zeros((self.capacity, len(values)), np.float32)
             self._embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -175,4 +170,3 @@ class Batch:
         self._reads_embeddings = True
         if coordinates:
             self._coordinates.append((*coordinates, *[0] * (N_COORDINATES - len(coordinates))))
-        return row

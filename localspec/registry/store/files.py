@@ -69,7 +69,7 @@ def open_store_file(path: Path, flags: int) -> int:
     return descriptor
 
 
-def make_folder(path: Path) -> Path:
+def make_folder(path: Path) -> None:
     """Create a folder of the store that only its owner may enter.
 
     Raises:
@@ -81,7 +81,6 @@ def make_folder(path: Path) -> Path:
             raise UnsafePath(f"{path} is a symbolic link; remove it and try again.")
     except OSError as error:
         raise store_error(error, path) from error
-    return path
 
 
 def write_atomically(path: Path, data: bytes) -> None:

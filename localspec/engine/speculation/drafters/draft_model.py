@@ -567,11 +567,10 @@ class DraftModel:
             self.expected_ms += size * self.token_prefill_ms
             slot.set_draft_length(slot.n_past_draft + size)
 
-    def _run_pass(self, timed: bool = True) -> float:
+    def _run_pass(self, timed: bool = True) -> None:
         spent = self._decode(self._batch)
         if timed and self._widths.is_replayed:
             self._costs.observe(self._batch.rows, spent * 1e3)
-        return spent
 
     def _decode(self, batch: Batch) -> float:
         """Run a pass, with room made for it if there is none, and return its seconds."""
