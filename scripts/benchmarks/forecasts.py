@@ -118,7 +118,7 @@ def _time(run: Run, rows: int, beside: Run, repeats: int) -> float:
 
 def _compare_passes(records: dict[Path, LoadRecord]) -> Iterator[bool]:
     """Print what is forecast of each model from the others, and yield whether each goal is met."""
-    from localspec.registry.header.speeds import MemorySpeeds
+    from localspec.registry.header.speeds import MemorySpeeds, expect_ms
 
     kept = list[bool]()
     errors: dict[str, list[float]] = {name: [] for name in GOALS}
@@ -128,7 +128,7 @@ def _compare_passes(records: dict[Path, LoadRecord]) -> Iterator[bool]:
         for name, quantity in QUANTITIES.items():
             if _is_draft(file):
                 break
-            expected = speeds.expect_ms(record, quantity)
+            expected = expect_ms(record, quantity, speeds.factors.get(quantity, {}))
             error = math.log(record.ms[quantity] / expected)
             errors[name].append(100 * abs(math.exp(-error) - 1))
             kept.append(abs(error) <= 1.28 * speeds.expect_deviation(record.parts, quantity))

@@ -64,20 +64,8 @@ class LayerBytes(NamedTuple):
     experts: tuple[float, ...] = ()
 
 
-class ReadGib(NamedTuple):
-    """GiB that a pass reads, by memory and use."""
-
-    gpu: float = 0.0
-    gpu_experts: float = 0.0
-    gpu_output: float = 0.0
-    ram: float = 0.0
-    ram_experts: float = 0.0
-    ram_output: float = 0.0
-
-
-_PLACES = tuple((memory, use) for memory in MEMORIES for use in USES)  # of ReadGib
-
-
+ReadGib = tuple[float, ...]  # what a pass reads of each of _PLACES
+_PLACES = tuple((memory, use) for memory in MEMORIES for use in USES)
 # Embeddings of which a pass reads a few rows. llama.cpp keeps them in main memory.
 _INPUTS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 
@@ -160,7 +148,7 @@ class ModelBytes:
         there, output = on_gpu * union * sum(experts[cpu_experts:]), self.output * (on_gpu > 0)
         gpu = on_gpu * dense, there, output
         ram = dense - gpu[0], every - there, self.output - output
-        return ReadGib(*(size / GIB for size in (*gpu, *ram)))
+        return tuple(size / GIB for size in (*gpu, *ram))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +295,7 @@ def _count_bytes(model: ModelInfo | Outline) -> ModelBytes:
 
 
 def _list_speeds(speeds: MemorySpeeds, weights: ModelBytes) -> tuple[PassSpeed, ...]:
-    """Return the speed of each of the parts that `ReadGib` has."""
+    """Return the speed of each of the parts that a pass reads."""
     return tuple(speeds.of(memory, use, weights.kinds.get(use, {})) for memory, use in _PLACES)
 
 

@@ -157,7 +157,7 @@ class MemorySpeeds:
             seen = [record for record in records if record.ms.get(quantity, 0) > 0]
             known = factors[quantity] = _fit(seen, quantity, known)
             errors = [
-                math.log(record.ms[quantity] / _expect_ms(record, quantity, known))
+                math.log(record.ms[quantity] / expect_ms(record, quantity, known))
                 for record in seen
             ]
             variance = sum(error**2 for error in errors) + _USUAL_LOADS * _USUAL**2
@@ -187,10 +187,6 @@ class MemorySpeeds:
             tuple((rows, ratios[str(rows)] / ratios["1"]) for rows in MEASURED_ROWS[1:]),
             base.reading_ms(1.0) * ratios[READING],
         )
-
-    def expect_ms(self, record: LoadRecord, quantity: str) -> float:
-        """Return what passes over the parts of a record should take."""
-        return _expect_ms(record, quantity, self.factors.get(quantity, {}))
 
     def expect_deviation(self, parts: Iterable[Part], quantity: str) -> float:
         """Return the deviation of what passes over these parts will take from what is expected."""
@@ -233,7 +229,8 @@ def _list_guesses(record: LoadRecord, quantity: str) -> list[tuple[tuple[str, ..
     return guesses
 
 
-def _expect_ms(record: LoadRecord, quantity: str, factors: Mapping[str, float]) -> float:
+def expect_ms(record: LoadRecord, quantity: str, factors: Mapping[str, float]) -> float:
+    """Return what passes over the parts of a record should take. factors: of this quantity."""
     guesses = _list_guesses(record, quantity)
     return sum(ms * math.exp(_sum(factors, keys)) for keys, ms in guesses)
 
