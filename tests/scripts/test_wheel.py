@@ -35,6 +35,8 @@ def test_the_wheel_has_the_package_and_its_data_only(built: Path) -> None:
     if extras.is_here("bench"):
         data.add("extras/bench/workloads.toml")
     data |= {"extras/launch/pi.mjs"} if extras.is_here("launch") else set()
+    if extras.is_here("shell"):
+        data |= {f"extras/shell/hooks/failures.{shell}" for shell in ("bash", "zsh", "fish")}
     editors = ROOT / "localspec" / "extras" / "editors"
     data |= {
         f"extras/editors/{path.relative_to(editors)}"
