@@ -30,7 +30,7 @@ def test_the_wheel_has_the_package_and_its_data_only(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     inside = {name for name in names if ".data/" not in name}
-    data = {"openapi.yaml", "models.toml", "py.typed"}
+    data = {"openapi.yaml", "models.toml", "py.typed", "engine/speculation/drafters/ngram.json"}
     data |= {f"builtin/{name}" for name in ("target.gguf", "draft.gguf", "README.md")}
     if extras.is_here("bench"):
         data.add("extras/bench/workloads.toml")

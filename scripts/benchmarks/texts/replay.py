@@ -186,7 +186,7 @@ def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
 
 
 def calibration(answers: Sequence[Answered], seed: int) -> str:
-    """Return what is learned of looked-up drafts from all these answers, as a module.
+    """Return what is learned of looked-up drafts from all these answers, as `ngram.json` has it.
 
     It follows what was written last, so what is given is the mean over all but the first pass.
     """
@@ -200,17 +200,8 @@ def calibration(answers: Sequence[Answered], seed: int) -> str:
     late = states[len(answers) :]
     averages = {name: np.mean([state[name] for state in late], axis=0) for name in late[0]}
     averages["count"] = np.minimum(averages["count"], WORTH)
-    lines = "".join(
-        f'    "{name}": [{", ".join(f"{answered:.4g}" for answered in values)}],\n'
+    lines = ",\n".join(
+        f'  "{name}": [{", ".join(f"{answered:.4g}" for answered in values)}]'
         for name, values in averages.items()
     )
-    return f"{_MODULE}LEARNED = {{\n{lines}}}\n"
-
-
-_MODULE = '''"""What is known of looked-up drafts of any pair, as `Calibration.as_dict` gives it.
-
-Written by `scripts/bench tasks replay FOLDER --learn`, from answers of Qwen2.5-Coder 0.5B and from commits
-and pages, which `scripts/bench tasks record FOLDER --learned` and `history FOLDER` had put there.
-"""
-
-'''
+    return f"{{\n{lines}\n}}\n"
