@@ -1,8 +1,8 @@
 """Templates: saved prompts with $variables and their options, as TOML files in the config folder.
 
-Some are built in (BUILTIN). A file of the same name overrides a built-in one. The keys of a file are
-`prompt` and the names of `options.ASK`. `--save` writes absolute paths. A relative path in a file that a
-person wrote is relative to the folder of the command that uses it.
+Some are built in, as files in the folder prompts. A file of the same name overrides a built-in one. The keys
+of a file are `prompt` and the names of `options.ASK`. `--save` writes absolute paths. A relative path in a
+file that a person wrote is relative to the folder of the command that uses it.
 """
 
 from __future__ import annotations
@@ -22,64 +22,14 @@ from localspec.cli.options import AskOptions
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
-# Limit of the built-in templates, which leaves room for thoughts. The text of their answers has another.
+# `tokens` of the built-in templates: room for thoughts. The text of their answers has another limit.
 SHELL_TOKENS = 2048
 
-# The prompts of `localspec cmd`, `commit` and `explain`, as the files that override them would hold them. The
-# wording suits small models too. There are no examples, because small models repeat an example as their
-# answer, and the task comes last.
+# The prompts of `localspec cmd`, `commit` and `explain`. The wording suits small models too. There are no
+# examples, because small models repeat an example as their answer, and the task comes last.
 BUILTIN = {
-    "cmd": f"""\
-# What `localspec cmd` asks. $input: what the command is to do; $shell: bash, zsh, fish or sh;
-# $system: the operating system.
-system = "You write shell commands. You answer with one command in a code block and nothing else."
-prompt = '''
-$input
-
-Write one $shell command for $system that does this. Use only common programs. Prefer one line. Use the
-current folder unless another is named, no placeholders, and nothing that loses data unless that is wanted.'''
-temperature = 0
-tokens = {SHELL_TOKENS}
-""",
-    "cmd-explain": f"""\
-# What the x key of `localspec cmd` asks. $input: the command; $shell, $system: as in cmd.
-system = "You explain shell commands briefly and exactly."
-prompt = '''
-Explain this $shell command for $system: one short list item for each part of it, in order. Then say in one
-sentence what it changes, if anything.
-
-$input'''
-temperature = 0
-tokens = {SHELL_TOKENS}
-""",
-    "commit": f"""\
-# What `localspec commit` asks. $input: the staged changes, as a diff; $recent: the last subjects, or (none)
-# where an answer only repeated one of them.
-system = "You write git commit messages. You answer with the message alone."
-prompt = '''
-Recent subject lines in this repository, for their style only:
-$recent
-
-$input
-
-Write the commit message for the change above. The first line says in at most 72 characters what it does, in
-the imperative. If the reason is not obvious, add an empty line and one short paragraph with it. Do not repeat
-the diff.'''
-temperature = 0
-tokens = {SHELL_TOKENS}
-""",
-    "explain": f"""\
-# What `localspec explain` asks. $input: the failed command and its exit code, or an error message;
-# $shell, $system: as in cmd.
-system = "You help with failed commands and error messages on $system. Be brief and concrete."
-prompt = '''
-$input
-
-Explain this failure in at most three sentences: what the error says, and what most likely caused it. Then
-show one way to fix it: the exact command, or the corrected line, in a code block.'''
-temperature = 0
-tokens = {SHELL_TOKENS}
-""",
+    file.stem: file.read_text(encoding="utf-8")
+    for file in sorted(Path(__file__).with_name("prompts").glob("*.toml"))
 }
 
 

@@ -264,7 +264,9 @@ def test_a_template_that_cannot_be_used_is_named(
 
 @pytest.mark.parametrize("name", templates.BUILTIN)
 def test_a_builtin_template_works_and_a_file_overrides_it(warm: Home, name: str) -> None:
-    parameters = templates.parameters(templates.parse(templates.BUILTIN[name].encode(), name))
+    keys = templates.parse(templates.BUILTIN[name].encode(), name)
+    assert keys["tokens"] == templates.SHELL_TOKENS
+    parameters = templates.parameters(keys)
     values = [word for parameter in parameters for word in ("-p", f"{parameter}=Linux")]
     assert "$(x)" in warm.run("ask", "-t", name, *values, "$(x)").stdout.splitlines()
     file = warm.root / "config" / "templates" / f"{name}.toml"

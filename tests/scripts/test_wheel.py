@@ -32,6 +32,7 @@ def test_the_wheel_has_the_package_and_its_data_only(built: Path) -> None:
     inside = {name for name in names if ".data/" not in name}
     data = {"openapi.yaml", "models.toml", "py.typed", "engine/speculation/drafters/ngram.json"}
     data |= {f"builtin/{name}" for name in ("target.gguf", "draft.gguf", "README.md")}
+    data |= {f"cli/prompts/{name}.toml" for name in ("cmd", "cmd-explain", "commit", "explain")}
     if extras.is_here("bench"):
         data.add("extras/bench/workloads.toml")
     data |= {"extras/launch/pi.mjs"} if extras.is_here("launch") else set()
