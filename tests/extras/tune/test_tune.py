@@ -800,9 +800,15 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("pauses", ["", "pauses"])
-@pytest.mark.parametrize("is_adopted", [False, True])
+@pytest.mark.parametrize(
+    ("number", "pauses", "is_adopted"),
+    [
+        (signal.SIGTERM, "", True),
+        (signal.SIGKILL, "", False),
+        (signal.SIGTERM, "pauses", False),
+        (signal.SIGKILL, "pauses", True),
+    ],
+)
 def test_a_training_ends_with_the_run_that_started_it(
     tmp_path: Path, number: signal.Signals, pauses: str, is_adopted: bool
 ) -> None:
