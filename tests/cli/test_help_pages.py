@@ -169,6 +169,23 @@ def test_a_long_page_goes_through_the_pager(home: Home, tmp_path: Path) -> None:
     assert "Pull from the hub" in copy.read_text()
 
 
+def test_a_small_window_shows_the_catalogue_from_its_beginning(home: Home, tmp_path: Path) -> None:
+    """Its columns fit into 80 cells, with the descriptions below, which say what would fit."""
+    copy = tmp_path / "paged"
+    home.configure(memory=8000)
+    environment = {**home.environment, "PAGER": f"cat > {shlex.quote(str(copy))}; echo $LESS >&2"}
+    with terminal(environment, "catalogue", columns=80, lines=24) as session:
+        session.expect("FRX")
+        session.expect("To download one")
+        assert session.wait() == 0
+        assert "FITS" not in session.text
+    lines = [bare_text(line) for line in copy.read_text().splitlines()]
+    assert lines[0].startswith("NAME")
+    assert max(map(wcswidth, lines)) <= 80
+    assert not any("fits no" in line for line in lines)
+    assert any("; would fit as" in line or "; needs " in line for line in lines)
+
+
 @pytest.mark.parametrize("arguments", [(), ("help",), ("help", "pull")])
 def test_help_that_is_longer_than_the_screen_goes_through_the_pager(
     home: Home, tmp_path: Path, arguments: tuple[str, ...]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from localspec.cli import topics
 from localspec.cli.app import flag, json_option
 from localspec.cli.commands import import_
 from localspec.cli.terminal import pairs, render
@@ -26,7 +29,7 @@ def list_command(everything: bool, disk: bool, as_json: bool) -> None:
     if as_json:
         render.record(listed)
         return
-    (pairs.catalogue if everything else pairs.pairs)(listed["pairs"], listed.get("configured", ""))
+    (_print_catalogue if everything else pairs.pairs)(listed["pairs"], listed.get("configured", ""))
     pairs.problems(listed)
 
 
@@ -34,7 +37,7 @@ def list_command(everything: bool, disk: bool, as_json: bool) -> None:
     help="List pairs available to pull, and whether each fits into this machine's free "
     "memory; 'partly' means that it needs main memory besides the GPU's. Drafts come "
     "from a draft model, from heads trained with the target (MTP) or from the text itself (n-gram). "
-    "TOKENS/S is a forecast, from plain writing to that with drafts, or what of a pair would fit. "
+    "TOKENS/S is a forecast, from plain writing to that with drafts. "
     "With TEXT, list only pairs whose name or description contains it.",
     epilog="Examples:\n\n\b\n  localspec catalogue --fits\n  localspec catalogue coder",
 )
@@ -59,6 +62,11 @@ def catalogue_command(words: tuple[str, ...], fits: bool, as_json: bool) -> None
         raise LocalspecError(
             f"No pair in the catalogue matches '{' '.join(words)}'. {advice}{mistakes}"
         )
-    pairs.catalogue(found, listed.get("configured", ""))
+    _print_catalogue(found, listed.get("configured", ""))
     render.line(f"\n{pairs.format_memory(listed)}. To download one: localspec pull NAME")
     pairs.problems(listed)
+
+
+def _print_catalogue(entries: list[dict[str, Any]], configured: str) -> None:
+    # The best are at the top, which a long list would move out of a small window.
+    topics.show_text("\n".join(render.table_lines(pairs.catalogue_rows(entries, configured))))

@@ -59,8 +59,8 @@ def _mark_configured(name: str, configured: str) -> str:
     return f"{name} *" if name == configured else name
 
 
-def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
-    """Print the pairs that can be pulled, whether they fit into memory and how fast they should be.
+def catalogue_rows(entries: list[dict[str, Any]], configured: str = "") -> list[list[str]]:
+    """Return the pairs that can be pulled, whether they fit into memory and how fast they should be.
 
     Fitting and new ones come first.
     """
@@ -73,9 +73,10 @@ def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
         name = _mark_configured(entry["name"], configured)
         rows.append([name, str(entry["year"] or ""), _format_size(entry), memory])
         rows[-1] += [_DRAFTS[entry["kind"]][0], "yes" if entry["here"] else ""]
-        rate = format_forecast(entry.get("forecast"), short=True) or entry.get("advice", "")
-        rows[-1] += [entry["fits"] or "", rate, entry["summary"] or _format_files(entry)]
-    render.table(rows)
+        rate = format_forecast(entry.get("forecast"), short=True)
+        texts = [entry["summary"] or _format_files(entry), entry.get("advice", "")]
+        rows[-1] += [entry["fits"] or "", rate, "; ".join(filter(None, texts))]
+    return rows
 
 
 def format_forecast(forecast: dict[str, Any] | None, *, short: bool = False) -> str:

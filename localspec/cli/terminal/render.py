@@ -212,11 +212,15 @@ def verbatim(text_: str) -> None:
 
 def table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows as aligned columns. The first row has the headings."""
+    _write(sys.stdout, "".join(f"{each}\n" for each in table_lines(rows)))
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines that `table` prints."""
     from localspec.cli.terminal import layout
 
     safe_rows = [[harmless(cell, lines=False) for cell in row] for row in rows]
-    lines = layout.table(safe_rows, layout.width(sys.stdout))
-    _write(sys.stdout, "".join(f"{each}\n" for each in lines))
+    return layout.table(safe_rows, layout.width(sys.stdout))
 
 
 def fields(rows: Sequence[tuple[str, str]]) -> None:
