@@ -236,8 +236,12 @@ class Worker:
                 if isinstance(frame, Forget):
                     self._forget(frame)
                 self._inbox.put(frame)
-                if isinstance(frame, Cancel) and (engine := self._engine) is not None:
+                if (engine := self._engine) is None:
+                    continue
+                if isinstance(frame, Cancel):
                     engine.interruption.request_left(frame.id)
+                elif isinstance(frame, Shutdown):  # which use of idle time would delay
+                    engine.interruption.request_came()
 
     def _enqueue_prepared(self, tokenized: Tokenized) -> None:
         """Put a prepared request into the inbox; called in a preparer's thread."""

@@ -241,3 +241,22 @@ def test_the_worker_uses_idle_time_and_then_waits() -> None:
         child.send(Shutdown())
         assert child.process.wait(PATIENCE) == 0
         assert child.process.stdout.read() == b"closed\n"
+
+
+BUSY_WORKER = IDLE_WORKER.replace(
+    "print(self.left, flush=True)",
+    """print(self.left, flush=True)
+        stop = self.interruption.begin_pass((), 3600.0)
+        while not stop:
+            pass""",
+)
+
+
+def test_the_order_to_end_ends_the_use_of_idle_time() -> None:
+    """Measuring passes takes seconds, which `localspec stop` would wait for."""
+    with closing(Child((sys.executable, "-c", BUSY_WORKER))) as child:
+        assert child.process.stdout is not None
+        assert child.process.stdout.readline() == b"4\n"
+        child.send(Shutdown())
+        assert child.process.wait(PATIENCE) == 0
+        assert child.process.stdout.read() == b"closed\n"
