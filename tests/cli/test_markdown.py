@@ -306,7 +306,8 @@ def test_emphasis_agrees_with_commonmark(text: str) -> None:
 def test_a_language_is_named_where_no_colours_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert render_text("a\n```nosuchlanguage\nb\n```") == "a\n\nnosuchlanguage\nb"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert render_text("a\n```python\nb\n```") == "a\n\npython\nb"
+    assert render_text("a\n```python\nb\n```\nc") == "a\n\n```python\nb\n```\n\nc"
+    assert render_text("a\n~~~\nb") == "a\n\n```\nb"
 
 
 def test_a_continued_code_block_stays_code() -> None:

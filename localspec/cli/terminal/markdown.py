@@ -319,14 +319,17 @@ class LineParser:
             kind == "close" or not line.strip(),
             self._follows_blank,
         )
+        plain = bool(os.environ.get("NO_COLOR"))  # without colours, fences mark the code
         if kind == "close":
             self.highlighter = Highlighter("")
-            return Line("none")
+            return Line("label" if plain else "none", "```", style=DIM)
         if kind == "open":
             self.highlighter = Highlighter(fences.info.partition(" ")[0].strip("{}."))
             # Colours show a language, whose name would read like a word of the text.
-            is_shown = " " not in fences.info and self.highlighter.colours
-            return _make_label(fences, "" if is_shown else fences.info)
+            is_shown = " " not in fences.info and self.highlighter.is_known
+            return _make_label(
+                fences, f"{'```' * plain}{'' if is_shown and not plain else fences.info}"
+            )
         # Code by indentation follows an empty line and is in no list.
         code, expanded = remove_indent(line, _CODE_INDENT), line.expandtabs(_CODE_INDENT)
         is_indented = len(expanded) - len(code.expandtabs(_CODE_INDENT)) >= _CODE_INDENT
@@ -555,9 +558,9 @@ class Highlighter:
             return None
 
     @property
-    def colours(self) -> bool:
-        """Whether the language is known and colours are drawn."""
-        return self._lexer is not None and not os.environ.get("NO_COLOR")
+    def is_known(self) -> bool:
+        """Whether the language has colours."""
+        return self._lexer is not None
 
     def highlight_line(self, line: str) -> str:
         """Return the block's next complete line with escape codes."""
