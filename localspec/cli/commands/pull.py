@@ -240,4 +240,7 @@ def pulls_command(context: click.Context, as_json: bool) -> None:
 @click.argument("name", shell_complete=suggest.pulls)
 def cancel(name: str) -> None:
     state = PairsClient().cancel_pull(name)
-    render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")
+    if ended := {"done": "is complete", "failed": "has failed"}.get(state["state"]):
+        render.line(f"Nothing to cancel: the pull of {state['name']} {ended}.")
+    else:
+        render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")
