@@ -318,9 +318,9 @@ def shorten(text: str) -> str:
 
 
 def suggest_key(key: str) -> str:
-    """Return a question that suggests the setting closest to `key`, or an empty text."""
+    """Return a question that suggests the setting closest to `key`, or where all of them stand."""
     matches = difflib.get_close_matches(key[:_MAX_SHOWN_CHARACTERS], KEYS, 1)
-    return f" (did you mean '{matches[0]}'?)" if matches else ""
+    return f" (did you mean '{matches[0]}'?)" if matches else " (all settings: localspec config)"
 
 
 def parse_value(key: str, text: str) -> Any:

@@ -76,6 +76,7 @@ def test_values_are_accepted_as_people_type_them(home: Home) -> None:
 
 REFUSED = [
     ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
+    ("nope", "2", "no setting 'nope' (all settings: localspec config)."),
     ("parallel", "many", "must be a whole number"),
     ("exact", "perhaps", "must be true or false"),
     ("kv_type", "f32", "must be one of f16, q8_0, q5_1, q4_0"),
