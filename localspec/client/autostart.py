@@ -62,22 +62,25 @@ def replace(socket_path: str, *, allowed: bool) -> None:
     start(socket_path)
 
 
-def end_unresponsive() -> bool:
-    """End the daemon that holds the lock but does not respond. Return False if there is none."""
+def end_unresponsive() -> str:
+    """End the daemon that holds the lock but accepts no clients: one that is ending already, or hangs.
+
+    Return what became of it, as a predicate, and "" if there is none.
+    """
     lock = paths.default_paths().lock
     with _opened(lock) as descriptor:
         if descriptor is None:
-            return False
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            return ""
+        for signal_number, ended in ((signal.SIGTERM, ""), (signal.SIGKILL, "has stopped")):
             if _is_free(descriptor):
-                return signal_number is signal.SIGKILL
+                return ended
             # The lock is held, so the pid in it is its holder's and no other process's.
             with contextlib.suppress(ProcessLookupError, ValueError):
                 os.kill(int(paths.read_file(lock)), signal_number)
             deadline = time.monotonic() + STOP_TIMEOUT_S
             while not _is_free(descriptor) and time.monotonic() < deadline:
                 time.sleep(POLL_INTERVAL_S)
-        return _is_free(descriptor)
+        return "did not respond and was killed" if _is_free(descriptor) else ""
 
 
 def is_lock_held(lock: Path) -> bool:

@@ -125,5 +125,16 @@ def test_closing_a_stream_cancels_it(home: Home) -> None:
 
 def test_stop_ends_a_daemon_that_does_not_answer(home: Home, daemon: RunningDaemon) -> None:
     home.socket.unlink()
-    assert home.run("stop").stdout == "The daemon did not respond and was killed.\n"
+    assert home.run("stop").stdout == "The daemon has stopped.\n"
     assert daemon.process.wait(timeout=PATIENCE) == 0
+
+
+def test_a_second_stop_ends_the_answers_that_the_first_waits_for(home: Home) -> None:
+    home.start()
+    with home.streaming("forever") as response:
+        response.readline()
+        first = home.open_command("stop")
+        assert first.stderr is not None
+        assert first.stderr.readline().startswith("Waiting for 1 answer in progress")
+        assert home.must_run("stop") == "The daemon has stopped.\n"
+        assert first.communicate(timeout=PATIENCE)[0] == "The daemon has stopped.\n"

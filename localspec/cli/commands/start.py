@@ -95,9 +95,9 @@ def stop_daemon() -> None:
                 answers = f"{running} answer{'s' * (running > 1)}"
                 render.note(f"Waiting for {answers} in progress, 10 s at most …")
     except NoDaemon:
-        # A daemon that hangs or has lost its socket still holds its lock.
-        killed = "The daemon did not respond and was killed."
-        render.line(killed if autostart.end_unresponsive() else "No daemon is running.")
+        # A daemon that hangs, has lost its socket or is ending for another client still holds its lock.
+        ended = autostart.end_unresponsive()
+        render.line(f"The daemon {ended}." if ended else "No daemon is running.")
         return
     render.line("The daemon has stopped.")
     for name in ending.get("pulls", []):
