@@ -301,14 +301,10 @@ def test_a_context_beyond_the_pairs_maximum_is_a_warning(fake_home: Home) -> Non
     "text",
     [
         b"context = \n",
-        b"hello\n[table]\nx = 1\n",
         b'pair = "builtin\nqueue = 7\n',
-        b"queue = 1\nqueue = 2\n",
         b"\xff\xfe\x00\n",
-        b'listen = "0.0.0.0:1"\n',
         b"context = 8\nthreads = -5\nnonsense = [1, 2]\n",
         b"[pair]\nname = 1\n",
-        b'"we ird" = 1\n',
     ],
 )
 def test_commands_work_with_any_configuration_file(fake_home: Home, text: bytes) -> None:
