@@ -172,7 +172,7 @@ def test_no_token_is_read_twice_where_cells_are_few(
     replay.check()
 
 
-SESSIONS = int(os.environ.get("LOCALSPEC_TEST_SESSIONS", "2"))
+SESSIONS = int(os.environ.get("LOCALSPEC_TEST_SESSIONS", "1"))
 LEAST_TURN_WORDS = 120
 
 
