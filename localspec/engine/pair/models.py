@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -22,6 +23,7 @@ from localspec.engine.llama import (
     DecodeError,
     Model,
     NotFinite,
+    Vocab,
     gpus,
     llama_version,
     read_tensor_names,
@@ -336,6 +338,9 @@ def check_finite_logits(context: Context, batch: Batch, n_before: int = 0) -> No
     )
 
 
+_samples = WeakKeyDictionary[Vocab, list[int]]()
+
+
 def make_pass_runner(
     context: Context, batch: Batch, last_only: bool = False, n_before: int = 0, sequence: int = 0
 ) -> Callable[[int], None]:
@@ -366,11 +371,14 @@ def make_pass_runner(
 def _sample_tokens(model: Model) -> list[int]:
     """Return tokens of code, prose, records, a dialogue and Chinese; any if the model has no vocabulary."""
     vocab = model.vocab
-    texts = [
-        vocab.tokenize(text, add_special=False, parse_special=False)[:MAX_TEXT_TOKENS]
-        for text in (*TEXTS, *OTHER_TEXTS)
-    ]
-    return [token for text in texts for token in text] or list(range(min(7, vocab.size)))
+    if vocab not in _samples:
+        texts = [
+            vocab.tokenize(text, add_special=False, parse_special=False)[:MAX_TEXT_TOKENS]
+            for text in (*TEXTS, *OTHER_TEXTS)
+        ]
+        tokens = [token for text in texts for token in text]
+        _samples[vocab] = tokens or list(range(min(7, vocab.size)))
+    return _samples[vocab]
 
 
 def hash_profile_key(
