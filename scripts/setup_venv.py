@@ -313,6 +313,12 @@ def run_logged(stage: str, command: Sequence[str], log: Path, env: Mapping[str, 
     progress = Progress(stage)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w+", errors="replace") as output:
+        # An interrupt that came while the process starts would leave it running.
+        stopped = list[int]()
+        handlers = [
+            (each, signal.signal(each, lambda number, _: stopped.append(number)))
+            for each in (signal.SIGINT, signal.SIGTERM)
+        ]
         # A group of its own: when setup is stopped, every compiler below is stopped with it.
         process = subprocess.Popen(
             command,
@@ -323,6 +329,10 @@ def run_logged(stage: str, command: Sequence[str], log: Path, env: Mapping[str, 
             process_group=0,
         )
         try:
+            for number, handler in handlers:
+                signal.signal(number, handler)
+            if stopped:
+                raise KeyboardInterrupt
             with log.open(errors="replace") as tail:
                 while process.poll() is None:
                     progress.show(last_step(tail.read()))

@@ -371,12 +371,26 @@ def test_a_failure_shows_its_line_its_cure_and_the_log(
     assert explanation.endswith(f"The whole output: {log}")
 
 
-def test_a_stop_reaches_the_child_processes(tmp_path: Path) -> None:
+WHILE_IT_STARTS = """\
+class Stopped(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        began = pathlib.Path({!r})
+        while not (began.exists() and began.read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Stopped
+"""
+
+
+@pytest.mark.parametrize("moment", ["", WHILE_IT_STARTS], ids=["at work", "starting"])
+def test_a_stop_reaches_the_child_processes(tmp_path: Path, moment: str) -> None:
     """A child of the command is gone after setup was stopped."""
     began = tmp_path / "began"
     program = (
-        "import signal, sys, setup_venv\n"
+        "import os, pathlib, signal, subprocess, sys, time, setup_venv\n"
         "from pathlib import Path\n"
+        f"{moment.format(str(began))}"
         "signal.signal(signal.SIGTERM, setup_venv._interrupt)\n"
         f"setup_venv.run_logged('x', ['sh', '-c', 'sleep 3600 & echo $! > {began}; wait'], "
         f"Path({str(tmp_path / 'log')!r}), {{'PATH': '/usr/bin:/bin'}})\n"
