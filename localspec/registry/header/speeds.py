@@ -37,8 +37,9 @@ LAYER_MS, ROUND_MS = 0.04, 0.5
 LAYER, ROUND = "layer", "round"
 SPEEDS_FILE = "memory_speeds.json"  # a list of `LoadRecord`, in the folder of states
 MAX_RECORDS = 24
-# Gauss-Newton steps, and the variance of a record's time ÷ that of a factor: (0.05 ÷ 0.5)².
-_STEPS, _RIDGE = 5, 0.01
+# Gauss-Newton steps, and the variance of a record's time ÷ that of a factor: (0.1 ÷ 0.5)². With 0.01, loads
+# on a busy machine that contradict each other had factors of 30 and forecasts ten times off.
+_STEPS, _RIDGE = 5, 0.04
 # A model that has not been loaded deviates so many times more than those that have, by leaving each out.
 _LEFT_OUT = 1.6
 # The standard deviation of the logarithm of measured ÷ forecast: in a memory that no load has measured; of a
@@ -241,7 +242,7 @@ def _fit(
     """Return the factors for one quantity, beginning with `known` ones.
 
     They are the most probable ones if logarithms of factors deviate from `known` ones by half, and those of
-    times by five per cent: least squares with a ridge, by Gauss-Newton steps, solved in the space of records.
+    times by a tenth: least squares with a ridge, by Gauss-Newton steps, solved in the space of records.
     So what no record speaks of does not change. A layer's factor is that of passes of one row.
     """
     times = [(math.log(each.ms[quantity]), _list_guesses(each, quantity)) for each in records]
