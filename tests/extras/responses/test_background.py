@@ -592,6 +592,7 @@ def test_a_daemon_that_stops_lets_short_answers_end() -> None:
         daemon = home.start()
         with openai_client(home) as client:
             name = create(client, "slow 40").id
+            wait_for(lambda: client.responses.retrieve(name).status != "queued", "the beginning")
         assert daemon.stop() == 0
         daemon = RunningDaemon(home)
         with openai_client(home) as client:
