@@ -409,16 +409,22 @@ def test_truncating_a_mapped_file_does_not_harm_the_daemon(home: Home) -> None:
         daemon.stop()
 
 
-def test_a_next_turn_is_read_while_nobody_waits(home: Home) -> None:
-    """The template drops thoughts. The longer the pause before the next question, the more is read."""
+def start_with_template(home: Home, template: str) -> None:
+    """Start a daemon that renders chats of the built-in pair by this template."""
     folder = home.root / "config"
     folder.mkdir()
-    (folder / "mine.jinja").write_text(
-        "{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}|assistant|<think>\n{% endif %}"
-    )
+    (folder / "mine.jinja").write_text(template)
     (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "mine.jinja"\n')
     RunningDaemon(home)
+
+
+def test_a_next_turn_is_read_while_nobody_waits(home: Home) -> None:
+    """The template drops thoughts. The longer the pause before the next question, the more is read."""
+    start_with_template(
+        home,
+        "{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}|assistant|<think>\n{% endif %}",
+    )
     fields: dict[str, Any] = {"reasoning_budget_tokens": 16, "max_tokens": 100, "ignore_eos": True}
     for attempt in range(10):
         chat: list[dict[str, str]] = [{"role": "user", "content": f"Question {attempt}?"}]
@@ -442,14 +448,11 @@ def test_a_next_turn_is_read_while_nobody_waits(home: Home) -> None:
 
 def test_how_a_client_sends_answers_back_is_learned(home: Home) -> None:
     """The template keeps the thoughts that come back, and this client sends none."""
-    folder = home.root / "config"
-    folder.mkdir()
-    (folder / "mine.jinja").write_text(
+    start_with_template(
+        home,
         "{% for m in messages %}|{{ m.role }}|{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}|assistant|<think>\n{% endif %}"
+        "{% if add_generation_prompt %}|assistant|<think>\n{% endif %}",
     )
-    (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "mine.jinja"\n')
-    RunningDaemon(home)
     fields: dict[str, Any] = {"reasoning_budget_tokens": 16, "max_tokens": 100, "ignore_eos": True}
     chat: list[dict[str, str]] = []
     for turn in range(10):
@@ -480,14 +483,11 @@ def test_how_a_client_sends_answers_back_is_learned(home: Home) -> None:
 
 
 def test_the_beginning_of_an_agents_session_is_read_while_it_starts(home: Home) -> None:
-    folder = home.root / "config"
-    folder.mkdir()
-    (folder / "mine.jinja").write_text(
+    start_with_template(
+        home,
         "{% for m in messages %}|{{ m.role }}|{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}|assistant|{% endif %}"
+        "{% if add_generation_prompt %}|assistant|{% endif %}",
     )
-    (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "mine.jinja"\n')
-    RunningDaemon(home)
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     announced = {"ahead": True, "agent": "pi"}
 
