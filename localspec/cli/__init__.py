@@ -27,6 +27,7 @@ import `terminal/`; `commands/` and `chat/` may import both.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from localspec.cli import streams
@@ -45,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     `argv` this process is the program, and a signal really ends it: a shell runs the rest of a loop after a
     program that only returns 130.
     """
+    if argv is None:
+        # Garbage collections during the imports are a twentieth of a short command's time.
+        gc.set_threshold(100_000)
     streams.prepare()
     arguments = sys.argv[1:] if argv is None else argv
     try:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from localspec import config
 from localspec.cli import templates
 from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
@@ -49,17 +48,25 @@ def _list_pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
     return [(entry["name"], entry["summary"] or "") for entry in entries]
 
 
+def _list_keys() -> Iterable[tuple[str, str]]:
+    from localspec import config  # imported here, because no other completion needs it
+
+    return [(key, config.describe_setting(key).text) for key in config.KEYS]
+
+
 pairs = _make_completer(lambda: _list_pairs(everything=False))
 catalogue = _make_completer(lambda: _list_pairs(everything=True))
 pulls = _make_completer(
     lambda: [(state["name"], state["state"]) for state in PairsClient(autostart=False).pulls()]
 )
 saved_templates = _make_completer(lambda: [(name, "") for name in templates.names()])
-keys = _make_completer(lambda: [(key, config.describe_setting(key).text) for key in config.KEYS])
+keys = _make_completer(_list_keys)
 
 
 def values(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete a value of the configuration key that precedes it on the command line."""
+    from localspec import config
+
     key = config.resolve_key(context.params.get("key") or "")
     if key in config.PAIR_ROLES:
         return pairs(context, parameter, typed)

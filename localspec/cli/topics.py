@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localspec.cli.terminal import layout, render
-from localspec.cli.terminal.markdown import Fences
+from localspec.cli.terminal.fences import Fences
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _ENTRY = re.compile(r"^- \[(?P<topic>[^]]+)\]\([^)]+\): (?P<summary>.*)$")

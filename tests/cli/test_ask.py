@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localspec.cli.terminal import markdown
+from localspec.cli.terminal import fences
 from tests.support.daemons import Home
 
 
@@ -175,7 +175,7 @@ def test_an_answer_without_code_is_an_error_with_a_hint(warm: Home) -> None:
     ],
 )
 def test_fences(text: str, expected: list[str]) -> None:
-    assert markdown.blocks(text) == expected
+    assert fences.blocks(text) == expected
 
 
 def test_a_pipe_gets_the_answer_and_no_escape_codes(warm: Home) -> None:

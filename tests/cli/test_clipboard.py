@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli.terminal.markdown import blocks
+from localspec.cli.terminal.fences import blocks
 from tests.support.daemons import Home
 from tests.support.terminal import terminal
 

@@ -23,7 +23,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from localspec.cli.terminal import markdown, render
-from localspec.cli.terminal.markdown import blocks
+from localspec.cli.terminal.fences import Fences, blocks
 from tests.support.screen import Screen
 
 BRACKETS = "()[]{}<>"
@@ -62,7 +62,7 @@ def significant_characters(text: str) -> str:
 
 def expected_characters(text: str) -> str:
     """Return those of an answer, but not the names of languages, which colours show."""
-    reader, shown = markdown.Fences(), []
+    reader, shown = Fences(), []
     for line in text.split("\n"):
         kind = reader.classify_next(line)
         known = kind == "open" and " " not in reader.info and is_language(reader.info.strip("{}."))

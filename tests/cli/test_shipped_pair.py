@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli.terminal import markdown
+from localspec.cli.terminal import fences
 from tests.support.daemons import Home, temporary_home
 from tests.support.extras import needs
 from tests.support.terminal import terminal
@@ -67,7 +67,7 @@ def test_an_extracted_code_block_compiles(warm: Home) -> None:
         run = warm.run("ask", "-x", "--temperature", "0", question)
         answer = json.loads(warm.run("history", "show", "last", "--json").stdout)["messages"][-1]
         assert run.returncode == 0, run.stderr
-        assert run.stdout.rstrip("\n") == markdown.blocks(answer["content"])[0].rstrip("\n")
+        assert run.stdout.rstrip("\n") == fences.blocks(answer["content"])[0].rstrip("\n")
         compile(run.stdout, name, "exec")
 
 

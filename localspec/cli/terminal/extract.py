@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from localspec.cli.terminal.markdown import blocks
+from localspec.cli.terminal.fences import blocks
 from localspec.errors import LocalspecError
 
 __all__ = ["blocks", "code", "last_answer", "last_code"]

@@ -20,7 +20,7 @@ _COMMAND = re.compile(r"localspec |eval |\S.*\| localspec ")
 _COMMENT = re.compile(r" +# (?=[^'\"]*$)")  # a shell comment after a command
 _QUOTED = re.compile(r""" "[^"]*"|'[^']*' """.strip())
 _LINE_CONTINUATION = " \\"  # in a shell
-_CJK_PIECE = re.compile(r"[^\u1100-\U0010ffff]+|.")
+_CJK_PIECE = r"[^\u1100-\U0010ffff]+|."  # compiled at its first use: that takes milliseconds
 _GLUE = "\0"  # replaces blanks at which no line may end; printed text never contains it
 # A longer text is not wrapped into a narrower column, but goes below its row.
 _MIN_COLUMN_CELLS = 24
@@ -112,7 +112,7 @@ def _split_words(text: str, max_cells: int) -> Iterator[tuple[str, str]]:
         parts = [word] if cells(word) <= max_cells or " " not in word else re.split(" +", word)
         for part in parts:
             # Chinese and Japanese may be broken after any character.
-            for piece in _CJK_PIECE.findall(part) if cells(part) > max_cells else [part]:
+            for piece in re.findall(_CJK_PIECE, part) if cells(part) > max_cells else [part]:
                 yield gap, piece
                 gap = ""
             gap = " "

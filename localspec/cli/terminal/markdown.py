@@ -1,7 +1,7 @@
 """Draw Markdown on a terminal, line by line and while it is being generated.
 
 `parse_inline` draws emphasis and code within a line, `wrapped` fits it into a window, `LineParser` tells what
-a line is, `Fences` finds code, `draw_table` and `Highlighter` draw tables and code, and `Screen` all of it.
+a line is, `draw_table` and `Highlighter` draw tables and code, and `Screen` all of it.
 Emphasis follows CommonMark, but only around words: 2**3, src/**/*.py, *.c, __init__ and f(*args) keep
 their marks.
 """
@@ -20,6 +20,7 @@ from itertools import groupby, zip_longest
 from typing import Any, Literal, NamedTuple
 
 from localspec.cli.terminal import layout
+from localspec.cli.terminal.fences import Fences, remove_indent
 
 BOLD, ITALIC, CODE, DIM = "1", "3", "36", "2"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,8 +30,9 @@ _MARKS = re.compile(
     r"(?P<run>\*+|_+)"
 )
 _CJK = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff00-\uff60\U00020000-\U0003ffff"
-_WORDS = re.compile(rf" +|[{_CJK}]|[^ {_CJK}]+")
-_IS_CJK = re.compile(f"[{_CJK}]")
+# `re` compiles these at their first use. That takes milliseconds, and most commands draw nothing.
+_WORDS = rf" +|[{_CJK}]|[^ {_CJK}]+"
+_IS_CJK = f"[{_CJK}]"
 _SINGLE_OPENERS = "\"'“‘«([{<`$"  # *"so"* is emphasis, *.c is a pattern
 _TAB_STOP = 8  # columns from one tab stop to the next
 _NO_CLOSER_AFTER = "/_-"  # test_* and lib/* are patterns too
@@ -139,7 +141,7 @@ def _continues_word(run: str, neighbour: str) -> bool:
 
     * may stand between characters of scripts that have no blanks between words.
     """
-    return neighbour.isalnum() and ("_" in run or not _IS_CJK.match(neighbour))
+    return neighbour.isalnum() and ("_" in run or not re.match(_IS_CJK, neighbour))
 
 
 def _is_punctuation(neighbour: str) -> bool:
@@ -215,7 +217,7 @@ def wrapped(text: Text, width: int, *, start: int = 0, hang: int = 0) -> list[st
     rows: list[str] = []
     # The column that the current row has reached, and its first and last character in the text.
     column, begin, end = start, 0, 0
-    for word in _WORDS.finditer(text.plain):
+    for word in re.finditer(_WORDS, text.plain):
         word_cells, is_blank = cells(word[0]), word[0].isspace()
         # A word that is too wide for any row goes to the beginning of a row.
         if not is_blank and column + word_cells > width and column > hang:
@@ -438,86 +440,6 @@ def _join_cells(row: list[Text]) -> Text:
     for index, cell in enumerate(row):
         joined = joined + (styled(_SEPARATOR, DIM) if index else Text()) + cell
     return joined
-
-
-_OPENS = re.compile(
-    r"^(?P<before>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)"
-    r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})[ \t]*(?P<info>.*)$"
-)
-_CLOSES = re.compile(r"^(?P<before>[ \t]*)(?P<fence>`{3,}|~{3,})\s*$")
-_LIST_ITEM = re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])(?:[ \t]|$)")
-_TAB_COLUMNS = 4
-_MAX_FENCE_INDENT = 3  # columns; a fence with more indentation is text, except in a list
-
-
-class Fences:
-    """A line-by-line parser of code blocks.
-
-    After a line that opened a block, `before` and `info` are the texts before and after the fence.
-    """
-
-    def __init__(self) -> None:
-        self.before = ""
-        self.info = ""
-        self.in_list = False
-        self._fence = ""
-        self._indent = 0
-
-    @property
-    def open(self) -> bool:
-        return bool(self._fence)
-
-    def classify_next(self, line: str) -> Literal["open", "code", "close", "text"]:
-        if self._fence:
-            closing = _CLOSES.match(line)
-            if not closing or not closing["fence"].startswith(self._fence):
-                return "code"
-            if _columns(closing["before"]) > self._indent + _MAX_FENCE_INDENT:
-                return "code"
-            self._fence = ""
-            return "close"
-        opening = _OPENS.match(line)
-        indent = line[: len(line) - len(line.lstrip(" \t"))]
-        if opening and (self.in_list or _columns(indent) <= _MAX_FENCE_INDENT):
-            self.before, self.info = opening["before"], opening["info"].strip()
-            self._fence, self._indent = opening["fence"], _columns(opening["before"])
-            self.in_list = self.in_list or bool(self.before.strip())
-            return "open"
-        if _LIST_ITEM.match(line):
-            self.in_list = True
-        elif line.strip() and not line[0].isspace():
-            self.in_list = False
-        return "text"
-
-    def code(self, line: str) -> str:
-        """Return a line of the block without the indentation of its fence."""
-        return remove_indent(line, self._indent)
-
-
-def remove_indent(line: str, indent: int) -> str:
-    """Return `line` without up to `indent` columns of blanks at its beginning."""
-    index = column = 0
-    while column < indent and line[index : index + 1] in (" ", "\t"):
-        column += _TAB_COLUMNS - column % _TAB_COLUMNS if line[index] == "\t" else 1
-        index += 1
-    return " " * (column - indent) + line[index:]
-
-
-def _columns(text: str) -> int:
-    return len(text.expandtabs(_TAB_COLUMNS))
-
-
-def blocks(text: str) -> list[str]:
-    """Return the contents of every fenced block. A block that is not closed ends with the text."""
-    lines_of_blocks: list[list[str]] = []
-    fences = Fences()
-    for line in text.removesuffix("\n").split("\n"):
-        kind = fences.classify_next(line)
-        if kind == "open":
-            lines_of_blocks.append([])
-        elif kind == "code":
-            lines_of_blocks[-1].append(fences.code(line))
-    return ["\n".join(lines) for lines in lines_of_blocks]
 
 
 # Lines before a new one that are parsed again with it, because its colours depend on them (for example in

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from localspec.cli.terminal import markdown
+from localspec.cli.terminal.fences import Fences
 from localspec.cli.terminal.markdown import (
-    Fences,
     Highlighter,
     Line,
     LineParser,

@@ -26,7 +26,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import localspec
-from localspec.cli.terminal.markdown import blocks
+from localspec.cli.terminal.fences import blocks
 from localspec.client.tasks import AsyncDaemon
 from localspec.errors import Cancelled, LocalspecError, UsageError
 from localspec.extras.editors.next_edit import Hunk, NextEdits
