@@ -125,6 +125,8 @@ class Home:
             "PYTHONPATH": str(ROOT),
             "LOCALSPEC_HOME": str(root),
             "PAGER": "cat",  # nobody is there to leave a pager
+            # Other processes use these cores too, so an engine's threads must not spin at a barrier.
+            "OMP_WAIT_POLICY": "PASSIVE",
         }
 
     def use_slow_engine(self, seconds: float = 0.01) -> Path:
@@ -326,6 +328,6 @@ def scripted_home(*arguments: str, program: str = "", **config: object) -> Itera
 def real_home(**config: object) -> Iterator[Home]:
     """Yield a home whose daemon runs with the real engine and the pair it comes with, or as configured."""
     with temporary_home() as home:
-        home.configure(**config)
+        home.configure(**{"threads": 1, **config})
         RunningDaemon(home)
         yield home
