@@ -244,14 +244,15 @@ class Progress(Struct):
     """What an answer waits for before it begins.
 
     - `state`: "queued": other requests (`ahead`). "waiting": another pair that answers or loads.
-      "loading": its own pair. "reading": its prompt.
+      "loading": its own pair. "measuring": how long passes of its own pair take, at the end of its load.
+      "reading": its prompt.
     - `pair`: the pair that it waits for.
     - `done`: 0…1, while loading or reading.
     - `prompt_tokens`: tokens of its prompt.
     - `seconds`: the time that reading still takes if no other prompt is read.
     """
 
-    state: Literal["queued", "waiting", "loading", "reading"]
+    state: Literal["queued", "waiting", "loading", "measuring", "reading"]
     pair: str
     done: float = 0.0
     ahead: Ahead | UnsetType = UNSET

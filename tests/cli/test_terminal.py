@@ -102,6 +102,16 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(home: Home) -> Non
     os.kill(daemon.worker_pid(), signal.SIGKILL)  # The worker would go on loading.
 
 
+def test_a_loaded_pair_that_is_measured_is_not_called_loading(home: Home) -> None:
+    daemon = home.start("--measure-delay", "60")
+    with terminal(home.environment, "ask", "say hello", columns=200) as session:
+        session.expect(f"measuring {home.model}")
+        assert f"{home.model}: measuring" in home.run("status").stdout
+        with terminal(home.environment, "load", columns=200) as loading:
+            loading.expect(f"measuring {home.model}")
+    os.kill(daemon.worker_pid(), signal.SIGKILL)
+
+
 def test_a_waiting_client_sees_what_it_waits_for(home: Home) -> None:
     home.start("--load-delay", "1", memory=200)  # These MiB hold one scripted engine.
     other_model = home.root / "other.gguf"

@@ -26,7 +26,8 @@ a line.
 
 `--first-delay S` waits before the first piece of every answer;
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
-safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load; `--pace S` waits
+safe mode too; `--load-delay S` loads slowly, `--measure-delay S` measures slowly at the end of a load;
+`--load-error` refuses to load; `--pace S` waits
 before each word of "say"; `--end-delay S` takes its time when told to end; `--alone FILE` writes
 its number to FILE.PAIR, and FILE.two when another engine of the same pair is alive; `--most N` has no memory
 for a larger context, and with `--killed FILE` is killed for it, as the kernel kills and counts in FILE.
@@ -170,6 +171,8 @@ class FakeWorker:
         if self.options.load_error:
             self.send(frames.LoadError("The file is no GGUF."))
             return
+        self.send(frames.Loading("profile", 0.0))
+        time.sleep(self.options.measure_delay)
         info = frames.Loaded(
             name=frame.pair.name,
             target_description="fake target",
@@ -373,6 +376,7 @@ def main() -> None:
     parser.add_argument("--always")
     parser.add_argument("--first-delay", type=float, default=0.0)
     parser.add_argument("--load-delay", type=float, default=0.0)
+    parser.add_argument("--measure-delay", type=float, default=0.0)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--end-delay", type=float, default=0.0)
     parser.add_argument("--alone")

@@ -212,7 +212,8 @@ def _format_pair(pair: dict[str, Any]) -> str:
     """Return a pair's line, as in "coder-7b: ready, context 8192, cpu, loaded for 5 min, kept"."""
     state = str(pair["state"]).replace("_", " ")
     if pair["state"] == "loading":
-        state += f" {pair['stage']}, {100 * pair['progress']:.0f}%"
+        share = f"loading {pair['stage']}, {100 * pair['progress']:.0f}%"
+        state = "measuring" if pair["stage"] == "profile" else share
     if pair["state"] == "ready":
         state += f", context {pair['n_ctx']}, {pair['backend']}"
     if since := pair.get("since"):

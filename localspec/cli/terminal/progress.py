@@ -47,6 +47,8 @@ class Spinner:
                 self._progress_text = f"waiting for {pair}"
             case {"state": "loading", "pair": pair, "done": done}:
                 self._progress_text = f"loading {pair}" + (f" {100 * done:.0f}%" if done else "")
+            case {"state": "measuring", "pair": pair}:
+                self._progress_text = f"measuring {pair}"
             case {"state": "reading", "done": done, "prompt_tokens": tokens} if (
                 tokens >= _MIN_SHOWN_TOKENS
             ):
@@ -87,6 +89,8 @@ class Spinner:
             return "starting the daemon"
         if progress := format_hashing(status):
             return f"hashing {progress}"
+        if pair["state"] == "loading" and pair["stage"] == "profile":
+            return f"measuring {pair['name']}"
         if pair["state"] == "loading":
             share = f" {100 * pair['progress']:.0f}%" if pair.get("progress") else ""
             return f"loading {pair['name']}{share}"

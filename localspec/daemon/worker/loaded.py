@@ -211,7 +211,8 @@ class LoadedPair:
         if self.loading and (self.loading.behind or self.loading.pair != pair):
             return Progress("waiting", self.loading.behind or self.name)
         if self.loading:
-            return Progress("loading", self.name, self._load_progress()[1])
+            stage, done = self._load_progress()
+            return Progress("measuring" if stage == "profile" else "loading", self.name, done)
         if not self.engine:
             return Progress("loading", self.name)
         serves = self.engine.pair == pair and self._next in (None, pair)

@@ -347,13 +347,13 @@ def assemble_pair(job: LoadJob, models: PairModels, notes: list[str]) -> LoadedP
 
     notes: sentences about what was reduced; those about the draft are added.
     """
+    job.progress("profile", 0.0)
     context, batch = make_target_context(models), Batch(models.rows)
     draft, no_draft = make_draft_context(models, context, notes)
     with job.turn():
         pair_models.check_finite_logits(context, batch)
     no_rollback = pair_models.why_no_rollback(context, draft)
     chooses = can_choose_on_device(models, context, batch)
-    job.progress("profile", 0.0)
     key = pair_models.hash_profile_key(job.files, models, measured={"choose_on_device": chooses})
     profile = ProfileStore(_folder(models.settings.state_dir), key)
     stored = StoredProfile.of(profile.read())
