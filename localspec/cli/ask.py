@@ -275,6 +275,7 @@ def stream(
         request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
     forget_key: Callable[[], object] | None = None
+    show_typing = _hide_typing()
     try:
         for chunk in chunks:
             _record_chunk(chunk, response)
@@ -303,7 +304,28 @@ def stream(
         chunks.close()  # the daemon notices the closed connection and stops generating
         render.end_reasoning()  # the answer may have consisted of reasoning alone
         printer.close()
+        show_typing()
     return response
+
+
+def _hide_typing() -> Callable[[], object]:
+    """End the terminal's echo of what is typed, which is kept for the shell. Return what begins it again."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return lambda: None
+    import termios
+
+    def set_modes(local: int) -> None:
+        try:
+            if os.tcgetpgrp(0) == os.getpgrp():  # a job in the background would be stopped
+                modes[3] = local
+                termios.tcsetattr(0, termios.TCSANOW, modes)
+        except (OSError, termios.error):  # it is not this session's terminal, or is gone
+            return
+
+    modes = termios.tcgetattr(0)
+    local = modes[3]
+    set_modes(local & ~termios.ECHO)
+    return lambda: set_modes(local)
 
 
 def _start_spinner(client: Client) -> Any:

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 
 from tests.support.daemons import Home
 from tests.support.patience import PATIENCE
-from tests.support.shells import shell, status, with_program
+from tests.support.shells import BECOME, shell, status, with_program
 from tests.support.terminal import ESCAPES, terminal
 
 TEXT = (
@@ -110,6 +111,27 @@ def test_a_loaded_pair_that_is_measured_is_not_called_loading(home: Home) -> Non
         with terminal(home.environment, "load", columns=200) as loading:
             loading.expect(f"measuring {home.model}")
     os.kill(daemon.worker_pid(), signal.SIGKILL)
+
+
+def test_typing_is_not_echoed_into_an_answer_and_left_to_the_shell(warm: Home) -> None:
+    with_program(warm)
+    line = "localspec ask slow 40; read typed; echo got $typed"
+    with terminal(warm.environment, "sh", "-c", line, program=BECOME) as session:
+        session.expect("2 3")
+        session.send("a command of mine\n")
+        session.expect("got a command of mine")
+        assert session.wait() == 0
+        assert session.text.count("a command of mine") == 1
+        assert termios.tcgetattr(session.master)[3] & termios.ECHO
+
+
+def test_a_job_in_the_background_leaves_the_terminal_alone(warm: Home) -> None:
+    with_program(warm)
+    with shell(warm, "bash") as session:
+        session.send("localspec ask slow 20 < /dev/tty & wait\n")
+        session.expect("18 19")
+        session.send("echo done $((1 + 1))\n")
+        session.expect("done 2")
 
 
 def test_a_waiting_client_sees_what_it_waits_for(home: Home) -> None:
