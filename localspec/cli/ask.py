@@ -12,7 +12,13 @@ import sys
 from localspec.cli.options import EXCLUSIVE, SAMPLING
 from localspec.cli.terminal import render
 from localspec.client.api import Client
-from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
+from localspec.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    LocalspecError,
+    TemplateFailed,
+    UsageError,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,10 +62,8 @@ def run(options: AskOptions) -> int:
     options, attachments = _take_attachments(options)
     options, question = _build_question(options)
     request = request_for(options, question)
-    if attachments and not question:
-        raise UsageError("A picture or document needs a question: localspec ask -f FILE WORDS")
     if attachments:
-        request["messages"][-1]["content"] = [*attachments, {"type": "text", "text": question}]
+        _attach(request, attachments, question)
     client = Client(autostart=not options.no_daemon_start)
     beginning = "" if question else _load_unfinished_answer(client, request)
     try:
@@ -78,27 +82,48 @@ def run(options: AskOptions) -> int:
         stdin_alone = _is_piped() and not options.files
         message = inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
         raise ContextExceeded(message) from error
+    except InvalidRequest as error:
+        _name_attachments(error, list(attachments))
+        raise
     finally:
         if options.no_log:
             client.forget_private()
     return _finish(client, response, request, options)
 
 
-def _take_attachments(options: AskOptions) -> tuple[AskOptions, list[dict[str, Any]]]:
+def _take_attachments(options: AskOptions) -> tuple[AskOptions, dict[str, dict[str, Any]]]:
     """Return the options without files that are pictures or documents, and those as parts of a message.
 
-    Standard input may be one, too.
+    They have the names of their files. Standard input may be one, too.
     """
     if not options.files and not _is_piped():
-        return options, []
+        return options, {}
     from localspec.cli import inputs
 
-    attachments: list[dict[str, Any]] = []
+    attachments: dict[str, dict[str, Any]] = {}
     if _is_piped() and not set(inputs.STDIN) & set(options.files):
         _, attachments = inputs.read_attachments(["-"])
     files, more = inputs.read_attachments(options.files)
-    attachments += more
+    attachments |= more
     return options.changed(files=files) if attachments else options, attachments
+
+
+def _attach(request: dict[str, Any], attachments: dict[str, dict[str, Any]], question: str) -> None:
+    """Put the attachments before the question. Raises UsageError if that is empty."""
+    if not question:
+        raise UsageError("A picture or document needs a question: localspec ask -f FILE WORDS")
+    parts = [*attachments.values(), {"type": "text", "text": question}]
+    request["messages"][-1]["content"] = parts
+
+
+def _name_attachments(error: InvalidRequest, names: list[str]) -> None:
+    """Put the names of the files that a question begins with in place of their paths in its request."""
+    import re
+
+    path = r"'messages\[\d+\]\.content\[(\d+)\][.\w]*'"
+    for match in re.finditer(path, error.message):
+        if (number := int(match[1])) < len(names):
+            error.message = error.message.replace(match[0], names[number])
 
 
 def _is_about_last(options: AskOptions) -> bool:
@@ -274,8 +299,7 @@ def stream(
     if spinner or on_progress:
         request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
-    forget_key: Callable[[], object] | None = None
-    show_typing = _hide_typing()
+    undo = [_hide_typing()]
     try:
         for chunk in chunks:
             _record_chunk(chunk, response)
@@ -286,8 +310,8 @@ def stream(
                 spinner.update(progress)
             for delta in (choice["delta"] for choice in chunk["choices"]):
                 text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
-                if reasoning and forget_key is None:
-                    forget_key = _end_thoughts_on_key(client, chunk.get("id", ""))
+                if reasoning and len(undo) == 1:
+                    undo.append(_end_thoughts_on_key(client, chunk.get("id", "")))
                 reasoning = "" if hide_reasoning else reasoning
                 if spinner and (text or reasoning):
                     spinner.stop()
@@ -299,12 +323,11 @@ def stream(
     finally:
         if spinner:
             spinner.stop()
-        if forget_key:
-            forget_key()
         chunks.close()  # the daemon notices the closed connection and stops generating
         render.end_reasoning()  # the answer may have consisted of reasoning alone
         printer.close()
-        show_typing()
+        for each in undo:
+            each()
     return response
 
 

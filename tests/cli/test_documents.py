@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.synthetic_projector import png
 from localspec.cli import documents
 from localspec.cli.options import expand_file_arguments
 from localspec.errors import UsageError
@@ -201,6 +202,22 @@ def test_a_pdf_goes_to_the_daemon(warm: Home, tmp_path: Path) -> None:
     assert "No question given" in warm.refused("ask", "-f", "a.pdf", cwd=tmp_path, code=2)
 
 
+def test_a_file_that_is_refused_is_named(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "good.png").write_bytes(png(4))
+    (tmp_path / "bad one.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    words = ("-f", "good.png", "-f", "bad one.png", "-s", "Be brief.", "say it")
+    error = warm.refused("ask", *words, cwd=tmp_path, code=1)
+    assert error.startswith("localspec: bad one.png: the picture is damaged: it states no size")
+
+
+def test_an_empty_file_is_noted(warm: Home, tmp_path: Path) -> None:
+    for name in ("empty.txt", "blank.py", "full.py"):
+        (tmp_path / name).write_text("x = 1\n" if name == "full.py" else "\n")
+    run = warm.run("ask", "-f", "empty.txt", "say it", cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "empty.txt is empty.\n")
+    assert warm.run("ask", "-f", "*.py", "say it", cwd=tmp_path).stderr == ""
+
+
 def run_with_stdin(
     home: Home, data: bytes, folder: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
@@ -219,7 +236,7 @@ def test_stdin_may_be_what_a_file_may_be(
     assert question == "stdin.pdf, page 1 of 1:\nHello\n\nmore.txt:\n```\nmore\n```\n\nsay it"
     run = run_with_stdin(warm, b"\x89PNG\r\n\x1a\n\0", tmp_path, *words)
     assert (run.returncode, run.stdout) == (1, "")
-    assert "the picture is damaged: it states no size" in run.stderr
+    assert run.stderr.startswith("localspec: Standard input: the picture is damaged")
     run = run_with_stdin(warm, pdf(show("x" * (5 << 20))), tmp_path, *words)
     assert "Standard input has more than" not in run.stderr  # that is the limit of a text
     run = run_with_stdin(warm, b"x" * (5 << 20), tmp_path, *words)
