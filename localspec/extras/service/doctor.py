@@ -336,16 +336,16 @@ def _check_placement(
 
 def _check_disk(system: CheckedMachine) -> Iterator[Finding]:
     paths = system.paths
-    is_full = False
-    for folder in dict.fromkeys(map(_nearest_existing, (paths.config, paths.state))):
-        if (free := system.free(folder)) < MIN_FREE_BYTES:
-            is_full = True
-            what = (
-                f"The disk of {folder} is full ({format_size(free)} free): answers are not saved in the "
-                "history, and the configuration cannot be changed."
-            )
-            yield Finding("disk", "bad", what, "delete files, or: localspec gc")
-    if is_full:
+    folders = map(_nearest_existing, (paths.state, paths.config))
+    low = [folder for folder in folders if system.free(folder) < MIN_FREE_BYTES]
+    full = {folder.stat().st_dev: folder for folder in low}  # often both are on one disk
+    for folder in full.values():
+        what = (
+            f"The disk of {folder} is full ({format_size(system.free(folder))} free): answers are not "
+            "saved in the history, and the configuration cannot be changed."
+        )
+        yield Finding("disk", "bad", what, "delete files, or: localspec gc")
+    if full:
         return
     folder = _nearest_existing(paths.store)
     size = format_size(free := system.free(folder))

@@ -465,3 +465,10 @@ def test_a_full_disk_is_bad_where_history_and_configuration_lie(
     assert "not saved in the history" in finding.what
     assert doctor.run(checked_machine, as_json=True) == 1
     assert worst_finding(replace(healthy, free=lambda folder: 1 << 30), "disk").state == "note"
+
+
+def test_a_full_disk_of_several_folders_is_reported_once(healthy: CheckedMachine) -> None:
+    for folder in (healthy.paths.config, healthy.paths.state):
+        folder.mkdir(parents=True, exist_ok=True)
+    full = replace(healthy, free=lambda folder: 0)
+    assert sum(finding.about == "disk" for finding in doctor.findings(full)) == 1
