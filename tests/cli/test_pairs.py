@@ -191,11 +191,12 @@ def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
     assert slow.run("pull", "tiny").returncode == 0
     assert slow.hub.sent - bytes_sent < 989_000  # Only the rest is transferred.
     ended = slow.run("pulls", "cancel", "tiny")
-    assert ended.stdout == "Nothing to cancel: the pull of tiny is complete.\n"
+    assert ended.stdout == "The pull of tiny is complete, and is no longer listed.\n"
     slow.hub.files.clear()
     assert slow.run("pull", "maker/other").returncode == 1
     ended = slow.run("pulls", "cancel", "maker-other")
-    assert ended.stdout == "Nothing to cancel: the pull of maker-other has failed.\n"
+    assert ended.stdout == "The pull of maker-other has failed, and is no longer listed.\n"
+    assert not list_pulls(slow)
     assert slow.run("pulls", "cancel", "nope").stderr == (
         "localspec: There is no pull of 'nope'; see: localspec pulls\n"
     )

@@ -234,13 +234,13 @@ def pulls_command(context: click.Context, as_json: bool) -> None:
 
 
 @pulls_command.command(
-    help="Cancel a pull. What was downloaded is kept for the next one.",
+    help="Cancel a pull, or remove one that has ended from the list. What was downloaded is kept.",
     epilog="Example: localspec pulls cancel coder-7b",
 )
 @click.argument("name", shell_complete=suggest.pulls)
 def cancel(name: str) -> None:
     state = PairsClient().cancel_pull(name)
     if ended := {"done": "is complete", "failed": "has failed"}.get(state["state"]):
-        render.line(f"Nothing to cancel: the pull of {state['name']} {ended}.")
+        render.line(f"The pull of {state['name']} {ended}, and is no longer listed.")
     else:
         render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")

@@ -284,6 +284,12 @@ class Pulls:
             raise NotFound(f"There is no pull of '{name}'; see: localspec pulls")
         return pull
 
+    def forget(self, name: str) -> None:
+        """Remove a pull that has ended from the list."""
+        with self._lock:
+            if (pull := self._pulls.get(name)) and not pull.is_running:
+                del self._pulls[name]
+
     def find(self, written: str) -> Pull:
         """Return the pull of a repository, given as the user wrote it. Raises NotFound if there is none."""
         with suppress(InvalidRequest, NotFound):
