@@ -141,6 +141,7 @@ def test_a_load_and_answers_teach_the_speed_of_its_memory(pair: PairFiles, tmp_p
         free = fit.FreeMemory(PLENTY, vram)
         planned = plan_load(pair, settings, free, built)
         assert planned.passes
+        assert planned.passes.forecast
         assert planned.passes.forecast.drafted
         slow_ms = 2e3 / (planned.passes.forecast.plain.likely or 1)
         # The draft has one layer and the target eight. If the draft took an eighth as long, the faster
@@ -148,6 +149,7 @@ def test_a_load_and_answers_teach_the_speed_of_its_memory(pair: PairFiles, tmp_p
         learn_load(planned, PassCosts({1: slow_ms, 4: 2 * slow_ms}, {1: slow_ms / 16}, 0.0))
         learned = plan_load(pair, settings, free, built).passes
         assert learned
+        assert learned.forecast
         assert learned.forecast.plain.likely == pytest.approx(1e3 / slow_ms, rel=0.25)
         assert learned.forecast.loads == 2
         answer_ms = slow_ms / 1.5
@@ -155,6 +157,7 @@ def test_a_load_and_answers_teach_the_speed_of_its_memory(pair: PairFiles, tmp_p
             learn_answer(planned, answer_ms, PromptCost(answer_ms / 1e4))
         learned = plan_load(pair, settings, free, built).passes
         assert learned
+        assert learned.forecast
         assert learned.forecast.plain.likely == pytest.approx(1e3 / answer_ms, rel=0.25)
         assert learned.forecast.reading
         assert learned.forecast.reading.likely == pytest.approx(1e4 / answer_ms, rel=0.3)

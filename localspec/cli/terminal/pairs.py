@@ -159,7 +159,8 @@ def _rows_of_files(view: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("here", _format_fit(view["fit"], view["kind"])))
     if view["fit"]:
         rows.append(("", format_plan(view["fit"])))
-    rows.append(("forecast", format_forecast(view.get("forecast"))))
+    unknown = "unknown" if view["fit"] else ""
+    rows.append(("forecast", format_forecast(view.get("forecast")) or unknown))
     return rows + [("", note) for note in view["fit_notes"]]
 
 

@@ -52,7 +52,7 @@ MAC_GPU_MEMORY_FRACTION = 0.7
 class ExpectedPasses(NamedTuple):
     """What the passes of a planned load will read, and how fast it should be."""
 
-    forecast: ForecastView
+    forecast: ForecastView | None
     parts: tuple[Part, ...]
     layers: float
     draft_parts: tuple[Part, ...]

@@ -320,27 +320,30 @@ def _list_parts(weights: ModelBytes, read: list[ReadGib]) -> tuple[Part, ...]:
 # What is said of drafts whose acceptance nobody has published: from none to this one.
 _HIGH_ACCEPTANCE = 0.8
 _Z80 = 1.28  # of a normal distribution, for intervals that hold four of five
+# A forecast that deviates more says nothing: its bounds would be more than a factor of 13 apart. Loads on a
+# busy machine contradict others so much. A memory that no load has measured deviates by 0.7.
+_MAX_DEVIATION = 1.0
 
 
 def forecast(
     pair: RateEstimate[AnyModel], placed: Placement, acceptance: Mapping[str, float] | None = None
-) -> ForecastView:
-    """Return what is expected of a pair on this machine, in tokens per second.
+) -> ForecastView | None:
+    """Return what is expected of a pair on this machine, in tokens per second, or None if that is unknown.
 
     acceptance: by kind of work, as it was published; empty if it is unknown.
     """
     speeds, parts = pair.speeds, pair.list_parts(placed)
-    plain = _around(
-        pair.tokens_per_second(placed._replace(drafts=False)), speeds.expect_deviation(parts, "1")
-    )
-    reading_ms = pair.reading_ms(placed)
-    reading = (
-        _around(1e3 / reading_ms, speeds.expect_deviation(parts, READING)) if reading_ms else None
-    )
+    narrow = speeds.expect_deviation(parts, "1")
+    wide = speeds.expect_deviation((*parts, *pair.list_draft_parts(placed)), "4")
+    if max(narrow, wide) > _MAX_DEVIATION:
+        return None
+    plain = _around(pair.tokens_per_second(placed._replace(drafts=False)), narrow)
+    reading, reading_ms = None, pair.reading_ms(placed)
+    if reading_ms and (deviation := speeds.expect_deviation(parts, READING)) <= _MAX_DEVIATION:
+        reading = _around(1e3 / reading_ms, deviation)
     drafted = None
     if placed.drafts and (pair.draft or pair.count_layers(True) > pair.target.trunk_layers):
         rates = [pair.tokens_per_second(placed, share) for share in (acceptance or {}).values()]
-        wide = speeds.expect_deviation((*parts, *pair.list_draft_parts(placed)), "4")
         if rates:
             low, high = _around(min(rates), wide), _around(max(rates), wide)
             drafted = Interval(low.low, sum(rates) / len(rates), high.high)
