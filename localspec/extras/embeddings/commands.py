@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,6 +51,7 @@ def command(
         request["model"] = inputs.resolve_pair(model)
     if dimensions:
         request["dimensions"] = dimensions
+    _refuse_texts(files)
     client = Client()
     for names, texts in _make_batches(inputs.expand_patterns(files or ("-",))):
         try:
@@ -63,6 +66,15 @@ def command(
             numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN_NUMBERS])
             ellipsis = " …" if len(vector) > _SHOWN_NUMBERS else ""
             render.line(f"{name}: {len(vector)} numbers, {numbers}{ellipsis}")
+
+
+def _refuse_texts(files: Sequence[str]) -> None:
+    """Raise UsageError if an argument seems to be a text instead of a file."""
+    for file in files:
+        is_other = file in inputs.STDIN or any(sign in file for sign in "/*[")
+        if not is_other and not glob.glob(file):  # noqa: PTH207 - Path.glob raises where a name is long
+            advice = f"To embed a text: echo {shlex.quote(file)} | localspec embed"
+            raise UsageError(f"There is no file '{file}'. {advice}")
 
 
 def _make_batches(names: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:

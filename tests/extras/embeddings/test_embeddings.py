@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,14 @@ def test_commands_work_with_embedding_models(served: Home) -> None:
     assert "draft" not in description
     listed = {item["id"]: item for item in served.request("GET", "/v1/models").json["data"]}
     assert listed["tiny-embed"]["capabilities"] == ["embedding"]
+
+
+@pytest.mark.parametrize("text", ["What is this?", "word", "long " * 99])
+def test_a_text_as_an_argument_is_refused_with_the_way_to_embed_it(served: Home, text: str) -> None:
+    error = served.refused("embed", text, code=2)
+    assert f"There is no file '{text}'" in error
+    assert f"echo {shlex.quote(text)} | localspec embed" in error
+    assert "No file matches 'no*'" in served.refused("embed", "no*", code=2)
 
 
 def test_a_text_model_can_embed_with_a_chosen_pooling(served: Home, client: openai.OpenAI) -> None:
