@@ -144,6 +144,10 @@ def test_drafts_prints_commands_that_add_pairs(tmp_path: Path) -> None:
         run = home.run(*shlex.split(path)[1:])
         assert run.returncode == 0, run.stderr
         assert " qwen2.5-7b-2 " in home.run("drafts", "qwen2.5-7b").stdout
+        with terminal(home.environment, "drafts", "qwen2.5-7b", columns=200) as session:
+            session.expect("comparing the models on this disk")
+            session.expect("qwen2.5-7b-2")
+            assert session.wait() == 0
 
 
 def test_model_folders_are_taken_from_the_environment(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ def drafts_command(target: str, folders: tuple[str, ...], measure: bool, as_json
     pair, paths = inputs.resolve_pair(target), list(map(inputs.absolute, folders))
     report: dict[str, Any] = {}
     with Progress(target) as progress:
+        if not as_json:
+            progress.show("comparing the models on this disk", 0, 0)
         for report in client.drafts(pair, paths, measure=measure):
             if report["measuring"] and not as_json:
                 progress.show(f"measuring {report['measuring']}", 0, 0)
