@@ -62,19 +62,14 @@ def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @cache
 def get_renderer(name: str) -> TemplateRenderer:
-    renderer = TemplateRenderer(templates.template(name), "<s>", "</s>")
-    atexit.register(renderer.close)
-    return renderer
+    return templates.shared_renderer(templates.template(name), watches=True)
 
 
 def render_once(template: str, content: str, spellings: list[str], eos: str = "") -> RenderedPrompt:
     """Return the prompt of one message, in which these special tokens are distinguished."""
-    renderer = TemplateRenderer(template, "", eos)
+    renderer = templates.shared_renderer(template, "", eos, watches=True)
     renderer.watch(spellings)
-    try:
-        return renderer.rendered(ChatPrompt([Message("user", content)]))
-    finally:
-        renderer.close()
+    return renderer.rendered(ChatPrompt([Message("user", content)]))
 
 
 @cache
@@ -297,18 +292,15 @@ def test_texts_that_a_template_searches_for_are_found(template: str) -> None:
     turn = [Message("user", content), Message("assistant", content), response]
     calls = [Message("user", "?"), Message("assistant", "", {"tool_calls": [call]})]
     chats = ChatPrompt(turn), ChatPrompt(calls, tools=[{"type": "function", "function": tool}])
-    watched, plain = (TemplateRenderer(templates.template(template), "<s>", "") for _ in range(2))
-    watched.watch([*find_markers(templates.template(template)), "<|im_end|>", "<think>", "<s>"])
-    try:
-        for chat in chats:
-            try:
-                expected = plain.render(chat)
-            except (InvalidRequest, TemplateFailed):
-                continue  # the template does not support such a chat
-            assert watched.render(chat) == expected
-    finally:
-        watched.close()
-        plain.close()
+    text = templates.template(template)
+    watched, plain = (templates.shared_renderer(text, eos="", watches=on) for on in (True, False))
+    watched.watch([*find_markers(text), "<|im_end|>", "<think>", "<s>"])
+    for chat in chats:
+        try:
+            expected = plain.render(chat)
+        except (InvalidRequest, TemplateFailed):
+            continue  # the template does not support such a chat
+        assert watched.render(chat) == expected
 
 
 def test_names_between_brackets_of_a_template_make_no_special_token() -> None:
@@ -358,7 +350,7 @@ def test_user_defined_tokens_that_mark_structure() -> None:
 
 def test_prefill_is_text_apart_from_leading_thoughts(cycle: Running) -> None:
     template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-    renderer = TemplateRenderer(template, "<s>", "</s>")
+    renderer = templates.shared_renderer(template, watches=True)
     special = SpecialTokens(cycle.pair.vocab, template)
     for text in ("<think>", "</think>", "<s>", "</s>"):
         special._tokens[text] = MarkedToken(7, text, False, False, False)
@@ -373,14 +365,11 @@ def test_prefill_is_text_apart_from_leading_thoughts(cycle: Running) -> None:
         assert prompt.special is not None
         return [prompt.text[start:end] for start, end in prompt.special]
 
-    try:
-        turns = ["<s>", "</s>", "<s>"]
-        assert list_own_tokens("b</s><s>c") == turns
-        assert list_own_tokens("b<think>c</think>") == turns
-        assert list_own_tokens("<think>\nb</s>") == [*turns, "<think>"]
-        assert list_own_tokens(" <think>b</think></s><think>") == [*turns, "<think>", "</think>"]
-    finally:
-        renderer.close()
+    turns = ["<s>", "</s>", "<s>"]
+    assert list_own_tokens("b</s><s>c") == turns
+    assert list_own_tokens("b<think>c</think>") == turns
+    assert list_own_tokens("<think>\nb</s>") == [*turns, "<think>"]
+    assert list_own_tokens(" <think>b</think></s><think>") == [*turns, "<think>", "</think>"]
 
 
 def test_second_bos_token_is_read_and_reported(cycle: Running) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from localspec.engine.prompt import template_process
-from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
 from tests.support import templates
@@ -21,33 +18,13 @@ CONVERSATION = [
     Message("assistant", "Four."),
     Message("user", "And 3 + 3 < 7?"),
 ]
-Render = Callable[..., str]
-MakeRenderer = Callable[[str | None], TemplateRenderer]
 
 
-@pytest.fixture
-def make_renderer() -> Iterator[MakeRenderer]:
-    with contextlib.ExitStack() as opened:
-
-        def make(template: str | None) -> TemplateRenderer:
-            renderer = TemplateRenderer(template, "<s>", "</s>")
-            opened.callback(renderer.close)
-            return renderer
-
-        yield make
+def render(template: str | None, messages: list[Message] = CONVERSATION, **more: Any) -> str:
+    return templates.shared_renderer(template).render(ChatPrompt(messages, **more))
 
 
-@pytest.fixture
-def render(make_renderer: MakeRenderer) -> Render:
-    def render_once(
-        template: str | None, messages: list[Message] = CONVERSATION, **more: Any
-    ) -> str:
-        return make_renderer(template).render(ChatPrompt(messages, **more))
-
-    return render_once
-
-
-def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Render) -> None:
+def test_messages_tokens_and_the_generation_prompt_reach_the_template() -> None:
     template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}|{{ m['content'] }}]{{ eos_token }}"
         "{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ tools | length if tools }}{{ x }}"
@@ -63,7 +40,7 @@ def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Re
     assert text == "<s>[user|What is 2 + 2?]</s>2y"
 
 
-def test_template_gets_the_current_date_unless_overridden(render: Render) -> None:
+def test_template_gets_the_current_date_unless_overridden() -> None:
     template = "{{ messages[0].content }}|{{ date_string }}|{{ datetime }}"
     days = [datetime.now().astimezone()]
     text = render(template, CONVERSATION[1:2])
@@ -75,13 +52,13 @@ def test_template_gets_the_current_date_unless_overridden(render: Render) -> Non
     assert text == f"{content}|26 Jul 2024|never"
 
 
-def test_one_renderer_serves_many_conversations(make_renderer: MakeRenderer) -> None:
-    renderer = make_renderer("{{ messages[0].content }}")
+def test_one_renderer_serves_many_conversations() -> None:
+    renderer = templates.shared_renderer("{{ messages[0].content }}")
     for text in ("one", "two\n\n", "☃\0\u2028", "a" * 200_000):
         assert renderer.render(ChatPrompt([Message("user", text)])) == text
 
 
-def test_json_of_a_part_of_each_tool(render: Render) -> None:
+def test_json_of_a_part_of_each_tool() -> None:
     """Templates that come with llama.cpp do not make a list of `map` first."""
     template = "{{ tools | map(attribute='function') | tojson }}{{ messages[0].content }}"
     tools = [{"function": {"name": "a<b"}}, {"function": {"name": "c"}}]
@@ -89,7 +66,7 @@ def test_json_of_a_part_of_each_tool(render: Render) -> None:
     assert text == '[{"name": "a<b"}, {"name": "c"}]What is 2 + 2?'
 
 
-def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
+def test_json_is_written_as_transformers_writes_it() -> None:
     tools = [{"name": "é<b>"}]
     text = render("{{ tools | tojson }}{{ messages[0].content }}", CONVERSATION[1:2], tools=tools)
     assert text == '[{"name": "é<b>"}]What is 2 + 2?'
@@ -104,7 +81,7 @@ def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
         ("{{ nothing.at.all }}", "Undefined"),
     ],
 )
-def test_a_failure_names_its_cause(render: Render, template: str | None, message: str) -> None:
+def test_a_failure_names_its_cause(template: str | None, message: str) -> None:
     with pytest.raises(TemplateFailed, match=message):
         render(template)
 
@@ -122,7 +99,7 @@ def test_a_failure_names_its_cause(render: Render, template: str | None, message
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: str) -> None:
+def test_a_template_reaches_nothing_outside_the_sandbox(attack: str) -> None:
     refused = ""
     try:
         text = render("{{ messages[0].content }}|" + attack, CONVERSATION[1:2])
@@ -142,10 +119,10 @@ def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: 
     ],
 )
 def test_endless_template_is_stopped_and_the_next_one_works(
-    endless: str, make_renderer: MakeRenderer, monkeypatch: pytest.MonkeyPatch
+    endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
-    renderer = make_renderer("{{ messages[0].content }}" + endless)
+    renderer = templates.shared_renderer("{{ messages[0].content }}" + endless)
     with pytest.raises(TemplateFailed, match="took longer than 1 seconds"):
         renderer.render(ChatPrompt(CONVERSATION[:1]))
     renderer._template = "{{ messages[0].content }}"
@@ -161,9 +138,7 @@ def test_endless_template_is_stopped_and_the_next_one_works(
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     ],
 )
-def test_template_with_a_huge_result_is_stopped(
-    render: Render, huge: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_template_with_a_huge_result_is_stopped(huge: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
     # A busy machine may time out before it reaches the limits of memory and length.
     stopped = "more memory than a template may have|the result is longer|took longer than"
@@ -172,21 +147,23 @@ def test_template_with_a_huge_result_is_stopped(
     assert len(raised.value.message) < 700
 
 
-@pytest.mark.parametrize("generation", [True, False])
 @pytest.mark.parametrize("name", templates.files())
-def test_the_templates_of_models_render(render: Render, name: str, generation: bool) -> None:
-    template = templates.template(name)
-    text = render(template, CONVERSATION, add_generation_prompt=generation)
-    places = [text.find(message.content or "") for message in CONVERSATION]
-    assert -1 not in places
-    assert places == sorted(places)
-    alternative = render(template, CONVERSATION, add_generation_prompt=not generation)
+def test_the_templates_of_models_render(name: str) -> None:
+    renderer = templates.shared_renderer(templates.template(name))
+    text, alternative = (
+        renderer.render(ChatPrompt(CONVERSATION, add_generation_prompt=generation))
+        for generation in (True, False)
+    )
+    for rendered in (text, alternative):
+        places = [rendered.find(message.content or "") for message in CONVERSATION]
+        assert -1 not in places
+        assert places == sorted(places)
     # Both have the same conversation and differ only after it.
     end = text.index("And 3 + 3 < 7?") + len("And 3 + 3 < 7?")
     assert text[:end] == alternative[:end]
 
 
-def test_template_clock_is_that_of_this_machine(render: Render) -> None:
+def test_template_clock_is_that_of_this_machine() -> None:
     time_before = datetime.now()
     text = render(
         "{{ messages[0].content }}{{ strftime_now('%Y-%m-%d %H') }}", [Message("user", "")]
@@ -229,13 +206,13 @@ PARTS = write_template(
     ],
 )
 def test_call_reaches_the_template_in_its_expected_form(
-    render: Render, template: str, content: str | None, expected: str
+    template: str, content: str | None, expected: str
 ) -> None:
     """Null stays null if the template distinguishes it from an empty text, and is never printed."""
     assert render(template, make_call_messages(content, {"b": 1, "a": "é"})) == expected
 
 
-def test_null_that_fails_in_one_chat_becomes_empty_text_there(render: Render) -> None:
+def test_null_that_fails_in_one_chat_becomes_empty_text_there() -> None:
     template = write_template("[{{ m.content + '' if tools or m.content is not none }}]")
     template += "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     tools = [{"type": "function", "function": {"name": "look"}}]

@@ -10,7 +10,12 @@ checkout are used too. After a change here, record what transformers makes of th
 
 from __future__ import annotations
 
+import atexit
+from functools import cache
 from pathlib import Path
+
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.prompt.template_process import TemplateProcess
 
 FAMILIES = Path(__file__).with_name("chat_templates")
 REAL = Path(__file__).resolve().parents[3] / "shared" / "templates"
@@ -26,3 +31,22 @@ def files() -> dict[str, Path]:
 def template(name: str) -> str:
     """Return the text of a template."""
     return files()[name].read_text(encoding="utf-8")
+
+
+@cache
+def _process(watches: bool) -> TemplateProcess:
+    process = TemplateProcess()
+    atexit.register(process.close)
+    return process
+
+
+def shared_renderer(
+    template: str | None, bos: str = "<s>", eos: str = "</s>", *, watches: bool = False
+) -> TemplateRenderer:
+    """Return a renderer whose process is that of all others from here, and need not be closed.
+
+    watches: whether it distinguishes special tokens. Those of the last call of `watch` hold for all.
+    """
+    renderer = TemplateRenderer(None, bos, eos)
+    renderer._template, renderer._process = template, _process(watches)
+    return renderer
