@@ -11,8 +11,10 @@ logits, the intermediate results of a layer for each row, and the attention mask
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -367,7 +369,8 @@ def fit_pair(
             "choose a smaller pair (localspec catalogue --fits)."
         )
     others: dict[KvType, int] = {}
-    for kv_type in KV_BYTES:
+    is_longest = chosen.context >= min(load.context or max_context, max_context)
+    for kv_type in () if is_longest else KV_BYTES:
         keys, values = load.kv_types
         smaller = KV_BYTES[kv_type] < KV_BYTES[keys] and keys == values and load.quantizes
         if smaller and supports_kv_types(target, same_types := (kv_type, kv_type)):
@@ -678,4 +681,5 @@ def _divide_target(
 
 def _count_apart(experts: Sequence[float], spare: float) -> int:
     """Return how many tensors of experts must leave for the others to fit into `spare` bytes."""
-    return next(at for at in range(len(experts) + 1) if sum(experts[at:]) <= spare)
+    kept = list(accumulate(reversed(experts), initial=0.0))  # bytes of the last n tensors
+    return len(kept) - bisect.bisect_right(kept, spare)

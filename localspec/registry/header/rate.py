@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 from localspec.model_traits import SidecarKind, find_expert, order_experts
@@ -70,7 +71,7 @@ _PLACES = tuple((memory, use) for memory in MEMORIES for use in USES)
 _INPUTS = frozenset({"token_embd.weight", "per_layer_token_embd.weight"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelBytes:
     """The weights of a model in bytes, by when a pass reads them.
 
@@ -125,6 +126,11 @@ class ModelBytes:
             kinds,
         )
 
+    @cached_property
+    def _expert_sums(self) -> tuple[float, ...]:
+        """The bytes of the trunk's experts without the first n of their tensors, by n."""
+        return tuple(accumulate(reversed(self.trunk.experts), initial=0.0))[::-1]
+
     def count_moe_layers(self, cpu_experts: int) -> int:
         """Return in how many of the first layers `cpu_experts` tensors of experts are."""
         return self.moe_layers[cpu_experts - 1] + 1 if cpu_experts else 0
@@ -142,10 +148,11 @@ class ModelBytes:
         on_gpu: the share of the layers there. attended: bytes of cache that it reads as well. repeats: the
         share of a row's experts that are those of the row before; any expert is equally likely otherwise.
         """
-        experts, new = self.trunk.experts, self.used * (1 - repeats)
+        sums, new = self._expert_sums, self.used * (1 - repeats)
         union = 1 - (1 - self.used) * (1 - new) ** (rows - 1)
-        dense, every = self.trunk.dense + attended, union * sum(experts)
-        there, output = on_gpu * union * sum(experts[cpu_experts:]), self.output * (on_gpu > 0)
+        dense, every = self.trunk.dense + attended, union * sums[0]
+        there = on_gpu * union * sums[min(cpu_experts, len(sums) - 1)]
+        output = self.output * (on_gpu > 0)
         gpu = on_gpu * dense, there, output
         ram = dense - gpu[0], every - there, self.output - output
         return tuple(size / GIB for size in (*gpu, *ram))
@@ -195,16 +202,17 @@ class RateEstimate(Generic[AnyModel]):
         acceptance: accepted tokens per drafted one. A target's own heads are its last layers, which are the
         first on the GPU.
         """
-        round_ms = self.speeds.round_ms
-        best = 1 / (self.target_ms(placed, 1) + round_ms)
+        round_ms, max_depth = self.speeds.round_ms, MAX_PLANNED_DEPTH if placed.drafts else 0
+        target_ms = self._list_target_ms(placed, range(1, max_depth + 2))
+        best = 1 / (target_ms[0] + round_ms)
         if not placed.drafts:
             return 1e3 * best
         is_block = self.draft is not None and self.draft.sidecar in ("dflash", "dspark")
         step_ms, tokens = self._step_ms(placed), 1.0
-        for depth in range(1, MAX_PLANNED_DEPTH + 1):
+        for depth in range(1, max_depth + 1):
             tokens += acceptance**depth
             steps = 1 if is_block else depth
-            passes_ms = self.target_ms(placed, depth + 1) + steps * step_ms
+            passes_ms = target_ms[depth] + steps * step_ms
             best = max(best, tokens / (passes_ms + round_ms))
         return 1e3 * best
 
@@ -234,11 +242,14 @@ class RateEstimate(Generic[AnyModel]):
     def draft_weights(self) -> ModelBytes | None:
         return _count_bytes(self.draft) if self.draft else None
 
-    def target_ms(self, placed: Placement, rows: int) -> float:
-        """Return the milliseconds of a pass of the target."""
-        gib = self.read_gib(placed), self.read_gib(placed, rows)
+    def _list_target_ms(self, placed: Placement, widths: Iterable[int]) -> list[float]:
+        """Return the milliseconds of passes of the target over so many rows each."""
+        speeds, one = self._target_speeds, self.read_gib(placed)
         layers_ms = self.count_parts(placed) * self.speeds.layer_ms
-        return _sum_ms(self._target_speeds, *gib, rows) + layers_ms
+        # A wide pass reads more than a narrow one only where its rows choose experts.
+        is_dense = not self.weights.trunk.experts
+        gibs = ((rows, one if is_dense else self.read_gib(placed, rows)) for rows in widths)
+        return [_sum_ms(speeds, one, gib, rows) + layers_ms for rows, gib in gibs]
 
     def reading_ms(self, placed: Placement) -> float:
         """Return the milliseconds of a token of a long prompt. What lies before it is not counted."""
@@ -275,18 +286,22 @@ class RateEstimate(Generic[AnyModel]):
     def _draft_speeds(self) -> tuple[PassSpeed, ...]:
         return _list_speeds(self.speeds, self.draft_weights or self.weights)
 
+    @cached_property
+    def _head(self) -> ModelBytes:
+        """Of several heads, the first one drafts all tokens."""
+        count = max(self.target.layers - self.target.trunk_layers, 1)
+        dense, experts = self.weights.heads
+        head = LayerBytes(dense / count, tuple(size / count for size in experts))
+        return replace(self.weights, trunk=head)
+
     def _step_ms(self, placed: Placement) -> float:
         draft, apart = self.draft_weights, placed.draft_cpu_experts
         if self.draft and draft:
             gib = draft.read_gib(float(placed.draft_layers != 0), apart)
             layers_ms = self.draft.layers * self.speeds.layer_ms
             return _sum_ms(self._draft_speeds, gib, gib, 1) + layers_ms
-        count = max(self.target.layers - self.target.trunk_layers, 1)
-        dense, experts = self.weights.heads
-        # Of several heads, the first one drafts all tokens.
-        head = LayerBytes(dense / count, tuple(size / count for size in experts))
         apart = max(placed.cpu_experts - len(self.weights.trunk.experts), 0)
-        gib = replace(self.weights, trunk=head).read_gib(float(placed.layers != 0), apart)
+        gib = self._head.read_gib(float(placed.layers != 0), apart)
         return _sum_ms(self._draft_speeds, gib, gib, 1) + self.speeds.layer_ms
 
 
