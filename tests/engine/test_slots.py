@@ -22,8 +22,9 @@ from tests.support.running import Running, drafting
 CELLS = 256
 
 
-@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
-def test_the_common_prefix_is_the_first_difference(a: list[int], b: list[int]) -> None:
+@given(st.integers(0, 200), *[st.lists(st.integers(0, 2), max_size=30)] * 2)
+def test_the_common_prefix_is_the_first_difference(n: int, a: list[int], b: list[int]) -> None:
+    a, b = [0] * n + a, [0] * n + b
     length = common_prefix(a, b)
     assert a[:length] == b[:length]
     assert length == min(len(a), len(b)) or a[length] != b[length]

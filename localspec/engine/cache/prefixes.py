@@ -70,11 +70,11 @@ class Prefix:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    low = high = min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    low = 0  # a[:low] is equal, a[:high] is not
-    while high - low > 1:
+    """Return with how many equal elements two sequences begin, in a time that grows with that number."""
+    end, low, step = min(len(a), len(b)), 0, 32
+    while (high := min(low + step, end)) > low and a[low:high] == b[low:high]:
+        low, step = high, 2 * step
+    while high - low > 1:  # a[:low] is equal, a[:high] is not
         mid = (low + high) // 2
         low, high = (mid, high) if a[low:mid] == b[low:mid] else (low, mid)
     return low

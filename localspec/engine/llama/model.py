@@ -10,7 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,6 +108,7 @@ def format_last_error() -> str:
     return f" ({_PREFIX.sub('', _last_error[0])})" if _last_error else ""
 
 
+@cache
 def llama_version() -> str:
     """Return the version of llama-cpp-python, which determines that of llama.cpp."""
     import importlib.metadata

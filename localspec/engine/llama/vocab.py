@@ -503,5 +503,5 @@ def _read_bytes(write: Callable[[Any, int], int], buffer: Any) -> bytes:
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int], param: str) -> None:
     """Raise InvalidRequest if a token is outside the vocabulary."""
-    for token in tokens:
+    for token in (min(tokens), max(tokens)) if tokens else ():
         vocab.check(token, param)
