@@ -14,6 +14,7 @@ import pytest
 from benchmarks.measuring.driven import Answer as Answer
 from benchmarks.measuring.driven import Driven
 from localspec.engine.llama import gpus
+from localspec.engine.pair import profile
 from localspec.engine.pair.load import GPU_BATCH_FACTOR, load_pair
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.prompt.prepare import Preparer
@@ -142,7 +143,12 @@ def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
             opened.callback(_PORTS.append, port)
             endpoint, _ = opened.enter_context(rpc_worker(port))
             files = msgspec.structs.replace(files, rpc=(endpoint,))
-        engine = Running(load_pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
+        with pytest.MonkeyPatch.context() as patch:
+            # These passes take so little time that each would be measured five times as often as one of a
+            # model of any size, which is half of a load.
+            patch.setattr(profile, "MAX_REPEATS", profile.MIN_REPEATS)
+            pair = load_pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None)
+        engine = Running(pair)
         try:
             yield engine
         finally:
