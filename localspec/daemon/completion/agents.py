@@ -12,6 +12,8 @@ from starlette.datastructures import Address
 from localspec.errors import NotFound
 from localspec.protocol.frames import ChatPrompt, Generate, Message
 
+_MOST = 64  # agents and beginnings; the oldest go first
+
 
 class AgentSessions:
     """The beginnings of sessions by agent and pair, and the agents by the peer that sends their requests."""
@@ -23,6 +25,8 @@ class AgentSessions:
     def begin(self, peer: Address, agent: str, pair: str) -> Generate:
         """Return the request that reads how an agent's session begins. Raises NotFound if none was seen."""
         self._agents[peer] = agent
+        if len(self._agents) > _MOST:
+            del self._agents[next(iter(self._agents))]
         if (prompt := self.beginnings.get((agent, pair))) is None:
             raise NotFound(f"No session of {agent} with {pair} was seen yet.")
         return Generate(0, prompt, max_tokens=0, priority="ahead")
@@ -38,3 +42,5 @@ class AgentSessions:
             self.beginnings[agent, pair] = msgspec.structs.replace(
                 prompt, messages=messages, continued="content", pictures=[]
             )
+            if len(self.beginnings) > _MOST:
+                del self.beginnings[next(iter(self.beginnings))]
