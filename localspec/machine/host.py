@@ -366,11 +366,14 @@ def _read_process(stat: Path) -> tuple[str, int]:
     return head.partition("(")[2], int(fields[11]) + int(fields[12])
 
 
-def _processes() -> dict[int, tuple[str, int]]:
+def _processes(pids: Iterable[int] | None = None) -> dict[int, tuple[str, int]]:
+    """Return the name and the CPU time of these processes, or of all."""
+    if pids is None:
+        pids = (int(folder.name) for folder in _PROC.glob("[0-9]*"))
     processes: dict[int, tuple[str, int]] = {}
-    for folder in _PROC.glob("[0-9]*"):
+    for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
-            processes[int(folder.name)] = _read_process(folder / "stat")
+            processes[pid] = _read_process(_PROC / str(pid) / "stat")
     return processes
 
 
@@ -387,9 +390,11 @@ def _read_busy_ticks() -> int | None:
 class OtherProcesses:
     """The cores that other processes have kept busy since this was created."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Iterable[int] | None = None) -> None:
+        """ours: as of `cores`, where `busiest` is not asked. Reading all processes takes milliseconds."""
         self._start = time.monotonic()
-        self._busy, self._processes = _read_busy_ticks(), _processes()
+        pids = None if ours is None else {os.getpid(), *ours}
+        self._busy, self._processes = _read_busy_ticks(), _processes(pids)
 
     @property
     def _elapsed_ticks(self) -> float:
@@ -400,11 +405,10 @@ class OtherProcesses:
         busy = _read_busy_ticks()
         if self._busy is None or busy is None:
             return None
-        our_ticks = 0
-        for pid in {os.getpid(), *ours}:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                our_ticks += _read_process(_PROC / str(pid) / "stat")[1]
-                our_ticks -= self._processes.get(pid, ("", 0))[1]
+        our_ticks = sum(
+            ticks - self._processes.get(pid, ("", 0))[1]
+            for pid, (_, ticks) in _processes({os.getpid(), *ours}).items()
+        )
         return max(busy - self._busy - our_ticks, 0) / self._elapsed_ticks
 
     def busiest(self, count: int = 3) -> list[tuple[str, float]]:

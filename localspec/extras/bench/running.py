@@ -282,7 +282,7 @@ class Bench:
         if work.name in failed:
             return
         how = self._options(self._max_tokens(work), mode, turn.sampling, probe=turn.probe)
-        other_programs, joules_before = OtherProcesses(), self._meter.joules()
+        other_programs, joules_before = OtherProcesses(self._pids), self._meter.joules()
         try:
             with self.plan.stopping.waiting():
                 answer = self.server.ask(work.prompts[turn.prompt], how)
