@@ -21,8 +21,8 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     mixed JSON     answer with the `pieces` of a `family` of `mixtures`, read as the engine reads its tokens
     running        answer with the number of requests that are active and not cancelled
 
-In an /infill the command is `prompt` after an exclamation mark. In a text it may be behind one that begins
-a line.
+In an /infill the command is `prompt` after an exclamation mark. In a message or text it may be behind one
+that begins a line.
 
 `--first-delay S` waits before the first piece of every answer;
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
@@ -340,7 +340,7 @@ def dialect_of(template: str | None) -> Dialect:
 def text_of(prompt: frames.Prompt) -> str:
     match prompt:
         case frames.ChatPrompt():
-            return prompt.messages[-1].content or ""
+            return (prompt.messages[-1].content or "").rpartition("\n!")[2]
         case frames.TextPrompt():
             return prompt.text.rpartition("\n!")[2]
         case frames.TokenPrompt():
