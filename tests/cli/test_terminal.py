@@ -113,6 +113,16 @@ def test_a_loaded_pair_that_is_measured_is_not_called_loading(home: Home) -> Non
     os.kill(daemon.worker_pid(), signal.SIGKILL)
 
 
+def test_the_load_of_another_pair_is_shown_with_its_name(home: Home) -> None:
+    daemon = home.start("--load-delay", "4")
+    assert home.run("ask", "say one").returncode == 0
+    other = home.root / "other.gguf"
+    other.touch()
+    with terminal(home.environment, "load", str(other), columns=200) as session:
+        session.expect(f"loading {other}")
+    os.kill(daemon.worker_pid(), signal.SIGKILL)
+
+
 def test_typing_is_not_echoed_into_an_answer_and_left_to_the_shell(warm: Home) -> None:
     with_program(warm)
     line = "localspec ask slow 40; read typed; echo got $typed"

@@ -84,14 +84,14 @@ class Spinner:
     def _describe_status(self) -> str:
         try:
             status = self._client.status()
-            pair = status["pair"]
+            pair = next((each for each in status["pairs"] if each["state"] == "loading"), None)
         except (LocalspecError, KeyError):
             return "starting the daemon"
         if progress := format_hashing(status):
             return f"hashing {progress}"
-        if pair["state"] == "loading" and pair["stage"] == "profile":
+        if pair and pair["stage"] == "profile":
             return f"measuring {pair['name']}"
-        if pair["state"] == "loading":
+        if pair:
             share = f" {100 * pair['progress']:.0f}%" if pair.get("progress") else ""
             return f"loading {pair['name']}{share}"
         if status["waiting"]:
