@@ -105,21 +105,13 @@ def test_a_fixed_policy_costs_what_is_computed(depth: int) -> None:
         assert set(replay.depths) == {0}
 
 
-@pytest.mark.parametrize("costs", EXAMPLE_COSTS)
 @pytest.mark.parametrize("rate", [0.95, 0.7, 0.4, 0.0])
-def test_auto_stays_near_the_best_fixed_depth(rate: float, costs: str) -> None:
-    trace = make_trace(random_hits(rate, 2000))
-    result = regret(trace, cost_profile(EXAMPLE_COSTS[costs]), range(1, 9), passes=2)
+def test_auto_stays_near_the_best_fixed_depth(rate: float) -> None:
+    """Without repacked kernels; tests/engine/test_depth.py has the costs with them."""
+    trace = make_trace(random_hits(rate, 1500))
+    result = regret(trace, cost_profile(EXAMPLE_COSTS["plain"]), range(1, 9), passes=2)
     assert result.plain / result.auto >= 0.97
     assert result.best_fixed / result.auto >= 0.95
-
-
-def test_auto_beats_every_fixed_depth_where_the_text_changes() -> None:
-    hits: list[bool] = []
-    for burst in range(40):
-        hits += random_hits(0.1 if burst % 2 else 0.95, 40, burst)
-    result = regret(make_trace(hits), cost_profile(EXAMPLE_COSTS["repacked"]), range(1, 9))
-    assert result.best_fixed / result.auto >= 1.0
 
 
 def test_auto_drafts_nothing_for_long_where_all_drafts_are_wrong() -> None:
@@ -193,11 +185,17 @@ def test_auto_is_no_slower_than_plain_if_changes_of_width_are_expensive(
     assert min(plain, fixed) / auto >= 0.8
 
 
-@pytest.mark.parametrize("target", ["32B", "70B"])
 @pytest.mark.parametrize(
-    "rates",
-    [[0.95] * 300, [0.8] * 300, [0.6] * 300, [0.4] * 300, bursts(0.95, 0.1, 100, 300)],
-    ids=["0.95", "0.8", "0.6", "0.4", "bursts"],
+    ("target", "rates"),
+    [
+        ("32B", [0.95] * 300),
+        ("32B", [0.6] * 300),
+        ("32B", bursts(0.95, 0.1, 100, 300)),
+        ("70B", [0.8] * 300),
+        ("70B", [0.4] * 300),
+        ("70B", bursts(0.95, 0.1, 100, 300)),
+    ],
+    ids=["32B-0.95", "32B-0.6", "32B-bursts", "70B-0.8", "70B-0.4", "70B-bursts"],
 )
 def test_auto_is_as_fast_as_the_best_depth_if_changes_of_width_are_dear(
     target: str, rates: list[float]
@@ -212,7 +210,7 @@ def test_auto_is_as_fast_as_the_best_depth_if_changes_of_width_are_dear(
 def test_texts_that_change_are_hardly_slower_than_plain_if_changes_of_width_are_dear(
     target: str, every: int
 ) -> None:
-    outcome = compare_draws(target, bursts(0.95, 0.1, every, 512), 3, depths=())
+    outcome = compare_draws(target, bursts(0.95, 0.1, every, 512), 2, depths=())
     assert outcome.plain / outcome.auto >= (0.95 if target == "8B" else 1.05)
 
 
@@ -228,7 +226,7 @@ def test_four_sequences_are_hardly_slower_than_plain_if_changes_of_width_are_dea
 def test_four_sequences_are_as_fast_as_at_the_best_depth_if_they_draft_well(
     target: str, gain: float
 ) -> None:
-    outcome = compare_draws(target, [0.95] * 2048, 2, 4, depths=(5, 7))
+    outcome = compare_draws(target, [0.95] * 1024, 2, 4, depths=(5, 7))
     assert outcome.best_fixed / outcome.auto >= 0.94
     assert outcome.plain / outcome.auto >= gain
 
@@ -241,9 +239,9 @@ def test_copies_are_nearly_as_fast_as_for_a_clairvoyant(
     target: str, prose: int, copy: int, least: float
 ) -> None:
     costs = without_draft(target)
-    ratios = [compare_copying(costs, make_copying(prose, copy, 3, seed)) for seed in (1, 2, 3)]
+    ratios = [compare_copying(costs, make_copying(prose, copy, 3, seed)) for seed in (1, 2)]
     assert all(beside_clairvoyant <= 1 for beside_clairvoyant, _ in ratios)
-    assert sum(beside_clairvoyant for beside_clairvoyant, _ in ratios) / 3 >= least
+    assert sum(beside_clairvoyant for beside_clairvoyant, _ in ratios) / 2 >= least
     assert all(beside_plain > 1.2 for _, beside_plain in ratios)
 
 
@@ -319,20 +317,20 @@ def test_a_pass_that_waited_does_not_end_drafting(rate: float) -> None:
         return last_half_ms(replay)
 
     undisturbed = replay(0, 0.0)
-    for waiting in range(20, 44, 3):
+    for waiting in range(20, 44, 6):
         assert undisturbed / replay(waiting, 50.0) > 0.93, waiting
 
 
-@pytest.mark.parametrize("wide", [1.3, 1.5, 2.0])
 @pytest.mark.parametrize("rate", [0.95, 0.8, 0.6])
-def test_wide_passes_that_were_measured_too_dear_are_tried_again(rate: float, wide: float) -> None:
+def test_wide_passes_that_were_measured_too_dear_are_tried_again(rate: float) -> None:
     text = make_text([rate] * 800, 3)
-    informed = Replay(text, small_profile(), warm_start(text))
-    misled = Replay(text, small_profile(), warm_start(text), believed=small_profile(wide))
-    assert last_half_ms(informed) / last_half_ms(misled) > 0.93
+    informed = last_half_ms(Replay(text, small_profile(), warm_start(text)))
+    for wide in (1.3, 1.5, 2.0):
+        misled = Replay(text, small_profile(), warm_start(text), believed=small_profile(wide))
+        assert informed / last_half_ms(misled) > 0.93, wide
 
 
-N_ANSWERS, ANSWER_TOKENS = 20, 120
+N_ANSWERS, ANSWER_TOKENS = 16, 120
 
 
 def dearer(costs: CostProfile, factor: float) -> CostProfile:

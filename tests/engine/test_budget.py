@@ -23,6 +23,7 @@ from localspec.engine.speculation.budget import (
     ProbeBudget,
 )
 from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
+from tests.support.exploration import FACTOR, SEED
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
 TOKENS = 96  # for each sequence
@@ -67,9 +68,10 @@ def record_reading_ms(replay: Replay, costs: CostTable, sequences: int) -> list[
     return spent_ms
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("sequences", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["never", "random", "lure"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(SEED, SEED + 2 * FACTOR))
 @pytest.mark.parametrize("change_ms", [0.0, 60.0])
 def test_drafts_never_lose_more_than_the_bound(
     change_ms: float, seed: int, kind: str, sequences: int
