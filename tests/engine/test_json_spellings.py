@@ -127,7 +127,7 @@ def grammars(
         model.close()
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(case=cases)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_spelling_of_a_valid_value_is_accepted(
@@ -155,7 +155,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(value=words, data=st.data())
 @pytest.mark.parametrize("kind", PROPERTIES)
 @pytest.mark.parametrize("name", FORMATS)
@@ -211,7 +211,7 @@ CONSTRAINED = [
 ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(schema=st.sampled_from(CONSTRAINED), seed=st.integers(0, 2**32))
 def test_what_the_masks_let_through_is_valid(schema: Any, seed: int) -> None:
     """A walk that prefers escapes, and writes no character that could not be decoded."""
