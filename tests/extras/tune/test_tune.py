@@ -55,7 +55,19 @@ TARGET, BASE = FILES.target, FILES.draft or ""
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
+def home(real: Home) -> Iterator[Home]:
+    """Yield one home for all tests, without what each has left there."""
+    yield real
+    shutil.rmtree(real.root / "data" / "tuned", ignore_errors=True)
+    for pair in PairsClient(str(real.socket)).pairs()["pairs"]:
+        if pair["name"] != "builtin":
+            real.request("DELETE", f"/localspec/pairs/{pair['name']}")
+    assert real.request("DELETE", "/localspec/conversations").status == 200
+
+
+@pytest.fixture
+def own_home() -> Iterator[Home]:
+    """Yield a home for one test, whose daemon has read nothing yet."""
     with real_home() as home:
         yield home
 
@@ -120,7 +132,8 @@ def test_a_tuned_draft_is_used_until_a_conversation_that_it_knows_is_removed(hom
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
-def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(home: Home) -> None:
+def test_a_pair_at_work_lets_go_of_a_deleted_draft_with_its_next_answer(own_home: Home) -> None:
+    home = own_home
     home.use_slow_engine(0.03)
     assert home.run("restart").returncode == 0  # the daemon that runs has the other engine
     name, answer = ask(home)
@@ -155,7 +168,8 @@ def test_after_a_deletion_drafts_of_its_text_are_accepted_as_before(
         assert answer["timings"]["draft_n"] > 0
         return int(answer["timings"]["draft_n_accepted"])
 
-    name = home.chat(QUESTION, model="mine", localspec={"conversation": "new"}).json["localspec"]
+    options_of_chat = {"max_tokens": 8, "localspec": {"conversation": "new"}}
+    name = home.chat(QUESTION, model="mine", **options_of_chat).json["localspec"]
     before = count_accepted()
     folder = put_tuned_draft(
         home,
@@ -323,7 +337,8 @@ def test_a_tuned_draft_goes_with_its_pair(home: Home, tmp_path: Path) -> None:
     assert list(mine.parent.iterdir()) == [builtin]
 
 
-def test_no_tuned_draft_goes_while_a_record_cannot_be_read(home: Home, tmp_path: Path) -> None:
+def test_no_tuned_draft_goes_while_a_record_cannot_be_read(own_home: Home, tmp_path: Path) -> None:
+    home = own_home
     files = cycle_pair(tmp_path)
     for name in ("mine", "other"):
         home.must_run("add", name, "--target", files.target, "--draft", str(files.draft))
@@ -368,7 +383,8 @@ def test_options_that_would_have_no_effect_are_refused(words: str) -> None:
     assert all(word in error.value.message for word in named)
 
 
-def test_forgetting_says_so_if_the_drafts_are_still_there(home: Home, tmp_path: Path) -> None:
+def test_forgetting_says_so_if_the_drafts_are_still_there(own_home: Home, tmp_path: Path) -> None:
+    home = own_home
     folder = put_tuned_draft(home)
     moved = folder.parent.rename(tmp_path / "moved")
     folder.parent.symlink_to(moved)
@@ -393,7 +409,7 @@ def test_a_run_compares_and_keeps_the_better_draft(
     monkeypatch.setattr(collecting, "COMPLETION_TOKENS", 16)
     # As much text as is needed to learn from and to judge by. Both models read each file whole.
     for number in range(9):
-        lines = [f"total = add(total, {number * line})\n" for line in range(collecting._MIN_LINES)]
+        lines = [f"add({number * line})\n" for line in range(collecting._MIN_LINES)]
         (tmp_path / f"part{number}.py").write_text("".join(lines), encoding="utf-8")
     arguments = ["--files", str(tmp_path), "--minutes", "30", "--method", "rows", "--json"]
     try:
@@ -1048,12 +1064,16 @@ def test_a_measurement_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_measurement_leaves_nothing_of_what_it_asks(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a state nor a text that n-grams could copy, unlike an ordinary request."""
+    home = own_home
     monkeypatch.setattr(running, "MIN_SPEED_TURNS", 1)
     monkeypatch.setattr(running, "SPEED_SECONDS", 1e-9)
-    names = [f"{TARGET},{shutil.copyfile(BASE, tmp_path / name)}" for name in ("a", "b")]
+    monkeypatch.setattr(running, "SPEED_TOKENS", 16)
+    names = [f"{TARGET},{tmp_path / name}" for name in ("a", "b")]
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(BASE)
     question = "Explain each of these names:" + " copytree, rmtree, walk, scandir" * 40
     client = TuneClient(str(home.socket))
     prompt = client.render_chat("builtin", [{"role": "user", "content": question}])
@@ -1065,7 +1085,7 @@ def test_a_measurement_leaves_nothing_of_what_it_asks(
     speeds = running.measure_speed(client, names, [text], lambda *_: None)
     assert all(speed["ask"] > 0 for speed in speeds)
     assert not saved()
-    home.chat(question, model=names[0], temperature=0)
+    home.chat(question, model=names[0], temperature=0, max_tokens=8)
     home.run("unload")
     assert saved()
 
@@ -1078,9 +1098,10 @@ def write_preset(home: Home, pair: str, line: str) -> None:
 
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_a_prompt_is_answered_again_as_the_chat_was(
-    home: Home, tmp_path: Path, adds_bos: bool
+    own_home: Home, tmp_path: Path, adds_bos: bool
 ) -> None:
     """By the pair's files, too, of which models.toml says nothing, and with one BOS token."""
+    home = own_home
     files = []
     for file in (TARGET, BASE):
         files.append(str(shutil.copy(file, tmp_path)))
@@ -1118,10 +1139,10 @@ def test_files_named_by_their_paths_are_to_be_added_first(home: Home, tmp_path: 
     assert not client.pair(name)["tuned"]
 
 
-def test_a_pair_with_layers_elsewhere_is_not_tuned(home: Home) -> None:
-    write_preset(home, "builtin", 'rpc = ["tower:50052"]')
-    assert "are on other machines" in home.run("tune").stderr
-    assert "answers" in home.run("tune", "--status").stdout
+def test_a_pair_with_layers_elsewhere_is_not_tuned(own_home: Home) -> None:
+    write_preset(own_home, "builtin", 'rpc = ["tower:50052"]')
+    assert "are on other machines" in own_home.run("tune").stderr
+    assert "answers" in own_home.run("tune", "--status").stdout
 
 
 # Each conversation goes on at random moments, with answers of any kind; "" is none.
