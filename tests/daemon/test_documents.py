@@ -220,12 +220,12 @@ def test_an_encrypted_document_says_so() -> None:
     assert "is encrypted" in convert(pdf(show("A"), trailer=encryption)).problem
 
 
-@pytest.mark.parametrize(("format", "size"), [("WEBP", (6000, 6000)), ("TIFF", (10_000, 6000))])
+@pytest.mark.parametrize(("format", "size"), [("WEBP", (5003, 5000)), ("TIFF", (10_000, 6000))])
 def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
     format: str, size: tuple[int, int]
 ) -> None:
     buffer = io.BytesIO()
-    Image.new("L", size).save(buffer, format)
+    Image.new("L", size).save(buffer, format, method=0)  # the fastest way of WEBP
     problem = convert(buffer.getvalue()).problem
     assert f"has {size[0]} × {size[1]} pixels; at most 25,000,000" in problem
 
