@@ -32,17 +32,18 @@ def shared(api: Home) -> Home:
     return api
 
 
-def test_a_killed_worker_ends_its_answer_with_an_error(home: Home, daemon: RunningDaemon) -> None:
-    with home.streaming("forever") as response:
+def test_a_killed_worker_ends_its_answer_with_an_error(shared: Home) -> None:
+    deaths = shared.status()["counts"]["worker_deaths"]
+    with shared.streaming("forever") as response:
         assert response.readline().startswith(b"data: ")
-        os.kill(daemon.worker_pid(), signal.SIGKILL)
+        os.kill(shared.status()["worker_pid"], signal.SIGKILL)
         last = response.read().decode().strip().split("\n\n")[-1]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["code"] == "worker_died"
     assert "SIGKILL" in error["message"]
     assert "next request starts a new one" in error["message"]
-    assert home.chat("say again").text == "again"
-    assert home.status()["counts"]["worker_deaths"] == 1
+    assert shared.chat("say again").text == "again"
+    assert shared.status()["counts"]["worker_deaths"] == deaths + 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -393,22 +394,22 @@ def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
 
 @pytest.mark.parametrize("signal_name", ["SIGSEGV", "SIGABRT"])
 def test_a_text_that_crashes_the_engine_fails_only_its_request(
-    home: Home, signal_name: str
+    shared: Home, signal_name: str
 ) -> None:
-    home.start(parallel=4)
+    deaths = shared.status()["counts"]["worker_deaths"]
     text = f"deadly {signal_name}"
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(home.chat, "say nothing of mine")
-        answers = [home.chat(text, seed=seed) for seed in range(5)]
+        waiting = pool.submit(shared.chat, "say nothing of mine")
+        answers = [shared.chat(text, seed=seed) for seed in range(5)]
     assert waiting.result().text == "nothing of mine"
     for answer in answers:
         assert answer.status == 400, answer.body
         assert "while it was being tokenized" in answer.error["message"]
         assert signal_name in answer.error["message"]
-    status = home.status()
-    assert status["counts"]["worker_deaths"] == len(answers)
+    status = shared.status()
+    assert status["counts"]["worker_deaths"] == deaths + len(answers)
     assert "Safe mode" not in str(status)
-    assert home.chat("say again").text == "again"
+    assert shared.chat("say again").text == "again"
 
 
 def test_requests_without_output_are_retried_after_a_crash(home: Home) -> None:
