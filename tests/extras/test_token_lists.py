@@ -10,6 +10,7 @@ import pytest
 from tests.support.daemons import Home, RunningDaemon
 
 QUESTION = "What does shutil.copytree do?"
+BEGINNING = "import os\nfor root, dirs, files in os.walk("
 DEPTHS = (0, 1, 8)
 Tokens = list[tuple[str, float]]
 
@@ -35,8 +36,7 @@ def chat(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
 
 
 def completions(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
-    path, prompt = "/v1/completions", "import os\nfor root, dirs, files in os.walk("
-    body = {"prompt": prompt, "logprobs": 1, **fields}
+    path, body = "/v1/completions", {"prompt": BEGINNING, "logprobs": 1, **fields}
     if stream:
         choices = [c for event in read_events(home, path, body) for c in event["choices"]]
     else:
@@ -53,7 +53,8 @@ def completions(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
 
 
 def completion(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
-    path, body = "/completion", {"prompt": QUESTION, "n_probs": 1, "return_tokens": True, **fields}
+    path = "/completion"
+    body = {"prompt": BEGINNING, "n_probs": 1, "return_tokens": True, **fields}
     parts = read_events(home, path, body) if stream else [home.request("POST", path, body).json]
     text = "".join(part["content"] for part in parts)
     ids = [token for part in parts for token in part["tokens"]]
