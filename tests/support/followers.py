@@ -52,8 +52,8 @@ def measure_sampled_z(
     """Return how many standard deviations sampled answers with drafts are from the target's distribution."""
     sampling = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
     sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
-    answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(600)]
-    assert sum(answer.done.speculation.drafted for answer in answers) > 600
+    answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(300)]
+    assert sum(answer.done.speculation.drafted for answer in answers) > 300
     return measure_follower_z(engine, prompt, answers, sampler, n_vocab)
 
 

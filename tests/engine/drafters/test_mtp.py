@@ -104,15 +104,13 @@ def count_right_drafts(
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7])
 def test_heads_have_the_acceptance_rate_they_were_written_with(cyclic: Running, depth: int) -> None:
     """The text is the target's, and it is known of each token which drafts are right."""
-    for first_token in (5, 77):
-        cyclic.forget()
-        answer = cyclic.ask([first_token], 100, speculative=mtp(depth))
-        assert answer.tokens == expected(first_token, 100)
-        speculation = answer.done.speculation
-        assert speculation.kind == "mtp", (speculation.reason, cyclic.pair.notes)
-        assert (speculation.drafted, speculation.accepted) == count_right_drafts(
-            cyclic, first_token, 100, depth
-        )
+    cyclic.forget()
+    answer = cyclic.ask([77], 100, speculative=mtp(depth))
+    assert answer.tokens == expected(77, 100)
+    speculation = answer.done.speculation
+    assert speculation.kind == "mtp", (speculation.reason, cyclic.pair.notes)
+    counts = speculation.drafted, speculation.accepted
+    assert counts == count_right_drafts(cyclic, 77, 100, depth)
 
 
 def test_default_settings_use_heads_where_they_pay(cyclic: Running) -> None:
@@ -458,8 +456,8 @@ def measure_z(engine: Running, rule: str) -> float:
     prompt = [*prompt, *engine.ask(prompt, 1).tokens]
     sampling = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
     sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
-    answers = [engine.ask(prompt, 3, sampling, mtp(2, verification=rule)) for _ in range(600)]
-    # Drafts must matter for this test: about 70 are accepted of one model and 280 of the other.
+    answers = [engine.ask(prompt, 3, sampling, mtp(2, verification=rule)) for _ in range(300)]
+    # Drafts must matter for this test: about 35 are accepted of one model and 140 of the other.
     assert sum(answer.done.speculation.accepted for answer in answers) > 20
     return measure_follower_z(engine, prompt, answers, sampler, N_VOCAB)
 
