@@ -23,7 +23,7 @@ from tests.support.exploration import FACTOR
 from tests.support.patience import PATIENCE
 
 METHODS = ("get", "post", "put", "patch", "delete")
-EXAMPLES = 5  # requests per operation that fit the description, and as many that do not
+EXAMPLES = 2  # requests per operation that fit the description, and as many that do not
 
 DESCRIPTION: dict[str, Any] = description()
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
