@@ -148,13 +148,13 @@ TEXTS = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TEXTS, st.integers(1, 9), st.sampled_from([HERMES, LLAMA, GRANITE, EXPLAINED]))
 def test_parsing_does_not_depend_on_the_pieces(text: str, size: int, form: CallFormat) -> None:
     assert read(parser(form), text, size) == read(parser(form), text)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS, st.integers(1, 9))
 @example("```[]", 1)
 def test_without_a_call_no_character_is_lost(text: str, size: int) -> None:

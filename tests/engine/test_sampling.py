@@ -378,7 +378,7 @@ any_logits = st.lists(
 ).filter(lambda values: max(values) > -math.inf)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     any_logits,
     EXTREMES,
