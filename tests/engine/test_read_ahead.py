@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import example, given
@@ -16,7 +17,6 @@ from localspec.chat.families.hermes import HERMES
 from localspec.engine.cache.slot import TAIL_STATES
 from localspec.engine.engine import Engine
 from localspec.engine.prompt.prepare import Preparer
-from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.read_ahead import find_form, read_message, write_message
 from localspec.errors import LocalspecError
 from localspec.protocol.calls import ToolSet
@@ -29,14 +29,17 @@ from localspec.protocol.frames import (
     Generate,
     Message,
     PairFiles,
+    PromptCost,
     SentBack,
     ThinkingLimit,
 )
 from tests.engine.drafters.test_layers import contextual_files as with_layers
+from tests.support import running as support
 from tests.support.heads import contextual_heads
 from tests.support.recurrent import lfm2_pair
 from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, Answer, Running, drafting, running
+from tests.support.templates import shared_renderer
 
 MARKERS = ("<think>", "</think>")
 TURNS = """{% for m in messages -%}
@@ -54,9 +57,7 @@ class Chats(Running):
     """An engine that reads ahead, with chats by a template. `sent` are the ids of all frames."""
 
     def use(self, template: str) -> None:
-        self._renderer.close()
-        self._renderer = TemplateRenderer(template, "", "")
-        self.preparer = Preparer(self.pair, self._renderer)
+        self.preparer = Preparer(self.pair, shared_renderer(template, "", ""))
         self.engine = Engine(self.pair, self.receive, prepare=self.prepare)
         self.sent: list[int] = []
 
@@ -99,24 +100,43 @@ class Chats(Running):
                 self.engine.use_idle_time()
 
 
-@pytest.fixture(params=["full attention", "hybrid", "sliding window"])
-def chats(
-    contextual_files: PairFiles,
-    models: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Chats]:
-    monkeypatch.setattr("tests.support.running.Running", Chats)
+KINDS = ("full attention", "hybrid", "sliding window")
+
+
+@pytest.fixture(scope="module")
+def loaded(contextual_files: PairFiles, models: Path) -> Iterator[Callable[[str], Chats]]:
+    """Return an engine with each kind of cache, which is loaded once."""
     files = {
         "full attention": lambda: contextual_files,
         "hybrid": lambda: lfm2_pair(models / "lfm2"),
         "sliding window": lambda: contextual_heads(models, "gemma4"),
         "sidecar": lambda: with_layers(models / "layers", "eagle3"),
     }
-    with running(files[request.param](), n_ctx=2048, prefix_bytes=1 << 24) as engine:
-        assert isinstance(engine, Chats)
-        engine.use(DROPS)
-        yield engine
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(support, "Running", Chats)
+
+        @functools.cache
+        def load(kind: str) -> Chats:
+            engine = running(files[kind](), n_ctx=2048, prefix_bytes=1 << 24)
+            return cast(Chats, stack.enter_context(engine))
+
+        yield load
+
+
+@pytest.fixture(params=KINDS)
+def chats(loaded: Callable[[str], Chats], request: pytest.FixtureRequest) -> Chats:
+    engine = loaded(request.param)
+    engine.forget()
+    engine.pair.forget(None)
+    engine.answers.clear()
+    engine.use(DROPS)
+    return engine
+
+
+def spread(name: str, cases: Sequence[Any]) -> pytest.MarkDecorator:
+    """Give each kind of cache some of the cases, which are the same for all of them."""
+    pairs = [(KINDS[at % len(KINDS)], case) for at, case in enumerate(cases)]
+    return pytest.mark.parametrize(("chats", name), pairs, indirect=["chats"])
 
 
 def question(text: str) -> Message:
@@ -202,8 +222,8 @@ def sent_as(message: Message, form: AnswerForm) -> list[Message]:
     return [*FIRST, write_message(message, form), question("and then")]
 
 
-@pytest.mark.parametrize("form", ["whole", "bare", "bare, trimmed"])
 @pytest.mark.parametrize("was_right", [True, False])
+@spread("form", ["whole", "bare", "bare, trimmed"])
 def test_the_form_that_a_client_has_shown_is_read(
     chats: Chats, form: AnswerForm, was_right: bool
 ) -> None:
@@ -297,7 +317,7 @@ def test_a_form_is_found_by_what_it_makes(
     assert find_form(answer, Message("assistant", f"{sent.content}!")) == "other"
 
 
-@pytest.mark.parametrize(
+@spread(
     "options",
     [
         {"read_ahead": False},
@@ -338,11 +358,13 @@ def test_a_full_context_is_not_read_ahead(chats: Chats) -> None:
     assert not ahead(chats.chat(follow(FIRST, first, "and then")))
 
 
-@pytest.mark.parametrize("rounds", [0, 2, 5, 11])
-def test_a_request_that_comes_meanwhile_is_served_at_once(chats: Chats, rounds: int) -> None:
+@spread("rounds", [0, 2, 5, 11])
+def test_a_request_that_comes_meanwhile_is_served_at_once(
+    chats: Chats, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After any number of rounds; the next turn is read on behind it."""
-    lane = chats.pair.shared
-    lane.reading.expected = type(lane.reading.expected)(1e-2, 0.0)  # so that passes are short
+    reading = chats.pair.shared.reading
+    monkeypatch.setattr(reading, "expected", PromptCost(1e-2))  # so that passes are short
     alone = chats.ask([300, 17, 402], 12).tokens
     chats.forget()
     first = chats.chat(FIRST)
@@ -425,10 +447,12 @@ def test_a_question_that_is_being_typed_is_read(chats: Chats) -> None:
     assert ahead(second) > 100
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_any_request_ends_the_reading_of_what_is_typed(chats: Chats, rounds: int) -> None:
-    lane = chats.pair.shared
-    lane.reading.expected = type(lane.reading.expected)(1e-2, 0.0)  # so that passes are short
+@spread("rounds", [0, 1, 3])
+def test_any_request_ends_the_reading_of_what_is_typed(
+    chats: Chats, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = chats.pair.shared.reading
+    monkeypatch.setattr(reading, "expected", PromptCost(1e-2))  # so that passes are short
     first = chats.chat(FIRST)
     number = guess(chats, follow(FIRST, first, BEGUN))
     for _ in range(rounds):
@@ -461,8 +485,8 @@ def test_what_was_typed_is_forgotten_with_its_chat(chats: Chats) -> None:
     assert not any(slot.cached for slot in chats.pair.shared.slots)
 
 
-@pytest.mark.parametrize("rounds", [0, 2, 1000])
 @pytest.mark.parametrize("conversation", [None, "mine"])
+@spread("rounds", [0, 2, 1000])
 def test_nothing_of_a_forgotten_chat_is_read(
     chats: Chats, rounds: int, conversation: str | None
 ) -> None:
