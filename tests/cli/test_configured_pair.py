@@ -185,6 +185,7 @@ def test_a_name_of_ollamas_means_the_pair_with_the_same_model(
     assert json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)["name"] == "qwen3-4b-mine"
     assert home.run("use", "qwen3:4b-mine").returncode == 0
     assert home.run("use").stdout == "qwen3-4b-mine\n"
+    assert json.loads(home.run("show", "--json").stdout)["name"] == "qwen3-4b-mine"
     for command in (["ask", "-m", "qwen3:4b", "hi"], ["show", "qwen3:4b"], ["use", "qwen3:4b"]):
         assert "run: localspec pull qwen3-4b" in home.refused(*command)
     in_ollama(Path(home.environment["OLLAMA_MODELS"]),

@@ -11,18 +11,21 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Show a pair: its models, whether they match, and the memory they need.",
+    help="Show a pair: its models, whether they match, and the memory they need; without NAME, the one that "
+    "answers by default.",
     epilog="Examples:\n\n\b\n  localspec show builtin\n  localspec show coder-7b --context 16384\n"
     "  localspec show coder-7b --template",
 )
-@click.argument("name", shell_complete=suggest.pairs)
+@click.argument("name", required=False, shell_complete=suggest.pairs)
 @number_option(
     "--context", metavar="TOKENS", default=0, help="Compute memory for this many tokens of context."
 )
 @flag("--template", help="Print only the target's chat template.")
 @json_option
-def command(name: str, context: int, template: bool, as_json: bool) -> int:
-    view = PairsClient().pair(inputs.resolve_pair(name), context)
+def command(name: str | None, context: int, template: bool, as_json: bool) -> int:
+    client = PairsClient()
+    shown = client.pairs()["configured"] if name is None else name
+    view = client.pair(inputs.resolve_pair(shown), context)
     if not template:
         (render.record if as_json else pairs.pair)(view)
         return 0
