@@ -351,11 +351,13 @@ def run_logged(stage: str, command: Sequence[str], log: Path, env: Mapping[str, 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a command and all its children; an interrupt first, on which pip clears up."""
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=3)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=3)
+    finally:  # also where a second interrupt ends the wait
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
