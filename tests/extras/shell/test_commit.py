@@ -473,12 +473,9 @@ def write_editor(repository: Repository, name: str) -> str:
     [
         ("place", "default", "#"),
         ("rename", "default", ";"),
-        ("rename", "verbatim", "#"),
         ("place", "verbatim", ";"),
         ("place", "whitespace", "#"),
-        ("rename", "whitespace", ";"),
         ("rename", "scissors", "#"),
-        ("place", "scissors", ";"),
         ("no", "default", "#"),
         ("error", "verbatim", ";"),
     ],
@@ -621,17 +618,11 @@ OURS = "# Ours\n\nIssue: \n"
     ("cleanup", "words", "template"),
     [
         ("default", (), ""),
-        ("default", ("-v",), OURS),
         ("strip", ("-n", "--no-status"), ""),
-        ("strip", (), OURS),
-        ("scissors", ("-v",), ""),
         ("scissors", ("-n", "--no-status"), OURS),
-        ("--cleanup=default", ("-n", "--no-status"), ""),
         ("--cleanup=default", ("-v",), OURS),
-        ("--cleanup=strip", ("-v",), ""),
         ("--cleanup=strip", (), OURS),
-        ("--cleanup=scissors", (), ""),
-        ("--cleanup=scissors", ("-v",), OURS),
+        ("--cleanup=scissors", ("-v",), ""),
     ],
 )
 def test_only_a_proposal_that_was_used_is_committed(
@@ -678,13 +669,9 @@ def test_the_command_that_is_shown_for_vim_uses_a_proposal(
 @pytest.mark.parametrize(
     ("words", "sign", "template"),
     [
-        ((), ";", ""),
         ((), "auto", "#1: \n"),
         (("-v",), ";", "#1: \n"),
-        (("-v",), "auto", ""),
         (("--no-status",), ";", ""),
-        (("--no-status",), "auto", "#1: \n"),
-        (("--cleanup=scissors",), ";", "#1: \n"),
         (("--cleanup=scissors",), "auto", ""),
     ],
 )
