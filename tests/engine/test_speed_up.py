@@ -21,6 +21,7 @@ from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.statistics import Comparison, PlainRound, RoundTimes
 from localspec.protocol.frames import Delta, Done, Frame, Speculation
+from tests.support.exploration import FACTOR
 from tests.support.replay import DRAFT_MS, TARGET_MS
 
 OVERHEAD_MS = 1.0
@@ -138,7 +139,7 @@ LOADS = {"steps": steps, "interruptions": interruptions}
     depth=st.sampled_from([None, 2, 8]),
     every=st.sampled_from([5, 50, 500]),
 )
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_the_load_of_other_programs_is_in_no_speed_up(
     size: str, kind: str, seed: int, acceptance: float, depth: int | None, every: int
 ) -> None:
@@ -153,7 +154,8 @@ def test_the_load_of_other_programs_is_in_no_speed_up(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", LOADS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(FACTOR))
+@pytest.mark.explore
 def test_drafts_that_lose_are_said_to_lose(size: str, kind: str, seed: int) -> None:
     load = LOADS[kind](seed, 50 * SIZES[size][0][1] / 1e3)
     for speculation, truth in answers(size, load, 0.1, 8):
