@@ -127,11 +127,12 @@ def test_keystroke_reads_only_what_changed_and_follows_the_cursor(
     above, below = "".join(SOURCE[:place]), "".join(SOURCE[place + 20 :])
     typed = "".join(SOURCE[place : place + 20])
     extra = make_snippets(0, pieces)
+    remembered = make_text_tokenizer(cast(Any, vocab))
     previous: list[int] = []
     read_counts = []
     for count in range(0, len(typed), 5):
         prompt = cut_at_cursor(above + typed[:count], below, extra)
-        tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
+        tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget, remembered)
         assert len(tokens) <= n_ctx - 128
         read_counts.append(len(tokens) - common_prefix(previous, tokens))
         previous = tokens
