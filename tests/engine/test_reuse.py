@@ -11,7 +11,6 @@ To run thousands of requests by hand, for all architectures or for one:
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvS
 from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
 from tests.support.architectures import N_VOCAB, WINDOW
+from tests.support.exploration import SEED, count_examples
 from tests.support.heads import contextual_heads
 from tests.support.pairs import disturb
 from tests.support.rescoring import assert_alike
@@ -36,7 +36,7 @@ from tests.support.running import PLAIN, Load, Running, drafting, running
 from tests.support.stops import StopAfter
 
 MIB = 1 << 20
-STEPS = int(os.environ.get("LOCALSPEC_REUSE_STEPS", "20"))
+STEPS = count_examples(12, "LOCALSPEC_REUSE_STEPS")  # answers of each architecture
 # Passes of different widths round differently, by an amount that depends on the model and the machine. It
 # is measured over a whole text, and the log-probabilities of an answer may not differ by more.
 MARGIN = 2.0
@@ -219,8 +219,8 @@ def open_texts(
         texts.finish()
 
 
-def measure_worst(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float:
-    with open_texts(files, states, seed) as texts:
+def measure_worst(files: PairFiles, states: Path, steps: int) -> float:
+    with open_texts(files, states, SEED - 1) as texts:
         while texts.answers < steps:
             texts.step()
     assert texts.reused > 0
@@ -236,6 +236,7 @@ def quick_profile() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.explore
 @pytest.mark.parametrize("architecture", ALL)
 def test_reused_text_matches_a_fresh_context(
     architecture: str, models: Path, tmp_path: Path
@@ -245,6 +246,7 @@ def test_reused_text_matches_a_fresh_context(
 
 
 @pytest.mark.slow
+@pytest.mark.explore
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
 def test_reused_prefixes_with_heads_match_a_fresh_context(
     architecture: Architecture, models: Path, tmp_path: Path

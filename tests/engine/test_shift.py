@@ -17,6 +17,7 @@ from localspec.protocol.frames import PairFiles
 from tests.engine import test_reuse as reuse
 from tests.engine.test_reuse import ConcurrentTexts, draw_tokens, open_texts, write_noisy_pair
 from tests.support.architectures import N_VOCAB
+from tests.support.exploration import SEED
 from tests.support.running import Load
 
 LEAST = 8
@@ -208,10 +209,11 @@ def editors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.explore
 @pytest.mark.usefixtures("editors")
 @pytest.mark.parametrize("architecture", reuse.DENSE + reuse.EXPERTS)
 def test_chats_beside_editors_match_fresh(architecture: str, models: Path, tmp_path: Path) -> None:
-    with open_texts(write_noisy_pair(architecture, models), tmp_path, 0) as texts:
+    with open_texts(write_noisy_pair(architecture, models), tmp_path, SEED - 1) as texts:
         assert isinstance(texts, Editors)
         while texts.answers < reuse.STEPS:
             texts.step()
@@ -253,9 +255,9 @@ def test_suggestions_mostly_match_those_of_a_fresh_context(load: Load) -> None:
     alike = total = moved = 0
     for _ in range(4):
         at = rng.randrange(200, len(lines) - 60)
-        above, below = tokenize_lines(at - 36, 36), tokenize_lines(at + 1, 12)
+        above, below = tokenize_lines(at - 16, 16), tokenize_lines(at + 1, 6)
         near = [fim.prefix, *above, fim.suffix, *below, fim.middle]
-        ring = [tokenize_lines(rng.randrange(1500), 6) for _ in range(8)]
+        ring = [tokenize_lines(rng.randrange(1500), 4) for _ in range(8)]
         for first in range(5):
             prompt = [token for piece in ring[first : first + 3] for token in piece] + near
             answer = engine.ask(prompt, 8, n_cache_reuse=32)
