@@ -132,7 +132,7 @@ def test_code_tables_and_lists_are_no_loops(vocab: Vocab) -> None:
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     sources = [path.read_text("utf-8", "replace") for path in generator.sample(files, 60)]
     texts = [source[:10_000] for source in sources]
-    texts += [f"{s[:2500]}\nOnce more:\n{s[:2500]}\nAnd again:\n{s[:2500]}" for s in sources[:20]]
+    texts += [f"{s[:1500]}\nOnce more:\n{s[:1500]}\nAnd again:\n{s[:1500]}" for s in sources[:20]]
     texts += [table for _ in range(20) for table in make_tables(generator)]
     is_word = has_word(vocab)
     for text in texts:
@@ -204,18 +204,18 @@ def test_thoughts_in_a_loop_are_closed_and_the_answer_follows(
     scope: LoopGuardScope | None,
     limit: int | None,
 ) -> None:
-    thinker(1000, 2500, limit, speculative=speculative, loop_guard=scope)
+    thinker(1000, 1500, limit, speculative=speculative, loop_guard=scope)
     looping.finish()
     answer = looping.answers[1000]
     marker = looping.pair.vocab.tokenize("</think>", add_special=False, parse_special=True)
-    places = [at for at in range(2500) if answer.tokens[at : at + len(marker)] == marker]
+    places = [at for at in range(1500) if answer.tokens[at : at + len(marker)] == marker]
     if scope == "off":
         assert (answer.done.loop, places) == ("", [])
         return
     assert answer.done.loop == "thoughts"
     assert len(places) == 1
     assert 512 <= places[0] < 1200
-    assert len(answer.tokens) == 2500  # the answer goes on, into a loop of its own, which is text
+    assert len(answer.tokens) == 1500  # the answer goes on, into a loop of its own, which is text
 
 
 @pytest.mark.parametrize("speculative", [PLAIN, drafting(4), SpeculationSettings()])
