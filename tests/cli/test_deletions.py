@@ -45,6 +45,7 @@ NOT_DELETING = {
     "templates": "a group",
     "config unset": "a setting is set again as easily, and doctor gives this command to scripts",
     "config set": "as config unset",
+    "pulls cancel": "an ended pull leaves a list, and what it downloaded stays",
     "gc --dry-run": "only shows what would be deleted",
     "bench --keep-learning": "says what happens to the measurement's own leavings",
 }
