@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, wait_for
+from tests.support.daemons import Home, alive, wait_for
 from tests.support.terminal import ESCAPES, Terminal, terminal
 
 PROMPT = "\x1b[?2004h"  # prompt_toolkit writes this at the start of every prompt.
@@ -125,6 +125,7 @@ class RandomUser:
             wait_for(lambda: self._prompts() and "3 4" in self._since(start), "the answer")
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: self._prompts() == prompts + 1, "the prompt")
+            wait_for(lambda: not alive(pid), "the end")
             assert "localspec: " in self._since(start)
             answer = re.findall(r"0 1 2 [0-9 ]*", self._since(start))[-1].rstrip()
             self.home.run("start")
