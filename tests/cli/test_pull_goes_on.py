@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from localspec.registry.hub.transfer import count_written_bytes
-from tests.support.daemons import FAKE_WORKER, wait_for
+from tests.support.daemons import FAKE_WORKER, temporary_home, wait_for
 from tests.support.gguf_files import model
 from tests.support.patience import PATIENCE
 from tests.support.pulling import PullingHome, pulling_home
@@ -154,3 +155,24 @@ def test_only_interrupted_pulls_are_journaled(home: PullingHome) -> None:
     assert home.run("pull", f"{REPO}:Q9").returncode == 1
     assert home.run("pull", REPO).returncode == 0
     assert not journal_file(home).exists()
+
+
+def test_watching_a_pull_starts_no_daemon_that_was_stopped() -> None:
+    """It was stopped between the answer that the pull has begun and the first look at its progress."""
+    body = json.dumps({"name": "tiny", "state": "queued"}).encode()
+    with temporary_home() as home, socket.socket(socket.AF_UNIX) as daemon:
+        home.socket.parent.mkdir(mode=0o700, parents=True)
+        daemon.bind(str(home.socket))
+        daemon.listen()
+        with home.open_command("pull", "tiny") as command:
+            connection, _ = daemon.accept()
+            daemon.close()
+            home.socket.unlink()
+            with connection:
+                connection.recv(1 << 16)
+                head = f"HTTP/1.1 202 Accepted\r\nContent-Length: {len(body)}\r\n"
+                connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+            _, errors = command.communicate(timeout=PATIENCE)
+        assert command.returncode == 3, errors
+        assert "daemon" in errors
+        assert not home.socket.exists()

@@ -141,6 +141,7 @@ class _Pulls:
                 render.line(f"Pulling {state['name']}; to see its progress: localspec pulls")
 
     def watch(self) -> None:
+        self._client.autostart = False  # watching must not start what `stop` has ended
         pulls = self._states.items()
         watchers = {name: _PullWatcher(self._client, pull["name"]) for name, pull in pulls}
         for name, watcher in watchers.items():
