@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from localspec.cli.options import AskOptions
 
+    Attachment = tuple[str, dict[str, Any]]  # the name of a file, and the part of a message
+
 EXAMPLE = """\
   localspec ask "What does shutil.copytree do?"
   git diff | localspec ask "review this"
@@ -83,7 +85,7 @@ def run(options: AskOptions) -> int:
         message = inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
         raise ContextExceeded(message) from error
     except InvalidRequest as error:
-        _name_attachments(error, list(attachments))
+        _name_attachments(error, [name for name, _ in attachments])
         raise
     finally:
         if options.no_log:
@@ -91,28 +93,28 @@ def run(options: AskOptions) -> int:
     return _finish(client, response, request, options)
 
 
-def _take_attachments(options: AskOptions) -> tuple[AskOptions, dict[str, dict[str, Any]]]:
+def _take_attachments(options: AskOptions) -> tuple[AskOptions, list[Attachment]]:
     """Return the options without files that are pictures or documents, and those as parts of a message.
 
     They have the names of their files. Standard input may be one, too.
     """
     if not options.files and not _is_piped():
-        return options, {}
+        return options, []
     from localspec.cli import inputs
 
-    attachments: dict[str, dict[str, Any]] = {}
+    attachments: list[Attachment] = []
     if _is_piped() and not set(inputs.STDIN) & set(options.files):
         _, attachments = inputs.read_attachments(["-"])
     files, more = inputs.read_attachments(options.files)
-    attachments |= more
+    attachments += more
     return options.changed(files=files) if attachments else options, attachments
 
 
-def _attach(request: dict[str, Any], attachments: dict[str, dict[str, Any]], question: str) -> None:
+def _attach(request: dict[str, Any], attachments: list[Attachment], question: str) -> None:
     """Put the attachments before the question. Raises UsageError if that is empty."""
     if not question:
         raise UsageError("A picture or document needs a question: localspec ask -f FILE WORDS")
-    parts = [*attachments.values(), {"type": "text", "text": question}]
+    parts = [*(part for _, part in attachments), {"type": "text", "text": question}]
     request["messages"][-1]["content"] = parts
 
 
@@ -299,7 +301,7 @@ def stream(
     if spinner or on_progress:
         request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
-    undo = [_hide_typing()]
+    restoring = [_hide_typing()]
     try:
         for chunk in chunks:
             _record_chunk(chunk, response)
@@ -310,8 +312,8 @@ def stream(
                 spinner.update(progress)
             for delta in (choice["delta"] for choice in chunk["choices"]):
                 text, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
-                if reasoning and len(undo) == 1:
-                    undo.append(_end_thoughts_on_key(client, chunk.get("id", "")))
+                if reasoning and len(restoring) == 1:
+                    restoring.append(_end_thoughts_on_key(client, chunk.get("id", "")))
                 reasoning = "" if hide_reasoning else reasoning
                 if spinner and (text or reasoning):
                     spinner.stop()
@@ -326,8 +328,8 @@ def stream(
         chunks.close()  # the daemon notices the closed connection and stops generating
         render.end_reasoning()  # the answer may have consisted of reasoning alone
         printer.close()
-        for each in undo:
-            each()
+        for restore in restoring:
+            restore()
     return response
 
 

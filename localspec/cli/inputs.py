@@ -240,28 +240,28 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
     return "\n\n".join(parts)
 
 
-def read_attachments(patterns: list[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """Return the patterns of files that are text, and the others as parts of a message, by name.
+def read_attachments(patterns: list[str]) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
+    """Return the patterns of files that are text, and the names of the others with parts of a message.
 
     These are pictures, and PDF documents if the daemon can read them. Raises UsageError if nothing matches a
     pattern, or the files are too large.
     """
-    attached: dict[str, bytes] = {}
+    attached: list[tuple[str, bytes]] = []
     rest: list[str] = []
     for pattern in patterns:
         if pattern in STDIN and (data := _read_attached_stdin()):
-            attached["Standard input" if _is_picture(data) else "stdin.pdf"] = data
+            attached.append(("Standard input" if _is_picture(data) else "stdin.pdf", data))
             continue
         is_glob = any(sign in pattern for sign in "*?[")
         names = expand_patterns([pattern]) if is_glob else [os.path.expanduser(pattern)]
         found = {name: data for name in names if (data := _read_attachment(name))}
-        attached |= found
+        attached += found.items()
         rest += [name for name in names if name not in found] if found else [pattern]
-    if sum(len(data) for data in attached.values()) > MAX_ATTACHED_BYTES:
+    if sum(len(data) for _, data in attached) > MAX_ATTACHED_BYTES:
         raise UsageError(
             f"The pictures and documents have more than {MAX_ATTACHED_BYTES >> 20} MiB, which is the limit."
         )
-    return rest, {name: _to_part(name, data) for name, data in attached.items()}
+    return rest, [(name, _to_part(name, data)) for name, data in attached]
 
 
 def _read_attachment(name: str) -> bytes:

@@ -224,6 +224,16 @@ def run_with_stdin(
     return home.run(*arguments, stdin=os.fsdecode(data), cwd=folder)
 
 
+def test_a_piped_document_and_a_file_of_its_name_are_both_read(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "stdin.pdf").write_bytes(pdf(show("Of the file")))
+    words = ("ask", "-f", "stdin.pdf", "say it")
+    run = run_with_stdin(warm, pdf(show("Of the pipe")), tmp_path, *words)
+    assert run.returncode == 0, run.stderr
+    question = json.loads(warm.run("history", "show", "--json").stdout)["messages"][0]["content"]
+    assert "Of the pipe" in question
+    assert "Of the file" in question
+
+
 @pytest.mark.parametrize("arguments", [(), ("-",), ("-f", "-"), ("-f", "/dev/stdin")])
 def test_stdin_may_be_what_a_file_may_be(
     warm: Home, tmp_path: Path, arguments: tuple[str, ...]
