@@ -22,7 +22,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # numpy's threads spin while they wait for each other. With as many test processes as cores, a training took
 # fifty times as long. Test modules import numpy after this file.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # llama.cpp's threads spin as well
+# llama.cpp's threads spin as well. Its OpenMP library reads this when it is loaded, here and in each engine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Without compiled files, each of some thousand processes would compile half of the package when it starts.
 # That is half of the suite's time, and seconds for a daemon on a busy machine.

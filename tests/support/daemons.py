@@ -126,8 +126,6 @@ class Home:
             "PYTHONPATH": str(ROOT),
             "LOCALSPEC_HOME": str(root),
             "PAGER": "cat",  # nobody is there to leave a pager
-            # Other processes use these cores too, so an engine's threads must not spin at a barrier.
-            "OMP_WAIT_POLICY": "PASSIVE",
         }
 
     def use_slow_engine(self, seconds: float = 0.01) -> Path:

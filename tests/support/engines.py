@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# Other processes use these cores too, so threads must not spin at a barrier. The OpenMP library reads
-# this when llama_cpp loads it.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -259,8 +259,7 @@ async def show_pull(request: Request) -> Response:
 async def cancel_pull(request: Request) -> Response:
     """Cancel a pull; one that has ended is no longer listed."""
     pull = await _pull(request)
-    if not pull.is_running:
-        state_of(request).registry.pulls.forget(pull.name)
+    state_of(request).registry.pulls.forget(pull.name)
     pull.cancel()
     await asyncio.to_thread(pull.wait, _CANCEL_TIMEOUT_S)
     return json_response(pull.state)

@@ -681,5 +681,5 @@ def _divide_target(
 
 def _count_apart(experts: Sequence[float], spare: float) -> int:
     """Return how many tensors of experts must leave for the others to fit into `spare` bytes."""
-    kept = list(accumulate(reversed(experts), initial=0.0))  # bytes of the last n tensors
-    return len(kept) - bisect.bisect_right(kept, spare)
+    sizes = list(accumulate(reversed(experts), initial=0.0))  # bytes of the last n tensors
+    return len(sizes) - bisect.bisect_right(sizes, spare)

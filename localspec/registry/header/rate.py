@@ -288,7 +288,7 @@ class RateEstimate(Generic[AnyModel]):
 
     @cached_property
     def _head(self) -> ModelBytes:
-        """Of several heads, the first one drafts all tokens."""
+        """The first of the target's own heads, which drafts all tokens."""
         count = max(self.target.layers - self.target.trunk_layers, 1)
         dense, experts = self.weights.heads
         head = LayerBytes(dense / count, tuple(size / count for size in experts))

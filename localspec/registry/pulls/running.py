@@ -285,7 +285,7 @@ class Pulls:
         return pull
 
     def forget(self, name: str) -> None:
-        """Remove a pull that has ended from the list."""
+        """Remove a pull from the list if it has ended."""
         with self._lock:
             if (pull := self._pulls.get(name)) and not pull.is_running:
                 del self._pulls[name]

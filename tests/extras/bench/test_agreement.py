@@ -52,10 +52,8 @@ def test_both_sides_get_the_same_requests(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the shipped pair, both sides report as many tokens, however long they take."""
-    all_chats = agreement._chats
-    monkeypatch.setattr(
-        agreement, "_chats", lambda work: all_chats(work)[:1]
-    )  # of each kind of work
+    all_chats = agreement._chats  # of a kind of work, of which one is enough
+    monkeypatch.setattr(agreement, "_chats", lambda work: all_chats(work)[:1])
     agreement.compare([BUILTIN / "target.gguf", BUILTIN / "draft.gguf"], 8, 1, 1024)
     output = capsys.readouterr().out
     counts = [line.split()[1] for line in output.splitlines() if " tokens, " in line]
